@@ -1,0 +1,13 @@
+"""The packages of swep-ds. Everything else about the distribution stands in pyproject.toml.
+
+The folder `kernels/` is installed as `swep_ds.kernels`: a top-level import name `kernels` would shadow
+Hugging Face's library of that name, which transformers looks for.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["swep_ds", "swep_ds.*"]), "swep_ds.kernels"],
+    package_dir={"swep_ds": "swep_ds", "swep_ds.kernels": "kernels"},
+    package_data={"swep_ds": ["recipes/*.yaml", "data/quickstart/encoder/*"]},
+)

@@ -1,0 +1,1 @@
+"""Question answering that holds up on text it never saw: SWEP (Lee et al., ACL 2021) on DeepSpeed."""
