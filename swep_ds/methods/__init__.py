@@ -1,0 +1,24 @@
+"""The methods by name. `build` is the only place that knows them all."""
+
+from typing import Union
+
+from swep_ds.methods.base import Method, NoiseKey, Pass, Perturbed, Settings
+from swep_ds.methods.mle import Mle, MleSettings
+from swep_ds.methods.prior_aug import PriorAug, PriorAugSettings
+from swep_ds.methods.swep import Swep, SwepSettings
+
+_CLASSES: dict[type[Settings], type[Method]] = {
+    MleSettings: Mle,
+    PriorAugSettings: PriorAug,
+    SwepSettings: Swep,
+}
+METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in _CLASSES}
+MethodSettings = Union[tuple(_CLASSES)]  # noqa: UP007 (a union made from a tuple has no other spelling)
+
+
+def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
+    """The method that `settings` describe, for a model of these widths (h and word embeddings)."""
+    return _CLASSES[type(settings)](settings, hidden_size, embedding_size)
+
+
+__all__ = ["METHODS", "Method", "MethodSettings", "NoiseKey", "Pass", "Perturbed", "build"]

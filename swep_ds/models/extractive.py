@@ -1,0 +1,114 @@
+"""What a method needs of any Hugging Face extractive QA model: word embeddings in, loss and encoder states out."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForQuestionAnswering, PreTrainedModel
+
+from swep_ds.data.batches import Batch
+from swep_ds.errors import InputError
+
+
+class ExtractiveQA(nn.Module):
+    """Any `AutoModelForQuestionAnswering` whose backbone takes `inputs_embeds`."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def load(cls, name: str, *, activation_checkpointing: bool) -> "ExtractiveQA":
+        """Loads a hub id or a local folder in float32 (the engine decides the training precision).
+
+        Raises:
+            InputError: nothing to load there, no question-answering head for it, or no `inputs_embeds`.
+        """
+        try:
+            config = AutoConfig.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"model.name {name}: neither a model on the hub that can be reached nor a local folder "
+                f"with a config.json ({' '.join(str(error).split())[:200]})"
+            ) from None
+        if type(config) not in AutoModelForQuestionAnswering._model_mapping:
+            raise InputError(
+                f"model.name {name}: transformers has no question-answering head for model type "
+                f"{config.model_type!r}: take an encoder such as bert, electra, roberta or deberta-v2"
+            )
+        try:
+            model = AutoModelForQuestionAnswering.from_pretrained(name, config=config, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            raise InputError(f"model.name {name}: cannot load: {' '.join(str(error).split())[:300]}") from None
+        check_takes_embeddings(model, name)
+        if activation_checkpointing:
+            if not model.supports_gradient_checkpointing:
+                raise InputError(
+                    f"train.activation_checkpointing: {type(model).__name__} does not support it: set it to false"
+                )
+            # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return cls(model)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of h, the encoder's last hidden state."""
+        return self.model.config.hidden_size
+
+    @property
+    def embedding_size(self) -> int:
+        """d, the word-embedding table's own width (ELECTRA-small: 128 beside a hidden width of 256)."""
+        return self.model.get_input_embeddings().embedding_dim
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Word embeddings e [N, T, d]; position and type embeddings are added later, by the model."""
+        return self.model.get_input_embeddings()(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
+
+    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool) -> tuple[Tensor, Tensor | None]:
+        """-log p(y | embeddings) per window, [N], and, if asked for, h [N, T, hidden].
+
+        The mean of the start's and the end's cross-entropy over all positions, as Hugging Face's heads compute
+        it, but never in half precision.
+        """
+        types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
+        output = self.model(
+            inputs_embeds=embeddings,
+            attention_mask=batch.attention_mask,
+            output_hidden_states=hidden,
+            return_dict=True,
+            **types,
+        )
+        precision = torch.promote_types(output.start_logits.dtype, torch.float32)
+        start = cross_entropy(output.start_logits.to(precision), batch.start_position, reduction="none")
+        end = cross_entropy(output.end_logits.to(precision), batch.end_position, reduction="none")
+        return (start + end) / 2, output.hidden_states[-1] if hidden else None
+
+    def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Start and end logits [N, T] of the plain model, as it will be exported."""
+        types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
+        output = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, return_dict=True, **types)
+        return output.start_logits, output.end_logits
+
+
+def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
+    """Tries the model on two tokens' embeddings: signatures promise `inputs_embeds` that some models refuse.
+
+    Raises:
+        InputError: naming model.name.
+    """
+    reason = None
+    try:
+        embeddings = model.get_input_embeddings()(torch.tensor([[0, 1]]))
+        mask = torch.ones(1, 2, dtype=torch.long)
+        with torch.no_grad():
+            output = model.eval()(
+                inputs_embeds=embeddings, attention_mask=mask, output_hidden_states=True, return_dict=True
+            )
+        if output.hidden_states is None:
+            reason = "does not return its hidden states"
+    except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
+        reason = f"cannot be run on inputs_embeds ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+    if reason:
+        raise InputError(
+            f"model.name {name}: {type(model).__name__} {reason}, which every perturbation of word embeddings "
+            "needs: take a model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, ALBERT or DistilBERT"
+        )

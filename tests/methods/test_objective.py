@@ -1,0 +1,211 @@
+"""The loss and its gradients against float64 computations of the paper's equations, written here independently."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swep_ds.data.batches import Batch
+from swep_ds.methods import METHODS, NoiseKey, build
+from swep_ds.methods.objective import Objective
+from swep_ds.models.extractive import ExtractiveQA
+from tests import tiny_batches, tiny_models
+from tests.kernels.perturb_reference import normal
+
+SEED, UPDATE = 2**40 + 7, 5
+
+
+def objective(method: str, architecture: str = "bert", **settings) -> Objective:
+    qa = ExtractiveQA(tiny_models.model(architecture))
+    torch.manual_seed(1)
+    made = build(METHODS[method](name=method, **settings), qa.hidden_size, qa.embedding_size)
+    return Objective(qa, made, SEED).double().train()
+
+
+def random_noise_net(made: Objective) -> None:
+    """Away from the prior's initialisation, so that every gradient is different from zero."""
+    torch.manual_seed(2)
+    for parameter in made.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+
+
+def gradients(made: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    made.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+
+
+def paper_loss(made: Objective, batch: Batch, draw: int, *, lam, beta, alpha, reduction="sum") -> torch.Tensor:
+    """Eq. 1-4 as they stand in the paper: means over the batch, natural logarithms, PyTorch's own autograd."""
+    model = made.qa.model
+    e = model.get_input_embeddings()(batch.input_ids)
+    mask = batch.attention_mask
+
+    def nll_and_h(embeddings):
+        out = model(inputs_embeds=embeddings, attention_mask=mask)
+        h = model.base_model(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
+        nll = 0.0
+        for logits, position in ((out.start_logits, batch.start_position), (out.end_logits, batch.end_position)):
+            nll = nll - torch.log_softmax(logits, -1).gather(1, position[:, None]).mean() / 2
+        return nll, h
+
+    clean, h = nll_and_h(e)
+    if not hasattr(made.method, "noise"):
+        mu, log_variance = torch.ones_like(e), torch.full_like(e, np.log(alpha))
+    else:
+        net = made.method.noise
+        inner = (h.detach() @ net.inner.weight.T + net.inner.bias).clamp(min=0)
+        mu, log_variance = (inner @ net.outer.weight.T + net.outer.bias).chunk(2, -1)
+    eps = torch.from_numpy(normal(SEED, draw, batch.sample_id.numpy(), e.shape[1], e.shape[2]))
+    variance = log_variance.exp()
+    noisy, _ = nll_and_h(e * (mu + variance.sqrt() * eps))
+    kl = 0.5 * ((variance + (mu - 1) ** 2) / alpha - 1 - torch.log(variance / alpha))
+    kl = (kl.sum(-1) * mask).sum() / (len(mask) if reduction == "sum" else mask.sum())
+    return lam * clean + (1 - lam) * (noisy + beta * kl)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "electra", "albert"])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("lam", [0.5, 0.3, 0.0])
+def test_swep_is_the_papers_equations(architecture, reduction, lam):
+    made = objective("swep", architecture, beta=0.7, mle_weight=lam, prior_variance=0.2, kl_reduction=reduction)
+    random_noise_net(made)
+    batch = tiny_batches.batch()
+    loss, _, _ = made(batch, UPDATE)
+    expected = paper_loss(made, batch, draw=2 * UPDATE + 1, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    got, reference = gradients(made, loss), gradients(made, expected)
+    assert set(got) == set(reference)
+    assert {"method.noise.inner.weight", "method.noise.outer.bias"} <= set(got)
+    for name, gradient in reference.items():
+        assert (got[name] - gradient).norm() <= 1e-9 * gradient.norm() + 1e-15, name
+
+
+def test_prior_aug_is_the_papers_equations():
+    made, batch = objective("prior_aug", prior_variance=0.2, mle_weight=0.25), tiny_batches.batch()
+    loss, _, _ = made(batch, UPDATE)
+    expected = paper_loss(made, batch, draw=2 * UPDATE + 1, lam=0.25, beta=0.0, alpha=0.2)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    reference = gradients(made, expected)
+    for name, gradient in gradients(made, loss).items():
+        torch.testing.assert_close(gradient, reference[name], rtol=1e-8, atol=1e-14)
+
+
+def test_mle_is_hugging_faces_loss():
+    made, batch = objective("mle"), tiny_batches.batch()
+    loss, hidden, statistics = made(batch, UPDATE)
+    plain = made.qa.model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        start_positions=batch.start_position,
+        end_positions=batch.end_position,
+    ).loss
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-6)  # ours takes float32 logits into the logarithm
+    assert hidden is None
+    assert statistics["nll_clean"] == loss
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("extra", [{}, {"separate_hidden_pass": True}, {"mle_weight": 0.0}])
+def test_split_equals_joint(method, extra):
+    if not set(extra) <= set(METHODS[method].model_fields):
+        extra = {}
+    made, batch = objective(method, **extra), tiny_batches.batch()
+    if method == "swep":
+        random_noise_net(made)
+    joint_loss, _, joint_statistics = made(batch, UPDATE, measure_noise=True)
+    joint = gradients(made, joint_loss)
+    made.zero_grad()
+    hidden, total, statistics = None, 0.0, {}
+    for part in range(made.micro_steps("split")):
+        loss, hidden, seen = made(batch, UPDATE, 0.0, part, hidden, measure_noise=True)
+        loss.backward()
+        # ZeRO-3 needs a gradient for every parameter of the method in every micro-step
+        assert all(p.grad is not None for p in made.method.parameters())
+        total, statistics = total + loss.item(), statistics | seen
+    assert made.micro_steps("joint") == 1
+    assert total == pytest.approx(joint_loss.item(), rel=1e-12)
+    assert statistics == joint_statistics
+    for name, parameter in made.named_parameters():
+        torch.testing.assert_close(parameter.grad, joint[name], rtol=1e-10, atol=1e-15)
+
+
+def test_h_receives_no_gradient():
+    """With the noisy term alone, the encoder's gradient must not change when h is replaced by a constant equal to it."""
+    made, batch = objective("swep", mle_weight=0.0, beta=3.0), tiny_batches.batch()
+    random_noise_net(made)
+    through = gradients(made, made(batch, UPDATE)[0])
+    with torch.no_grad():
+        _, h = made.qa(made.qa.embed(batch), batch, hidden=True)
+    noisy = made.method.passes(0.0)[1]
+    constant = torch.full_like(h, 0.0) + h
+    noise = noisy.perturb(made.qa.embed(batch), batch, constant, NoiseKey(SEED, 2 * UPDATE + 1))
+    nll, _ = made.qa(noise.embeddings, batch, hidden=False)
+    loss = (nll * batch.weight).sum() + 3.0 * (noise.kl.sum(1) * batch.weight).sum()
+    for name, gradient in gradients(made, loss).items():
+        torch.testing.assert_close(through[name], gradient, rtol=1e-10, atol=1e-15)
+
+
+def rows(batch: Batch, chosen: list[int], padding: int) -> Batch:
+    """Some windows of a batch, in this order, with `padding` more columns."""
+
+    def take(tensor):
+        if tensor is None:
+            return None
+        return tensor[chosen] if tensor.dim() == 1 else torch.nn.functional.pad(tensor[chosen], (0, padding))
+
+    return Batch(*map(take, batch))
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.permutations(range(4)), cut=st.integers(1, 3), method=st.sampled_from(["swep", "prior_aug"]))
+def test_the_loss_does_not_depend_on_how_a_batch_is_split(order, cut, method):
+    made, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
+    if method == "swep":
+        random_noise_net(made)
+    whole = made(batch, UPDATE)[0].item()
+    parts = [rows(batch, chosen, 0) for chosen in (list(order[:cut]), list(order[cut:]))]
+    assert sum(made(part, UPDATE)[0].item() for part in parts) == pytest.approx(whole, rel=1e-10)
+
+
+@pytest.mark.parametrize("method", ["swep", "prior_aug"])
+def test_a_windows_noise_does_not_depend_on_padding(method):
+    made, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
+    draw, key = made.method.passes(0.0)[-1].perturb, NoiseKey(SEED, 3)
+    hidden = torch.randn(4, 12, 16, dtype=torch.float64)
+    narrow = draw(made.qa.embed(batch), batch, hidden, key).embeddings
+    wide_batch = rows(batch, [2, 0], 5)
+    wide_hidden = torch.nn.functional.pad(hidden[[2, 0]], (0, 0, 0, 5))
+    wide = draw(made.qa.embed(wide_batch), wide_batch, wide_hidden, key).embeddings
+    assert torch.equal(wide[:, :12], narrow[[2, 0]])
+
+
+def test_noise_is_new_in_every_update_and_pass():
+    made, batch = objective("prior_aug"), tiny_batches.batch()
+    losses = [made(batch, update)[0].item() for update in (0, 1, 2, 0)]
+    assert losses[0] == losses[3]
+    assert all(a != b for a, b in itertools.combinations(losses[:3], 2))
+
+
+def test_statistics_of_the_noise():
+    made, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
+    random_noise_net(made)
+    _, hidden, statistics = made(batch, UPDATE, measure_noise=True)
+    mu, log_variance = made.method.noise(hidden)[batch.attention_mask.bool()].chunk(2, -1)
+    assert statistics["mu"].item() == pytest.approx(mu.mean().item(), rel=1e-6)
+    assert statistics["mu_distance"].item() == pytest.approx((mu - 1).abs().mean().item(), rel=1e-6)
+    assert statistics["sigma"].item() == pytest.approx((log_variance / 2).exp().mean().item(), rel=1e-6)
+    variance = log_variance.exp()
+    kl = 0.5 * ((variance + (mu - 1) ** 2) / 0.3 - 1 - torch.log(variance / 0.3))
+    assert statistics["kl_per_token"].item() == pytest.approx(kl.sum(-1).mean().item(), rel=1e-6)
+
+
+def test_without_an_update_it_is_the_plain_model():
+    made, batch = objective("swep").eval(), tiny_batches.batch()
+    start, end = made(batch)
+    plain = made.qa.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    assert torch.equal(start, plain.start_logits)
+    assert torch.equal(end, plain.end_logits)

@@ -1,0 +1,77 @@
+"""Every architecture: the loss and h from word embeddings are those of the plain model from token ids."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import ViTConfig
+
+from swep_ds.errors import InputError
+from swep_ds.models.extractive import ExtractiveQA
+from tests import tiny_batches, tiny_models
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_from_embeddings_equals_the_plain_model(architecture):
+    plain = tiny_models.model(architecture).eval()
+    qa, batch = ExtractiveQA(plain), tiny_batches.batch()
+    embeddings = qa.embed(batch)
+    assert embeddings.shape == (3, 12, qa.embedding_size)
+    with torch.no_grad():
+        nll, hidden = qa(embeddings, batch, hidden=True)
+        expected = plain(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+        states = plain.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+        start, end = qa.logits(batch)
+    real = batch.attention_mask.bool()
+    torch.testing.assert_close(hidden[real], states[real])
+    assert hidden.shape[-1] == qa.hidden_size
+    for got, logits in ((start, expected.start_logits), (end, expected.end_logits)):
+        torch.testing.assert_close(got, logits, rtol=0, atol=0)
+    by_hand = cross_entropy(expected.start_logits, batch.start_position, reduction="none")
+    by_hand = (by_hand + cross_entropy(expected.end_logits, batch.end_position, reduction="none")) / 2
+    torch.testing.assert_close(nll, by_hand)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_loads_in_float32_from_a_half_precision_folder(architecture, tmp_path):
+    tiny_models.model(architecture).half().save_pretrained(tmp_path)
+    qa = ExtractiveQA.load(str(tmp_path), activation_checkpointing=False)
+    assert {p.dtype for p in qa.parameters()} == {torch.float32}
+
+
+def test_activation_checkpointing_leaves_the_loss(tmp_path):
+    tiny_models.model("bert").save_pretrained(tmp_path)
+    losses = []
+    for checkpointing in (False, True):
+        qa = ExtractiveQA.load(str(tmp_path), activation_checkpointing=checkpointing).train()
+        assert qa.model.is_gradient_checkpointing == checkpointing
+        batch = tiny_batches.batch()
+        losses.append(qa(qa.embed(batch), batch, hidden=False)[0].sum())
+        losses[-1].backward()
+    assert losses[0].item() == losses[1].item()
+
+
+def test_missing_model_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"model\.name .*nowhere.*local folder"):
+        ExtractiveQA.load(str(tmp_path / "nowhere"), activation_checkpointing=False)
+
+
+def test_model_type_without_a_head_is_refused(tmp_path):
+
+    ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="no question-answering head for model type 'vit'"):
+        ExtractiveQA.load(str(tmp_path), activation_checkpointing=False)
+
+
+def test_model_that_refuses_embeddings_is_refused(tmp_path, monkeypatch):
+    import transformers.models.bert.modeling_bert as bert
+
+    plain = tiny_models.model("bert")
+    plain.save_pretrained(tmp_path)
+    forward = bert.BertForQuestionAnswering.forward
+
+    def without(self, input_ids, **rest):
+        return forward(self, input_ids, **rest)
+
+    monkeypatch.setattr(bert.BertForQuestionAnswering, "forward", without)
+    with pytest.raises(InputError, match="cannot be run on inputs_embeds"):
+        ExtractiveQA.load(str(tmp_path), activation_checkpointing=False)
