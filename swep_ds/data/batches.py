@@ -1,0 +1,135 @@
+"""Batches: which windows every rank sees in every update, padded, with what they weigh in the loss.
+
+Notable:
+- The windows of an update depend on the seed and on the global batch alone (micro batch x accumulation x ranks),
+  not on how the batch is split; resuming at update u needs nothing but u.
+- All windows of an update are padded to the longest of them, on every rank: Hugging Face's loss takes the softmax
+  over padding too, so anything else would let the loss depend on the split. Ranks wait for the slowest anyway.
+- Every window carries its share of the update's loss. Sums over micro-batches and ranks are then exact means over
+  the global batch, unequal last batches included, at any split.
+- A rank that has no window left in an epoch's last update gets one of weight 0: all ranks make the same number of
+  forward passes, so none can wait for another for ever.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """One rank's windows in one micro-step. N windows of at most T tokens, padded on the right.
+
+    Training only: start_position, end_position, sample_id, weight, token_weight; else None.
+    """
+
+    input_ids: Tensor  # [N, T] int64
+    attention_mask: Tensor  # [N, T] int64, 1 = token, 0 = padding
+    token_type_ids: Tensor | None = None  # [N, T] int64, for models that take them
+    start_position: Tensor | None = None  # [N] int64, the answer's first token
+    end_position: Tensor | None = None  # [N] int64, the answer's last token
+    sample_id: Tensor | None = None  # [N] int64, the window's row: keys its noise
+    weight: Tensor | None = None  # [N] float32, factor of a window's loss (module docstring)
+    token_weight: Tensor | None = None  # [N] float32, the same for means over the update's tokens
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(t if t is None else t.to(device, non_blocking=True) for t in self))
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Ids that fill a row up on the right; token_type_id is None where the model takes no token types."""
+
+    token_id: int
+    token_type_id: int | None
+
+    @classmethod
+    def of(cls, tokenizer) -> "Padding":
+        takes_types = "token_type_ids" in tokenizer.model_input_names
+        return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id if takes_types else None)
+
+    def inputs(self, columns: dict[str, list], width: int) -> dict[str, Tensor]:
+        """The model's inputs [N, width] from the feature columns `input_ids` and, if taken, `token_type_ids`."""
+        ids = columns["input_ids"]
+        inputs = {
+            "input_ids": _pad(ids, width, self.token_id),
+            "attention_mask": _pad([[1] * len(row) for row in ids], width, 0),
+        }
+        if self.token_type_id is not None:
+            inputs["token_type_ids"] = _pad(columns["token_type_ids"], width, self.token_type_id)
+        return inputs
+
+
+def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
+    padded = np.full((len(rows), width), value, dtype=np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return torch.from_numpy(padded)
+
+
+class TrainingBatches(torch.utils.data.Dataset):
+    """Item k is this rank's batch of micro-step k; update u has micro-steps u * accumulation onwards.
+
+    Args:
+        features: training windows (`build_features`).
+        epochs: passes over the windows; max_updates cuts them short.
+    """
+
+    def __init__(
+        self,
+        features: datasets.Dataset,
+        padding: Padding,
+        *,
+        micro_batch_size: int,
+        accumulation: int,
+        rank: int,
+        world_size: int,
+        epochs: float,
+        max_updates: int | None,
+        seed: int,
+    ):
+        self.features, self.padding, self.seed = features, padding, seed
+        self.accumulation, self.rank, self.world_size = accumulation, rank, world_size
+        self.micro_batch = micro_batch_size * world_size  # over all ranks
+        self.global_batch = self.micro_batch * accumulation
+        self.lengths = np.asarray(features["length"])
+        self.updates_per_epoch = math.ceil(len(features) / self.global_batch)
+        self.updates = math.ceil(epochs * self.updates_per_epoch)
+        if max_updates is not None:
+            self.updates = min(self.updates, max_updates)
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def __len__(self) -> int:
+        return self.updates * self.accumulation
+
+    def windows(self, update: int) -> np.ndarray:
+        """Rows of all windows of an update, over all ranks and micro-steps."""
+        epoch, step = divmod(update, self.updates_per_epoch)
+        if self._order[0] != epoch:
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.features))
+            self._order = (epoch, order)
+        return self._order[1][step * self.global_batch : (step + 1) * self.global_batch]
+
+    def __getitem__(self, micro_step: int) -> Batch:
+        update, micro = divmod(micro_step, self.accumulation)
+        everywhere = self.windows(update)
+        mine = everywhere[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
+        weight = float(len(mine) > 0)
+        if len(mine) == 0:
+            mine = everywhere[:1]
+        # the engine averages over ranks and accumulation steps; these factors turn that into sums
+        share = weight * self.world_size * self.accumulation
+        columns = self.features[mine.tolist()]
+        return Batch(
+            **self.padding.inputs(columns, int(self.lengths[everywhere].max())),
+            start_position=torch.tensor(columns["start_position"]),
+            end_position=torch.tensor(columns["end_position"]),
+            sample_id=torch.from_numpy(mine.astype(np.int64)),
+            weight=torch.full((len(mine),), share / len(everywhere)),
+            token_weight=torch.full((len(mine),), share / int(self.lengths[everywhere].sum())),
+        )

@@ -1,0 +1,51 @@
+"""`results.json`, `predictions/<dataset>.json` and the printed table."""
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+PACKAGES = ("swep-ds", "torch", "deepspeed", "transformers", "datasets")
+Scores = dict[str, dict[str, float | int]]
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that decide numbers."""
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
+    """Unweighted mean over all data sets but the first, the source domain; None where there is no other."""
+    shifted = list(scores.values())[1:]
+    if not shifted:
+        return None
+    return {key: sum(s[key] for s in shifted) / len(shifted) for key in ("exact_match", "f1")}
+
+
+def write_predictions(folder: Path, name: str, predictions: dict[str, str]) -> None:
+    """`predictions/<name>.json`: question id -> answer, as the official scorers read it."""
+    (folder / "predictions").mkdir(parents=True, exist_ok=True)
+    (folder / "predictions" / f"{name}.json").write_text(json.dumps(predictions, ensure_ascii=False, indent=0))
+
+
+def write_results(folder: Path, results: dict[str, Any]) -> None:
+    (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_scores(scores: Scores, title: str) -> None:
+    """A table in percent, the source domain first and the out-of-domain mean last."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("data set")
+    for column in ("EM", "F1", "questions"):
+        table.add_column(column, justify="right")
+    for name, s in scores.items():
+        table.add_row(name, f"{s['exact_match']:.2f}", f"{s['f1']:.2f}", str(s["total"]))
+    mean = out_of_domain_mean(scores)
+    if mean:
+        table.add_section()
+        table.add_row("out-of-domain mean", f"{mean['exact_match']:.2f}", f"{mean['f1']:.2f}", "")
+    Console().print(table)

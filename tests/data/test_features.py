@@ -1,0 +1,381 @@
+"""Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
+
+import dataclasses
+import json
+import logging
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import ByT5Tokenizer
+
+from swep_ds.data import features as module
+from swep_ds.data.features import Features, WindowSettings, build_features, context_windows
+from swep_ds.errors import InputError
+from tests import tiny
+
+SMALL = WindowSettings(max_length=24, doc_stride=5, max_query_length=8)
+CONTEXT = " ".join(tiny.SENTENCES)
+EXAMPLES = [
+    tiny.example("Who founded the monastery?", CONTEXT, "an abbot from the northern valley", "q1"),
+    tiny.example("Too big?", "  Not\u00a0too BIG;\n\nnot too small \U0001f600!", "not too small", "q2"),
+    tiny.example("Which dose of which drug did the patients receive, and how often?", CONTEXT, "10 mg", "q3"),
+    tiny.example("When?", CONTEXT, "1998", "q4"),
+]
+kinds = st.sampled_from(sorted(tiny.TOKENIZERS))
+words = st.sampled_from([word for sentence in tiny.SENTENCES for word in sentence.split(" ")])
+passages = st.lists(words | st.text(min_size=1, max_size=5), min_size=1, max_size=30).map(" ".join)
+
+
+def build(examples, kind, sizes, **options) -> tuple[Features, list[dict]]:
+    """Features and their rows, through a cache of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"training": False, "cache_dir": Path(folder)} | options
+        features = build_features(examples, tiny.TOKENIZERS[kind](), sizes, **options)
+        return features, list(features.dataset)
+
+
+def tokens(kind, text):
+    """Ids and character offsets without special tokens, by the tokenizer's public call."""
+    encoding = tiny.TOKENIZERS[kind]()(text, add_special_tokens=False, return_offsets_mapping=True)
+    return encoding["input_ids"], encoding["offset_mapping"]
+
+
+def begins_by_loop(count, room, step):
+    begins = [0]
+    while begins[-1] + room < count:
+        begins.append(begins[-1] + step)
+    return begins
+
+
+def owner_by_loop(count, room, step, position):
+    """Index of the maximum-context window of a token."""
+    best_score, best = None, None
+    for index, begin in enumerate(begins_by_loop(count, room, step)):
+        end = min(begin + room, count)
+        if begin <= position < end:
+            score = min(position - begin, end - 1 - position) + Fraction(end - begin, 100)
+            if best_score is None or score > best_score:
+                best_score, best = score, index
+    return best
+
+
+# Windows of a context
+
+
+@given(count=st.integers(1, 300), room=st.integers(1, 150), step=st.integers(1, 150))
+@settings(deadline=None)
+def test_context_windows_follow_the_rules(count, room, step):
+    step = min(step, room)
+    windows = context_windows(count, room, step)
+    begins = begins_by_loop(count, room, step)
+    assert [window.begin for window in windows] == begins
+    assert [window.end for window in windows] == [min(begin + room, count) for begin in begins]
+    owned = [[*range(window.own_begin, window.own_end)] for window in windows]
+    by_rule = [owner_by_loop(count, room, step, position) for position in range(count)]
+    assert owned == [[p for p, owner in enumerate(by_rule) if owner == index] for index in range(len(begins))]
+
+
+def test_a_short_last_window_may_own_only_what_no_other_has():
+    # [0, 300) and [128, 301): right of the middle the second has one token more, which weighs less than 0.01 * 127
+    first, second = context_windows(301, 300, 128)
+    assert (first.own_begin, first.own_end, second.own_begin, second.own_end) == (0, 300, 300, 301)
+    first, second = context_windows(3, 2, 1)
+    assert (first.own_end, second.own_begin) == (2, 2)  # token 1 is at the edge of both: the earlier one's
+
+
+# Assembly
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+@given(question=passages, context=passages)
+@settings(deadline=None, max_examples=60)
+def test_a_pair_that_fits_is_encoded_as_by_the_tokenizer(kind, question, context):
+    if not tokens(kind, context)[0]:
+        return
+    example = tiny.Example("q", question, context, ("x",), None, "a")
+    _, (row,) = build([example], kind, WindowSettings(2000, 500, 1000))
+    pair = tiny.TOKENIZERS[kind]()(question, context, return_offsets_mapping=True)
+    assert row["input_ids"] == pair["input_ids"]
+    assert ("token_type_ids" in row) == (kind != "byte_bpe")
+    assert row.get("token_type_ids") == pair.get("token_type_ids")
+    assert row["length"] == len(pair["input_ids"])
+    inside = [i for i, sequence in enumerate(pair.sequence_ids()) if sequence == 1]
+    assert [*range(row["context_begin"], row["context_end"])] == inside
+    assert [*range(row["own_begin"], row["own_end"])] == inside
+    assert [*zip(row["offset_start"], row["offset_end"], strict=True)] == [pair["offset_mapping"][i] for i in inside]
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+@pytest.mark.parametrize("sizes", [SMALL, WindowSettings(20, 100, 8), WindowSettings(200, 1, 8), WindowSettings()])
+def test_windows_of_a_long_context(kind, sizes):
+    features, rows = build(EXAMPLES, kind, sizes)
+    tokenizer = tiny.TOKENIZERS[kind]()
+    whole = tokenizer(EXAMPLES[0].question, EXAMPLES[0].context)
+    sequence = whole.sequence_ids()
+    prefix = whole["input_ids"][: sequence.index(0)]
+    suffix = whole["input_ids"][len(sequence) - sequence[::-1].index(1) :]
+    middle = [id_ for id_, which in zip(whole["input_ids"], sequence, strict=True) if which is None]
+    middle = middle[len(prefix) : -len(suffix)]
+
+    expected = []
+    for index, example in enumerate(EXAMPLES):
+        question = tokens(kind, example.question)[0][: sizes.max_query_length]
+        ids, offsets = tokens(kind, example.context)
+        room = sizes.max_length - len(prefix + middle + suffix) - len(question)
+        step = min(sizes.doc_stride, room)
+        for window, begin in enumerate(begins_by_loop(len(ids), room, step)):
+            end = min(begin + room, len(ids))
+            context_begin = len(prefix + question + middle)
+            owned = [p for p in range(begin, end) if owner_by_loop(len(ids), room, step, p) == window]
+            row = {
+                "example": index,
+                "input_ids": prefix + question + middle + ids[begin:end] + suffix,
+                "context_begin": context_begin,
+                "context_end": context_begin + end - begin,
+                "offset_start": [start for start, _ in offsets[begin:end]],
+                "offset_end": [stop for _, stop in offsets[begin:end]],
+                "own": [p - begin + context_begin for p in owned],
+            }
+            expected.append(row | {"length": len(row["input_ids"])})
+    for row in rows:
+        row["own"] = [*range(row.pop("own_begin"), row.pop("own_end"))]
+        row.pop("token_type_ids", None)
+    assert rows == expected
+    assert max(row["length"] for row in rows) <= sizes.max_length
+    cut = sum(len(tokens(kind, example.question)[0]) > sizes.max_query_length for example in EXAMPLES)
+    assert (features.examples, features.questions_cut, features.windows_without_answer) == (len(EXAMPLES), cut, 0)
+
+
+def test_batches_of_examples_do_not_show(monkeypatch):
+    for training in (False, True):
+        _, rows = build(EXAMPLES * 3, "wordpiece", SMALL, training=training)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "EXAMPLES_AT_A_TIME", 5)
+            assert build(EXAMPLES * 3, "wordpiece", SMALL, training=training)[1] == rows
+
+
+def test_truncation_and_padding_left_in_the_tokenizer_do_not_show():
+    tokenizer = tiny.wordpiece()
+    _, rows = build(EXAMPLES, "wordpiece", SMALL)
+    tokenizer("a", "b", truncation=True, max_length=5, padding="max_length")
+    state = tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding
+    assert state[0] is not None
+    assert build(EXAMPLES, "wordpiece", SMALL)[1] == rows
+    assert (tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding) == state
+
+
+# Answers
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+@given(data=st.data(), context=passages, max_length=st.integers(14, 60))
+@settings(deadline=None, max_examples=60)
+def test_answer_tokens_are_those_that_overlap_the_answer(kind, data, context, max_length):
+    ids, offsets = tokens(kind, context)
+    if not ids:
+        return
+    start = data.draw(st.integers(0, len(context) - 1))
+    end = data.draw(st.integers(start + 1, len(context)))
+    example = tiny.Example("q", "When?", context, (context[start:end],), (start, end), "a")
+    sizes = WindowSettings(max_length, 5, 8)
+    _, windows = build([example], kind, sizes)
+    features, rows = build([example], kind, sizes, training=True)
+    # the first token that ends behind the answer's start, the last that starts before its end
+    first = min((i for i, (_, stop) in enumerate(offsets) if stop > start), default=len(ids))
+    last = max((i for i, (begin, _) in enumerate(offsets) if begin < end), default=-1)
+    without = 0
+    for row, window, begin in zip(rows, windows, begins_by_loop(*sizes_of(windows, len(ids))), strict=True):
+        assert row["input_ids"] == window["input_ids"]
+        size = window["context_end"] - window["context_begin"]
+        if begin <= first <= last < begin + size:
+            shift = window["context_begin"] - begin
+            assert (row["start_position"], row["end_position"], row["has_answer"]) == (
+                first + shift,
+                last + shift,
+                True,
+            )
+        else:
+            assert (row["start_position"], row["end_position"], row["has_answer"]) == (0, 0, False)
+            without += 1
+    assert features.windows_without_answer == without
+
+
+def sizes_of(windows, count):
+    """Count, room and step of a context's windows, read off the first two."""
+    room = windows[0]["context_end"] - windows[0]["context_begin"]
+    return count, room, min(5, room)
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_answer_tokens_spell_the_answer(kind):
+    _, rows = build(EXAMPLES, kind, WindowSettings(600, 100, 64), training=True)
+    for row, example in zip(rows, EXAMPLES, strict=True):
+        answer = row["input_ids"][row["start_position"] : row["end_position"] + 1]
+        spelt = tiny.TOKENIZERS[kind]().decode(answer)
+        assert "".join(spelt.split()).lower() == "".join(example.answers[0].split()).lower()
+
+
+def test_windows_without_the_answer_can_be_dropped():
+    kept, rows = build(EXAMPLES, "wordpiece", SMALL, training=True)
+    dropped, fewer = build(EXAMPLES, "wordpiece", SMALL, training=True, windows_without_answer="drop")
+    assert fewer == [row for row in rows if row["has_answer"]]
+    assert dropped.windows_without_answer == kept.windows_without_answer == len(rows) - len(fewer) > 0
+
+
+# Cache
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A filled cache; `again` reads it and tells whether it tokenised."""
+    tokenised = []
+    tokenise = module._tokenise_contexts
+    monkeypatch.setattr(module, "_tokenise_contexts", lambda *args: tokenised.append(1) or tokenise(*args))
+    setup = {"examples": EXAMPLES, "tokenizer": tiny.wordpiece(), "settings": SMALL, "training": True}
+
+    def again(**changes):
+        tokenised.clear()
+        features = build_features(**setup | changes, cache_dir=tmp_path / "new" / "cache")
+        return features, bool(tokenised)
+
+    first, fresh = again()
+    assert fresh
+    return first, again, tmp_path / "new" / "cache"
+
+
+def same(one: Features, other: Features) -> bool:
+    facts = [dataclasses.replace(features, dataset=None) for features in (one, other)]
+    return facts[0] == facts[1] and list(one.dataset) == list(other.dataset)
+
+
+def test_cache_is_used_when_nothing_changed(cached):
+    first, again, folder = cached
+    second, fresh = again()
+    assert not fresh
+    assert same(first, second)
+    assert first.windows_without_answer > 0
+    assert {file.suffix for file in folder.iterdir()} == {".arrow", ".json"}
+    # answers for scoring are no part of a window
+    assert not again(examples=[dataclasses.replace(e, id=f"{e.id}x", answers=("y",)) for e in EXAMPLES])[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": False},
+        {"windows_without_answer": "drop"},
+        {"tokenizer": tiny.unigram()},
+        {"settings": dataclasses.replace(SMALL, max_length=25)},
+        {"settings": dataclasses.replace(SMALL, doc_stride=6)},
+        {"settings": dataclasses.replace(SMALL, max_query_length=7)},
+        {"examples": EXAMPLES[:3]},
+        {"examples": EXAMPLES[::-1]},
+        {"examples": [*EXAMPLES[:3], dataclasses.replace(EXAMPLES[3], question="where?")]},
+        {"examples": [*EXAMPLES[:3], dataclasses.replace(EXAMPLES[3], context=CONTEXT + " ")]},
+        {"examples": [*EXAMPLES[:3], dataclasses.replace(EXAMPLES[3], span=(0, 3))]},
+    ],
+)
+def test_cache_notices_changes(cached, changes):
+    _, again, _ = cached
+    assert again(**changes)[1]
+    assert not again(**changes)[1]
+
+
+def test_cache_notices_a_new_format(cached, monkeypatch):
+    monkeypatch.setattr(module, "FORMAT_VERSION", -1)
+    assert cached[1]()[1]
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-50])
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [
+        (".arrow", truncate),
+        (".arrow", flip_a_bit),
+        (".arrow", lambda file: file.write_bytes(b"")),
+        (".json", truncate),
+        (".json", lambda file: file.write_text("{}")),
+    ],
+)
+def test_a_damaged_cache_is_rebuilt_with_a_warning(cached, caplog, suffix, damage):
+    first, again, folder = cached
+    rows = list(first.dataset)
+    (file,) = folder.glob(f"*{suffix}")
+    damage(file)
+    with caplog.at_level(logging.WARNING, logger=module.__name__):
+        second, fresh = again()
+    assert fresh
+    assert "does not match its checksum" in caplog.text
+    assert list(second.dataset) == rows
+    assert json.loads(next(folder.glob("*.json")).read_text())["examples"] == len(EXAMPLES)
+    assert not again()[1]
+
+
+def test_an_interrupted_build_leaves_nothing(cached, monkeypatch):
+    _, again, folder = cached
+    before = sorted(folder.iterdir())
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_join", stop)
+    with pytest.raises(KeyboardInterrupt):
+        again(training=False)
+    assert sorted(folder.iterdir()) == before
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        # 3 special tokens and a question of at most 8
+        (WindowSettings(11, 5, 8), "data.max_length 11 leaves no room for context beside .* 8 .* to 12 at the very"),
+        (WindowSettings(384, 0, 64), "data.doc_stride is 0; it must be at least 1"),
+        (WindowSettings(384, 128, 0), "data.max_query_length is 0; it must be at least 1"),
+    ],
+)
+def test_sizes_that_leave_no_room(sizes, message):
+    with pytest.raises(InputError, match=message):
+        build(EXAMPLES, "wordpiece", sizes)
+
+
+def test_the_smallest_sizes_leave_room_for_one_token():
+    question = " ".join(["founded"] * 20)
+    _, rows = build([tiny.example(question, CONTEXT, "abbot")], "wordpiece", WindowSettings(12, 5, 8))
+    assert len(rows) == len(tokens("wordpiece", CONTEXT)[0])
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_context_without_tokens(at):
+    examples = [EXAMPLES[0]]
+    examples.insert(at, tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a"))
+    with pytest.raises(InputError, match="question 'empty': the tokenizer finds no token in its context"):
+        build(examples, "wordpiece", SMALL)
+
+
+def test_a_slow_tokenizer(tmp_path):
+    with pytest.raises(InputError, match=r"model.name: its ByT5Tokenizer is a slow tokenizer"):
+        build_features(EXAMPLES, ByT5Tokenizer(), SMALL, training=False, cache_dir=tmp_path)
+
+
+def test_training_data_of_which_every_window_is_dropped():
+    answer = " ".join(tiny.SENTENCES[:3])
+    with pytest.raises(InputError, match=r"no window holds its whole answer; raise data.max_length"):
+        build(
+            [tiny.example("When?", CONTEXT, answer)], "wordpiece", SMALL, training=True, windows_without_answer="drop"
+        )

@@ -1,0 +1,369 @@
+"""Every layout gives the same examples whatever the file is called; every kind of bad input gives one clear line."""
+
+import gzip
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swep_ds.data import readers
+from swep_ds.data.readers import Example, read_examples
+from swep_ds.errors import InputError
+
+CONTEXT = "\U0001f600 The caf\u00e9 opened in 1998.\nIt serves tea."
+WHEN = {"id": "q1", "question": "When?", "answers": [{"text": "1998", "answer_start": 21}]}
+WHAT = {
+    "id": "q2",
+    "question": "What is served?",
+    "answers": [{"text": "tea", "answer_start": 37}, {"text": "It serves tea", "answer_start": 27}],
+}
+EXAMPLES = [
+    Example("q1", "When?", CONTEXT, ("1998",), (21, 25), "Cafes"),
+    Example("q2", "What is served?", CONTEXT, ("tea", "It serves tea"), (37, 40), "Cafes"),
+]
+
+
+def squad(*qas, context=CONTEXT):
+    return {"version": "1.1", "data": [{"title": "Cafes", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+
+
+def rows(*qas, context=CONTEXT):
+    return [
+        {
+            "id": qa["id"],
+            "title": "Cafes",
+            "context": context,
+            "question": qa["question"],
+            "answers": {key: [answer[key] for answer in qa["answers"]] for key in ("text", "answer_start")},
+        }
+        for qa in qas
+    ]
+
+
+def lines(values):
+    return "\n".join(json.dumps(value) for value in values) + "\n"
+
+
+def arrow(values, new_writer):
+    table, sink = pa.Table.from_pylist(values), pa.BufferOutputStream()
+    with new_writer(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def parquet(values):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(values), sink)
+    return sink.getvalue().to_pybytes()
+
+
+LAYOUTS = {
+    "squad": lambda *qas, **c: json.dumps(squad(*qas, **c)).encode(),
+    "squad, indented, UTF-8 with mark": lambda *qas, **c: json.dumps(
+        squad(*qas, **c), indent=1, ensure_ascii=False
+    ).encode("utf-8-sig"),
+    "JSON lines": lambda *qas, **c: lines(rows(*qas, **c)).encode(),
+    "JSON list": lambda *qas, **c: json.dumps(rows(*qas, **c), indent=2).encode(),
+    "Parquet": lambda *qas, **c: parquet(rows(*qas, **c)),
+    "Arrow stream": lambda *qas, **c: arrow(rows(*qas, **c), pa.ipc.new_stream),
+    "Arrow file": lambda *qas, **c: arrow(rows(*qas, **c), pa.ipc.new_file),
+}
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save(content, name="data"):
+        path = tmp_path / name
+        content = content if isinstance(content, str | bytes) else json.dumps(content)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return save
+
+
+def refused(source, *, training=True):
+    """The message of the InputError, which must be one line that names the source."""
+    with pytest.raises(InputError) as error:
+        read_examples(source, training=training)
+    message = str(error.value)
+    assert "\n" not in message
+    assert source in message
+    return message
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_every_layout_gives_the_same_examples(save, layout, compress):
+    source = save(compress(LAYOUTS[layout](WHEN, WHAT)), "named.csv")
+    assert read_examples(source, training=True) == EXAMPLES
+    without_span = [Example(e.id, e.question, e.context, e.answers, None, e.article) for e in EXAMPLES]
+    assert read_examples(source, training=False) == without_span
+
+
+word = st.text(min_size=1, max_size=8).filter(lambda text: text.strip() == text)
+passages = st.lists(word, min_size=1, max_size=6).flatmap(
+    lambda words: st.tuples(
+        st.just(words), st.lists(st.tuples(word, st.integers(0, len(words) - 1)), min_size=1, max_size=4)
+    )
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(passage=passages, layout=st.sampled_from(sorted(LAYOUTS)))
+def test_any_text_survives_any_layout(passage, layout):
+    words, asked = passage
+    context, expected, qas = " ".join(words), [], []
+    for number, (question, index) in enumerate(asked):
+        start = len(" ".join([*words[:index], ""]))
+        qas.append(
+            {"id": str(number), "question": question, "answers": [{"text": words[index], "answer_start": start}]}
+        )
+        expected.append((str(number), question, context, (words[index],), (start, start + len(words[index]))))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "data")
+        path.write_bytes(LAYOUTS[layout](*qas, context=context))
+        found = read_examples(str(path), training=True)
+    assert [(e.id, e.question, e.context, e.answers, e.span) for e in found] == expected
+
+
+def test_numbers_as_ids_and_contexts_kept_once(save):
+    first, second = read_examples(save(lines(rows(WHEN | {"id": 1}, WHAT | {"id": 2}))), training=False)
+    assert (first.id, second.id) == ("1", "2")
+    assert first.context is second.context
+
+
+def test_articles_are_titles_or_else_what_questions_share(save):
+    untitled = squad(WHEN)["data"] + squad(WHAT)["data"]
+    for article in untitled:
+        del article["title"]
+    first, second = read_examples(save({"data": untitled}), training=False)
+    assert first.article != second.article
+    no_title = [{key: value for key, value in row.items() if key != "title"} for row in rows(WHEN, WHAT)]
+    assert {e.article for e in read_examples(save(no_title), training=False)} == {CONTEXT}
+
+
+# MRQA
+
+MRQA_CONTEXT = "[PAR] [TLE] Caf\u00e9 [SEP] It opened in 19 98 . [DOC] It serves Green  tea ."
+
+
+def mrqa(**changes):
+    tea = MRQA_CONTEXT.index("Green")
+    qa = {
+        "qid": "m1",
+        "id": "not this one",
+        "question": "What is served?",
+        "question_tokens": [["What", 0]],
+        "detected_answers": [
+            {"text": "green tea", "char_spans": [[tea, tea + 9], [0, 4]], "token_spans": [[1, 2]]},
+            {"text": "19 98", "char_spans": [[0, 1]]},
+        ],
+        "answers": ["Green tea", "tea"],
+    }
+    row = {"context": MRQA_CONTEXT, "context_tokens": [], "qas": [qa | changes]}
+    return lines([{"header": {"dataset": "BioASQ", "split": "dev"}}, row])
+
+
+def test_mrqa_markers_become_blanks_and_offsets_hold(save):
+    (example,) = read_examples(save(gzip.compress(mrqa().encode())), training=True)
+    assert (example.id, example.question, example.answers) == ("m1", "What is served?", ("Green tea", "tea"))
+    assert len(example.context) == len(MRQA_CONTEXT)
+    assert " ".join(example.context.split()) == "Caf\u00e9 It opened in 19 98 . It serves Green tea ."
+    assert example.context[slice(*example.span)] == "Green  tea"  # the last offset of MRQA is part of the answer
+
+
+def test_mrqa_header_may_be_missing(save):
+    with_header, without = mrqa(), mrqa().split("\n", 1)[1]
+    assert read_examples(save(with_header), training=True) == read_examples(save(without), training=True)
+
+
+def test_mrqa_detokenised_answers_differ_in_white_space_only(save):
+    start = MRQA_CONTEXT.index("19 98")
+    spans = [{"text": "1998", "char_spans": [[start, start + 4]]}]
+    (example,) = read_examples(save(mrqa(detected_answers=spans)), training=True)
+    assert example.context[slice(*example.span)] == "19 98"
+
+
+def test_mrqa_evaluation_needs_no_detected_answer(save):
+    (example,) = read_examples(save(mrqa(detected_answers=[])), training=False)
+    assert example.span is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"detected_answers": []}, "question 'm1': no detected_answers"),
+        ({"detected_answers": [{"text": "tea", "char_spans": [[0, 4]]}]}, r"'tea' is not at char_spans \[0, 4\]"),
+        ({"detected_answers": [{"text": "tea", "char_spans": [[-3, -1]]}]}, "'tea' is not at char_spans"),
+        ({"detected_answers": [{"text": "tea", "char_spans": []}]}, r"char_spans is \[\]"),
+        ({"detected_answers": [{"text": "tea"}]}, "'char_spans' is missing"),
+        ({"answers": []}, "question 'm1': has no answer"),
+        ({"qid": None}, "line 2: field 'qid' is None"),
+    ],
+)
+def test_bad_mrqa(save, changes, message):
+    assert re.search(message, refused(save(mrqa(**changes))))
+
+
+# Sources
+
+
+def test_folder_of_files_in_name_order(save, tmp_path):
+    save(LAYOUTS["Parquet"](WHAT), "b.parquet")
+    save(gzip.compress(LAYOUTS["squad"](WHEN)), "a.json.gz")
+    save("not data", "README.md")
+    save("not data", ".hidden.json")
+    assert [e.id for e in read_examples(str(tmp_path), training=True)] == ["q1", "q2"]
+    save(LAYOUTS["JSON lines"](WHEN), "c.jsonl")
+    assert "'q1' occurs twice" in refused(str(tmp_path))
+
+
+def test_folder_saved_by_datasets(tmp_path):
+    one, other = datasets.Dataset.from_list(rows(WHEN)), datasets.Dataset.from_list(rows(WHAT))
+    one.save_to_disk(tmp_path / "one")
+    assert read_examples(str(tmp_path / "one"), training=True) == EXAMPLES[:1]
+
+    datasets.DatasetDict(train=one, test=other).save_to_disk(tmp_path / "two")
+    assert [e.id for e in read_examples(str(tmp_path / "two"), training=True)] == ["q1"]
+    assert [e.id for e in read_examples(str(tmp_path / "two"), training=False)] == ["q2"]
+
+    datasets.DatasetDict(train=one, test=other, validation=one).save_to_disk(tmp_path / "three")
+    assert [e.id for e in read_examples(str(tmp_path / "three"), training=False)] == ["q1"]
+    assert [e.id for e in read_examples(str(tmp_path / "three" / "test"), training=False)] == ["q2"]
+
+    datasets.DatasetDict(dev=one).save_to_disk(tmp_path / "four")
+    assert "has no split train, only dev" in refused(str(tmp_path / "four"))
+    (tmp_path / "one" / "state.json").write_text("{}")
+    assert "damaged" in refused(str(tmp_path / "one"))
+
+
+def test_quickstart_defaults_to_its_training_or_test_split():
+    test = read_examples("quickstart:news", training=False)
+    assert test == read_examples("quickstart:news.test", training=False)
+    assert all(e.context[slice(*e.span)] in e.answers for e in read_examples("quickstart:encyclopedia", training=True))
+    assert "no such domain or split" in refused("quickstart:nowhere")
+    assert "no such domain or split" in refused("quickstart:news", training=True)
+
+
+def test_hub_id_splits_and_configs(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, split):
+        asked.append((name, config, split))
+        if split:
+            return datasets.Dataset.from_list(rows(WHAT))
+        return datasets.DatasetDict(validation=datasets.Dataset.from_list(rows(WHEN)))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read_examples("owner/name", training=False)[0].id == "q1"
+    assert read_examples("owner/name:plain_text@train[:10%]", training=True)[0].id == "q2"
+    assert asked == [("owner/name", None, None), ("owner/name", "plain_text", "train[:10%]")]
+    assert "has no split train, only validation" in refused("owner/name")
+
+
+def test_hub_out_of_reach(monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    message = refused("swep-ds-tests/no-such-data-set")
+    assert "Couldn't reach" in message
+    assert "name its local file or folder instead" in message
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("source", ["missing.json", "data/missing.json", "./owner/name", "owner/name/more", "missing"])
+def test_missing_file(source):
+    assert "no such file or folder; name a local file" in refused(source)
+
+
+def test_empty_folder(tmp_path):
+    assert "no data file in this folder" in refused(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        (" \n ", "is empty"),
+        ('{"data": []}', "holds no questions"),
+        ("[]", "holds no questions"),
+        ('{\n  "data": [\n    {"paragraphs": ]\n}', "malformed JSON at line 3, column 20"),
+        (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "malformed JSON at line 3, column 24"),
+        (json.dumps(squad(WHEN)) + "\n{}", "line 2: text after the end of the SQuAD document"),
+        (json.dumps(squad(WHEN), indent=1) + "\n{}", "malformed JSON at line 26, column 1: Extra data"),
+        (json.dumps(squad(WHEN))[:-9], "malformed JSON at line 1, column"),
+        ("3", "line 1: expected a JSON object or list, found 3"),
+        ("[3]", "row 0: expected an object with the field 'id', found 3"),
+        (b"\xff\xfe\x00", "neither UTF-8 text (byte 0)"),
+        (gzip.compress(b"{}" * 99)[:-12], "damaged gzip file"),
+        (parquet(rows(WHEN))[:-40], "damaged data file"),
+        (arrow(rows(WHEN), pa.ipc.new_stream)[:300], "damaged data file"),
+    ],
+)
+def test_malformed_files(save, content, message):
+    assert message in refused(save(content))
+
+
+@pytest.mark.parametrize("layout", ["squad", "JSON lines", "JSON list", "Parquet"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answers": [{"text": "1998", "answer_start": 20}]}, "the answer '1998' is not at answer_start 20 of its "),
+        ({"answers": [{"text": "1998", "answer_start": 20}]}, "where ' 199' stands; correct the offset"),
+        ({"answers": [{"text": "1998", "answer_start": 400}]}, "where no text stands"),
+        ({"answers": [{"text": "tea.", "answer_start": -4}]}, "where no text stands"),
+        ({"answers": [{"text": " ", "answer_start": 5}]}, "question 'q1': its answer is blank"),
+        ({"answers": []}, "question 'q1': has no answer"),
+        ({"question": " \t"}, "question 'q1': question is empty"),
+        ({"question": ""}, "question 'q1': question is empty"),
+    ],
+)
+def test_bad_training_questions(save, layout, changes, message):
+    assert message in refused(save(LAYOUTS[layout](WHEN | changes)))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (squad(WHEN, WHAT | {"id": "q1"}), "question id 'q1' occurs twice"),
+        (squad(WHEN, context=" \n"), "data[0].paragraphs[0]: context is empty"),
+        (squad({"question": "When?"}), "data[0].paragraphs[0].qas[0]: field 'id' is missing"),
+        (squad(WHEN | {"question": 5}), "question 'q1': field 'question' is 5; expected a string"),
+        (squad(WHEN | {"question": "When\ud800?"}), "question 'q1': question holds half of a surrogate pair"),
+        (squad(WHEN | {"answers": [{"text": "1998"}]}), "question 'q1': answers: field 'answer_start' is missing"),
+        (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': answers: field 'text' is missing"),
+        ({"data": [{"title": "Cafes"}]}, "data[0]: field 'paragraphs' is missing"),
+        ({"data": {}}, "field 'data' is {}; expected a list"),
+        ([{"id": "q1", "question": "When?", "context": "Now."}], "question 'q1': field 'answers' is missing"),
+        (rows(WHEN | {"answers": [{"text": None, "answer_start": 5}]}), "question 'q1': the answer None is not text"),
+        (rows(WHEN | {"answers": [{"text": "1998", "answer_start": None}]}), "answer_start holds no offset"),
+    ],
+)
+def test_bad_fields(save, document, message):
+    assert message in refused(save(document))
+
+
+def test_evaluation_needs_answers_but_no_offsets(save):
+    wrong = WHEN | {"answers": [{"text": "1998", "answer_start": 3}, {"text": "in 1998"}]}
+    assert read_examples(save(squad(wrong)), training=False)[0].answers == ("1998", "in 1998")
+    assert "has no answer" in refused(save(squad(WHEN | {"answers": [], "is_impossible": True})), training=False)
+
+
+def test_unreadable_file(save, monkeypatch):
+    source = save(squad(WHEN))
+
+    def read_bytes(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(readers.Path, "read_bytes", read_bytes)
+    assert "cannot be read (Permission denied)" in refused(source)

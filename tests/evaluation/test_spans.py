@@ -1,0 +1,232 @@
+"""Span decoding against the rule written as loops over every pair, and end to end from logits that know the answer."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.readers import Example
+from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, window_candidates
+from tests import tiny
+
+CONTEXT = "ab cd ef gh ij kl mn op"
+NAMES = ("own_begin", "own_end", "context_begin", "context_end")
+logit = st.integers(-3, 3).map(float)  # few values: many ties
+
+
+@st.composite
+def decodings(draw):
+    """Settings, and windows of two examples: bounds, characters of the context tokens, logits."""
+    sizes = SpanSettings(draw(st.integers(1, 5)), draw(st.integers(1, 4)))
+    windows = []
+    for example in (0, 1):
+        character = 0  # tokens of later windows start behind those the earlier ones own
+        for _ in range(draw(st.integers(0 if example else 1, 3))):
+            question, context = draw(st.integers(0, 3)), draw(st.integers(1, 5))
+            own = st.tuples(*[st.integers(question, question + context)] * 2).map(sorted)
+            own_begin, own_end = draw(st.just((question, question + context)) | own)
+            total = question + context + 1
+            start = [character + i for i in range(context)]
+            windows.append(
+                {
+                    "example": example,
+                    "context_begin": question,
+                    "context_end": question + context,
+                    "own_begin": own_begin,
+                    "own_end": own_end,
+                    "offset_start": start,
+                    "offset_end": [s + 1 + draw(st.integers(0, 2)) for s in start],
+                    "start_logits": draw(st.lists(logit, min_size=total, max_size=total)),
+                    "end_logits": draw(st.lists(logit, min_size=total, max_size=total)),
+                }
+            )
+            character += context
+    return sizes, windows
+
+
+def candidates_by_loops(window, sizes):
+    """(score, start, end) of one window, best first."""
+
+    def best(logits, begin, end):
+        return sorted(range(begin, end), key=lambda t: (-logits[t], t))[: sizes.n_best]
+
+    starts = best(window["start_logits"], window["own_begin"], window["own_end"])
+    ends = best(window["end_logits"], window["context_begin"], window["context_end"])
+    found = [
+        (window["start_logits"][start] + window["end_logits"][end], start, end)
+        for start in starts
+        for end in ends
+        if start <= end < start + sizes.max_answer_tokens
+    ]
+    return sorted(found, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
+
+
+def answers_by_loops(windows, sizes, example):
+    found = []
+    for window in windows:
+        if window["example"] == example:
+            for score, start, end in candidates_by_loops(window, sizes):
+                begin = window["offset_start"][start - window["context_begin"]]
+                stop = window["offset_end"][end - window["context_begin"]]
+                found.append((score, begin, stop))
+    found.sort(key=lambda c: (-c[0], c[1], c[2]))
+    found = found[: sizes.n_best]
+    total = sum(math.exp(score) for score, _, _ in found)
+    return [(CONTEXT[b:e].strip(), score, math.exp(score) / total) for score, b, e in found]
+
+
+def logits_of(windows, fill=9.0):
+    """Padded [B, T]; the filling would win if it were looked at."""
+    longest = max(len(window["start_logits"]) for window in windows)
+    return tuple(
+        torch.tensor([window[name] + [fill] * (longest - len(window[name])) for window in windows])
+        for name in ("start_logits", "end_logits")
+    )
+
+
+def columns_of(windows):
+    return {name: [window[name] for window in windows] for name in windows[0]}
+
+
+def examples(count=2):
+    return [Example(f"id{i}", "?", CONTEXT, ("ab",), None, "a") for i in range(count)]
+
+
+@settings(deadline=None)
+@given(decodings())
+def test_window_candidates_equal_the_loops(decoding):
+    sizes, windows = decoding
+    bounds = (torch.tensor([window[name] for window in windows]) for name in NAMES)
+    found = window_candidates(*logits_of(windows), *bounds, sizes)
+    assert all(part.shape == (len(windows), sizes.n_best) for part in found)
+    assert found.score.dtype == torch.float32
+    for b, window in enumerate(windows):
+        valid = found.score[b] > -math.inf
+        expected = candidates_by_loops(window, sizes)
+        assert [*zip(*(part[b][valid].tolist() for part in found), strict=True)] == expected
+        assert valid.tolist() == [True] * len(expected) + [False] * (sizes.n_best - len(expected))
+
+
+@settings(deadline=None)
+@given(decoding=decodings(), batch=st.integers(1, 4), seed=st.integers(0, 99))
+def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed):
+    sizes, windows = decoding
+    shuffled = random.Random(seed).sample(windows, len(windows))
+    decoder = SpanDecoder(examples(), sizes)
+    for i in range(0, len(shuffled), batch):
+        some = shuffled[i : i + batch]
+        decoder.add(columns_of(some), *logits_of(some))
+    seen = sorted({window["example"] for window in windows})
+    expected = {f"id{i}": answers_by_loops(windows, sizes, i) for i in seen}
+    assert decoder.answers() == {id_: best[0][0] if best else "" for id_, best in expected.items()}
+    n_best = decoder.n_best()
+    assert n_best.keys() == expected.keys()
+    for id_, answers in n_best.items():
+        assert [(a.text, a.score) for a in answers] == [(text, score) for text, score, _ in expected[id_]]
+        assert [a.probability for a in answers] == pytest.approx([p for _, _, p in expected[id_]])
+        assert all(CONTEXT[a.start : a.end] == a.text for a in answers)
+
+
+def window(**changes):
+    """One window over all of "ab cd ef": a question token, three context tokens, a separator."""
+    base = {
+        "example": 0,
+        "context_begin": 1,
+        "context_end": 4,
+        "own_begin": 1,
+        "own_end": 4,
+        "offset_start": [0, 2, 5],  # the space before a word belongs to its token
+        "offset_end": [2, 5, 8],
+        "start_logits": [50.0, 0.0, 2.0, 0.0, 50.0],
+        "end_logits": [50.0, 0.0, 0.0, 1.0, 50.0],
+    }
+    return base | changes
+
+
+def decode(*windows, sizes=None, **casts):
+    decoder = SpanDecoder(examples(), sizes or SpanSettings())
+    decoder.add(columns_of(windows), *(logits.to(**casts) for logits in logits_of(windows)))
+    return decoder
+
+
+def test_question_and_separator_are_never_answers_and_white_space_is_stripped():
+    decoder = decode(window())
+    assert decoder.answers() == {"id0": "cd ef"}
+    best, second, *_ = decoder.n_best()["id0"]
+    others = sum(math.exp(s) for s in (3, 2, 1, 1, 0, 0))  # start and end logits of the six pairs
+    assert best == Answer("cd ef", 3, 8, 3.0, pytest.approx(math.exp(3) / others))
+    assert (second.text, second.score) == ("cd", 2.0)
+
+
+def test_an_answer_is_at_most_max_answer_tokens_long():
+    assert decode(window(), sizes=SpanSettings(20, 1)).answers() == {"id0": "cd"}
+
+
+def test_starts_count_in_the_window_that_owns_them_only():
+    left, right = window(own_end=2), window(own_begin=4)
+    assert [a.text for a in decode(left, right).n_best()["id0"]] == ["ab cd ef", "ab", "ab cd"]
+
+
+def test_best_starts_behind_all_best_ends_leave_no_answer():
+    crossed = {"start_logits": [0.0, 0.0, 0.0, 9.0, 0.0], "end_logits": [0.0, 9.0, 0.0, 0.0, 0.0]}
+    decoder = decode(window(**crossed), window(**crossed, example=1), window(example=1), sizes=SpanSettings(1, 30))
+    assert decoder.answers() == {"id0": "", "id1": "cd ef"}  # another window may still have one
+    assert decoder.n_best()["id0"] == []
+
+
+def test_ties_go_to_the_earlier_and_shorter_answer():
+    flat = {"start_logits": [0.0] * 5, "end_logits": [0.0] * 5}
+    assert [a.text for a in decode(window(**flat)).n_best()["id0"]] == ["ab", "ab cd", "ab cd ef", "cd", "cd ef", "ef"]
+
+
+def test_ties_between_windows_do_not_depend_on_their_order():
+    flat = {"start_logits": [0.0] * 5, "end_logits": [0.0] * 5}
+    left, right = window(**flat, own_end=2), window(**flat, own_begin=2)
+    expected = ["ab", "ab cd", "ab cd ef", "cd", "cd ef", "ef"]
+    for windows in ((left, right), (right, left)):
+        assert [a.text for a in decode(*windows).n_best()["id0"]] == expected
+
+
+def test_half_precision_logits_are_added_in_float32():
+    # 256 + 1 is 256 in bfloat16: the sums would tie and the earlier "ab" would win
+    logits = {"start_logits": [0.0, 256.0, 256.0, 0.0, 0.0], "end_logits": [0.0, 0.0, 1.0, 0.0, 0.0]}
+    decoder = decode(window(**logits, own_begin=1), sizes=SpanSettings(20, 1), dtype=torch.bfloat16)
+    assert decoder.answers() == {"id0": "cd"}
+    assert decoder.n_best()["id0"][0].score == 257.0
+
+
+def test_a_rank_without_windows_has_no_answers():
+    assert SpanDecoder(examples(), SpanSettings()).answers() == {}
+    assert SpanDecoder(examples(), SpanSettings()).n_best() == {}
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_logits_that_know_the_answer_give_it_back(kind, tmp_path):
+    """Windows, answer positions and decoding together: every answer comes back through several windows."""
+    text = " ".join(tiny.SENTENCES)
+    answers = ["an abbot", "1204", "not too big and not too small", "too small", "1998", "tea", "10 mg", "twice daily"]
+    known = [tiny.example("When was it?", text, answer, answer) for answer in answers]
+    # room for the longest answer beside a step, so that one window both owns its start and holds its end
+    sizes = WindowSettings(max_length=90, doc_stride=30, max_query_length=16)
+    tokenizer = tiny.TOKENIZERS[kind]()
+    training = build_features(known, tokenizer, sizes, training=True, cache_dir=tmp_path).dataset
+    windows = build_features(known, tokenizer, sizes, training=False, cache_dir=tmp_path).dataset
+    assert len(windows) >= 2 * len(known)
+
+    noise = torch.Generator().manual_seed(0)
+    decoder = SpanDecoder(known, SpanSettings(20, 80))
+    order = np.argsort(windows["length"], kind="stable")
+    for rows in np.array_split(order, 5):
+        columns, truth = windows[rows.tolist()], training[rows.tolist()]
+        start, end = torch.randn(2, len(rows), max(columns["length"]), generator=noise)
+        for b, has_answer in enumerate(truth["has_answer"]):
+            if has_answer:
+                start[b, truth["start_position"][b]] += 20
+                end[b, truth["end_position"][b]] += 20
+        decoder.add(columns, start, end)
+    assert decoder.answers() == {answer: answer for answer in answers}

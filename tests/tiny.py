@@ -1,0 +1,92 @@
+"""Tiny fast tokenizers of the three kinds in use, trained on a few sentences, and examples to feed them."""
+
+import functools
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from swep_ds.data.readers import Example
+
+SENTENCES = (
+    "The monastery was founded in 1204 by an abbot from the northern valley.",
+    "Who founded the monastery? When was the old bridge over the river built?",
+    "It's a very nice holder - not too big and not too small; I'd buy it again!",
+    "Zürich's café, opened in 1998, serves \u201csmørrebrød\u201d and tea for 5 \u20ac.",
+    "Patients with type 2 diabetes received 10 mg of the drug twice daily (p < 0.05).",
+)
+
+
+@functools.cache
+def wordpiece() -> PreTrainedTokenizerFast:
+    """Like BERT's: lower-cased WordPiece, [CLS] question [SEP] context [SEP], two token types."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator(SENTENCES, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special))
+    return _wrap(tokenizer, *special)
+
+
+@functools.cache
+def byte_bpe() -> PreTrainedTokenizerFast:
+    """Like RoBERTa's: byte-level BPE, <s> question </s></s> context </s>, no token types."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+@functools.cache
+def unigram() -> PreTrainedTokenizerFast:
+    """Like ALBERT's and DeBERTa-v2's: Unigram whose tokens begin with the space before the word."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=special, unk_token="[UNK]")
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return _wrap(tokenizer, *special)
+
+
+TOKENIZERS = {"wordpiece": wordpiece, "byte_bpe": byte_bpe, "unigram": unigram}
+
+
+def _wrap(tokenizer: Tokenizer, pad: str, unk: str, cls: str, sep: str, mask: str) -> PreTrainedTokenizerFast:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=pad,
+        unk_token=unk,
+        cls_token=cls,
+        sep_token=sep,
+        mask_token=mask,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+
+def example(question: str, context: str, answer: str, id_: str = "q", article: str = "article") -> Example:
+    """The answer's span is its first occurrence in the context."""
+    start = context.index(answer)
+    return Example(id_, question, context, (answer,), (start, start + len(answer)), article)
