@@ -1,0 +1,78 @@
+"""Export: a plain Hugging Face folder that loads without this package, with a model card."""
+
+import shutil
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from swep_ds import distributed as ranks
+from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
+from swep_ds.recipe import Recipe
+from swep_ds.training.checkpoints import full_state_dict
+
+
+def export_model(
+    engine, stage: int, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, scores: Scores
+) -> None:
+    """Writes backbone and QA head (safetensors), tokenizer and model card; nothing of the method goes along.
+
+    Loads with `AutoModelForQuestionAnswering.from_pretrained(folder)`. All ranks call this together; at ZeRO-3 the
+    weights are gathered one by one into rank 0's CPU memory. `folder` is replaced as a whole.
+    """
+    model = engine.module.qa.model
+    state = full_state_dict(model, stage)
+    if ranks.is_main():
+        unfinished = folder.with_name(f".{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        model.save_pretrained(unfinished, state_dict=state)
+        tokenizer.save_pretrained(unfinished)
+        (unfinished / "README.md").write_text(model_card(recipe, scores))
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    ranks.gather(None)
+
+
+def model_card(recipe: Recipe, scores: Scores) -> str:
+    """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
+    rows = [f"| {name} | {s['exact_match']:.2f} | {s['f1']:.2f} | {s['total']} |" for name, s in scores.items()]
+    mean = out_of_domain_mean(scores)
+    if mean:
+        rows.append(f"| mean out of domain | {mean['exact_match']:.2f} | {mean['f1']:.2f} | |")
+    settings = ", ".join(f"{k} {v}" for k, v in recipe.method.model_dump().items() if k != "name")
+    made_with = ", ".join(f"{name} {number}" for name, number in versions().items())
+    table = "\n".join(rows)
+    train = recipe.train
+    length = f"{train.epochs:g} epochs" + (f", at most {train.max_updates} updates" if train.max_updates else "")
+    return f"""---
+library_name: transformers
+pipeline_tag: question-answering
+tags: [question-answering, extractive-qa, swep-ds, {recipe.method.name}]
+metrics: [exact_match, f1]
+---
+
+# Extractive question answering, trained with {recipe.method.name}
+
+Fine-tuned from `{recipe.model.name}` on one source data set, to hold up on text from other domains. SWEP learns to
+multiply word embeddings with noise during training (Lee et al., ACL 2021); at inference nothing is perturbed, and
+this folder is a plain transformers model.
+
+- Method: {recipe.method.name}{f" ({settings})" if settings else ""}
+- Training data: `{recipe.data.train}`
+- Windows: {recipe.data.max_length} tokens, step {recipe.data.doc_stride}
+- Training: {length}, learning rate {train.learning_rate:g}, {train.precision}, seed {recipe.seed}
+
+| data set | EM | F1 | questions |
+| --- | --- | --- | --- |
+{table}
+
+The first row is the source domain. Scores as the official SQuAD v1.1 and MRQA scorers compute them.
+
+```python
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+model = AutoModelForQuestionAnswering.from_pretrained("PATH_OF_THIS_FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("PATH_OF_THIS_FOLDER")
+```
+
+Made with {made_with}.
+"""

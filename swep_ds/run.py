@@ -1,0 +1,171 @@
+"""One way through: recipe, examples, features, batches, passes, engine, predictions, scores, results."""
+
+import json
+import logging
+from pathlib import Path
+
+import torch
+from datasets import config as datasets_config
+from rich.console import Console
+
+from swep_ds import distributed as ranks
+from swep_ds.data.batches import Padding, TrainingBatches
+from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.splits import hold_out_articles, subset
+from swep_ds.errors import InputError
+from swep_ds.evaluation.evaluate import Evaluation
+from swep_ds.evaluation.results import print_scores, versions, write_results
+from swep_ds.evaluation.spans import SpanSettings
+from swep_ds.export import export_model
+from swep_ds.methods import build
+from swep_ds.methods.objective import Objective
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.names import load_tokenizer, longest_window, resolve_model
+from swep_ds.recipe import HOLDOUT, DataSection, Recipe
+from swep_ds.run_folder import RunFolder, settings_that_bind
+from swep_ds.training.checkpoints import Checkpoints, Done, write_atomically
+from swep_ds.training.ds_config import resolve_ds_config, zero_stage
+from swep_ds.training.engine import build_engine
+from swep_ds.training.loop import train
+from swep_ds.training.tracking import Tracker, peak_memory_bytes
+
+log = logging.getLogger(__name__)
+CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"
+
+
+def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
+    """A whole run, on all ranks together: train or resume, evaluate, export, write the results.
+
+    Args:
+        ds_config: path of a ds_config file.
+        output_dir: the run's folder (`RunFolder`).
+        resume: "auto" goes on with the run that `output_dir` holds, "never" wants none there; otherwise the folder
+            of a checkpoint to go on from.
+
+    Raises:
+        InputError: on all ranks, with the same message.
+        TrainingDiverged: the loss is no longer finite.
+    """
+    say = Console(quiet=not ranks.is_main(), highlight=False, soft_wrap=True).print
+    folder = RunFolder(output_dir)
+    tag = ranks.gather(ranks.agree(lambda: folder.take(recipe, resume) if ranks.is_main() else None))[0]
+    say(recipe.dump().rstrip(), style="dim")
+
+    # whatever can be wrong is looked at before the first long wait
+    torch.manual_seed(recipe.seed)
+    tokenizer = ranks.agree(lambda: load_tokenizer(recipe.model.name))
+    qa = ranks.agree(lambda: load_model(recipe, tokenizer))
+    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+    config = ranks.agree(
+        lambda: resolve_ds_config(
+            ds_config,
+            recipe,
+            world_size=ranks.world_size(),
+            micro_steps=objective.micro_steps(recipe.train.execution),
+            hidden_size=qa.hidden_size,
+            on_cpu=ranks.device().type == "cpu",
+        )
+    )
+    training, tests = ranks.agree(lambda: load_examples(recipe))
+    windows = WindowSettings(recipe.data.max_length, recipe.data.doc_stride, recipe.data.max_query_length)
+    features = ranks.first_on_each_node(
+        lambda: build_features(
+            training,
+            tokenizer,
+            windows,
+            training=True,
+            windows_without_answer=recipe.data.windows_without_answer,
+            cache_dir=CACHE,
+        )
+    )
+    if ranks.is_main():
+        write_atomically(output_dir / "recipe.yaml", recipe.dump())
+        write_atomically(output_dir / "ds_config.json", json.dumps(config, indent=2) + "\n")
+
+    batches = TrainingBatches(
+        features.dataset,
+        Padding.of(tokenizer),
+        micro_batch_size=recipe.train.micro_batch_size,
+        accumulation=recipe.train.gradient_accumulation_steps,
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+        epochs=recipe.train.epochs,
+        max_updates=recipe.train.max_updates,
+        seed=recipe.seed,
+    )
+    say(
+        f"training {recipe.method.name} on {len(training)} questions in {len(features.dataset)} windows "
+        f"({features.windows_without_answer} without the answer, {features.questions_cut} questions cut): "
+        f"{batches.updates} updates of {batches.global_batch}, ZeRO-{zero_stage(config)}, {ranks.world_size()} rank(s) "
+        f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
+    )
+    engine = build_engine(objective, config, recipe.train, batches.updates)
+    setup = {"world_size": ranks.world_size(), "zero_stage": zero_stage(config), **settings_that_bind(recipe)}
+    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
+    before = Done() if tag is None else ranks.agree(lambda: checkpoints.load(engine, tag))
+    if tag is not None:
+        say(f"resuming from {tag}: {before.updates} of {batches.updates} updates are done")
+    with ranks.agree(lambda: Tracker(recipe, output_dir, batches.updates, before, active=ranks.is_main())) as tracker:
+        trained = train(engine, batches, recipe.train, checkpoints, tracker, before)
+
+    evaluation = Evaluation(
+        tokenizer,
+        windows,
+        SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens),
+        recipe.eval.batch_size,
+        CACHE,
+    )
+    engine.eval()
+    scores = evaluation.run(engine, tests, output_dir, say)
+    peak = max(ranks.gather(peak_memory_bytes()))
+    results = {
+        "method": recipe.method.name,
+        "model": recipe.model.name,
+        "seed": recipe.seed,
+        "world_size": ranks.world_size(),
+        "train": {
+            "examples": len(training),
+            "features": len(features.dataset),
+            "updates": trained.updates,
+            "seconds": trained.seconds,
+            "samples_per_second": trained.windows / trained.seconds,
+            "tokens_per_second": trained.tokens / trained.seconds,
+            "peak_memory_bytes": peak,
+        },
+        "eval": scores,
+        "versions": versions(),
+    }
+    export_model(engine, zero_stage(config), tokenizer, folder.model, recipe, scores)
+    if ranks.is_main():
+        write_results(output_dir, results)
+        print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
+        say(f"model in {folder.model}, results in {output_dir / 'results.json'}")
+    engine.destroy()
+
+
+def load_model(recipe: Recipe, tokenizer) -> ExtractiveQA:
+    qa = ExtractiveQA.load(
+        resolve_model(recipe.model.name), activation_checkpointing=recipe.train.activation_checkpointing
+    )
+    longest = longest_window(tokenizer, qa.model.config)
+    if recipe.data.max_length > longest:
+        raise InputError(
+            f"data.max_length {recipe.data.max_length}: {recipe.model.name} takes at most {longest} tokens: lower it"
+        )
+    return qa
+
+
+def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
+    """Training examples, and test examples by data set, held-out articles first."""
+    data: DataSection = recipe.data
+    training = read_examples(data.train, training=True)
+    tests: dict[str, list[Example]] = {}
+    if data.holdout_fraction:
+        training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
+    for name, source in data.eval.items():
+        tests[name] = read_examples(source, training=False)
+    training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
+    if data.max_eval_examples:
+        tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
+    return training, tests

@@ -1,0 +1,85 @@
+"""A run's folder: one run at a time, and never over somebody else's files."""
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.training.checkpoints import find_checkpoint, read_manifest
+
+# what may change between two starts of the same run
+FREE = ("data.eval", "data.max_eval_examples", "eval", "tracking", "train.log_every", "train.checkpoint_every")
+FREE += ("train.keep_checkpoints",)
+
+
+class RunFolder:
+    """`recipe.yaml`, `ds_config.json`, `metrics.jsonl`, `checkpoints/`, `model/`, `predictions/`, `results.json`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+
+    def take(self, recipe: Recipe, resume: str) -> Path | None:
+        """Locks the folder for this process; returns the checkpoint to go on from, None to start anew.
+
+        Args:
+            resume: "auto", "never", or the folder of a checkpoint (or of several: the newest is taken).
+
+        Raises:
+            InputError: the folder is in use, by another process, another run or other files; or no such checkpoint.
+        """
+        saved = self.path / "recipe.yaml"
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"--output_dir {self.path}: is a file: name a folder")
+        if self.path.is_dir() and not saved.is_file() and any(f.name != ".lock" for f in self.path.iterdir()):
+            raise InputError(f"--output_dir {self.path}: holds files of no run: name a new or empty folder")
+        if saved.is_file():
+            if resume == "never":
+                raise InputError(
+                    f"--output_dir {self.path}: holds a run already: name another folder, or --resume auto to go on"
+                )
+            before = settings_that_bind(Recipe.load(str(saved)))
+            now = settings_that_bind(recipe)
+            differing = [f"{k} {before.get(k)!r} there, {now.get(k)!r} here" for k in now if before.get(k) != now[k]]
+            if differing:
+                raise InputError(
+                    f"--output_dir {self.path}: holds another run ({'; '.join(differing)}): name another folder"
+                )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")  # held until the process ends
+        except OSError as error:
+            raise InputError(f"--output_dir {self.path}: cannot be written to ({error.strerror})") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"--output_dir {self.path}: another process is writing to it: name another folder"
+            ) from None
+        if resume in ("auto", "never"):
+            return find_checkpoint(self.checkpoints)
+        path = Path(resume)
+        if not path.is_dir():
+            raise InputError(f"--resume {resume}: no such folder: give auto, never, or a checkpoint's folder")
+        tag = find_checkpoint(path) or path
+        read_manifest(tag)
+        return tag
+
+
+def settings_that_bind(recipe: Recipe) -> dict[str, Any]:
+    """The settings by dotted name that a run must keep from its first update to its last."""
+    flat: dict[str, Any] = {}
+
+    def walk(node: Any, name: str) -> None:
+        if name in FREE:
+            return
+        if isinstance(node, dict):
+            for key, value in node.items():
+                walk(value, f"{name}.{key}" if name else key)
+        else:
+            flat[name] = node
+
+    walk(recipe.model_dump(mode="json"), "")
+    return flat

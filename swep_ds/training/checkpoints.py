@@ -1,0 +1,164 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is a folder `update-<n>` that DeepSpeed writes, every rank its part. It counts only once rank 0 has put
+`complete.json` (every file with its size, and what the run must have in common with it) into it, after all ranks
+were done; only then does `latest` move, by an atomic rename. A folder without `complete.json` is a write that was
+cut off: it is passed over. One whose files do not match is damaged.
+
+A checkpoint is read through pickle: resume only from folders that you trust.
+"""
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+
+from swep_ds import distributed as ranks
+from swep_ds.errors import InputError
+
+MANIFEST = "complete.json"
+LATEST = "latest"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How far a run is, over all its starts; windows and tokens over all ranks."""
+
+    updates: int = 0
+    windows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: the run's `checkpoints/`, on a file system that all ranks share.
+        keep: how many complete ones to keep.
+        setup: what a run must have in common with a checkpoint to continue from it exactly (world size, ZeRO
+            stage, precision ...); kept in its manifest and compared by `load`.
+    """
+
+    def __init__(self, folder: Path, keep: int, setup: dict[str, Any]):
+        self.folder, self.keep, self.setup = folder, keep, setup
+
+    def save(self, engine, done: Done) -> None:
+        """Writes the state and moves `latest` to it. All ranks call this together."""
+        tag = self.folder / f"update-{done.updates:08d}"
+        if ranks.is_main() and tag.exists():
+            shutil.rmtree(tag)  # cut off by an earlier stop
+        ranks.gather(None)
+        engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
+        ranks.gather(None)  # every rank has written its files
+        if ranks.is_main():
+            files = {str(f.relative_to(tag)): f.stat().st_size for f in sorted(tag.rglob("*")) if f.is_file()}
+            manifest = {"done": asdict(done), "setup": self.setup, "files": files}
+            write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
+            write_atomically(self.folder / LATEST, tag.name)
+            complete = sorted(f.parent for f in self.folder.glob(f"update-*/{MANIFEST}"))
+            for old in complete[: -self.keep]:
+                (old / MANIFEST).unlink()  # first: a half-deleted folder must not look complete
+                shutil.rmtree(old)
+        ranks.gather(None)
+
+    def load(self, engine, tag: Path) -> Done:
+        """Restores engine and schedule from a complete checkpoint; returns how far it is.
+
+        Raises:
+            InputError: damaged, or written under a set-up from which this run cannot continue exactly.
+        """
+        manifest = read_manifest(tag)
+        differing = [
+            f"{name} {manifest['setup'].get(name)!r} there, {value!r} here"
+            for name, value in self.setup.items()
+            if manifest["setup"].get(name) != value
+        ]
+        if differing:
+            raise InputError(
+                f"{tag}: the checkpoint does not fit this start ({'; '.join(differing)}): start with the same "
+                "number of ranks and settings, or train anew with another --output_dir"
+            )
+        try:
+            loaded, _ = engine.load_checkpoint(str(tag.parent), tag=tag.name)
+        except (RuntimeError, EOFError, OSError, KeyError, ValueError, AssertionError) as error:
+            raise InputError(
+                f"{tag}: the checkpoint is damaged ({' '.join(str(error).split())[:200]}): {MEND}"
+            ) from None
+        if loaded is None:
+            raise InputError(f"{tag}: DeepSpeed found no checkpoint in it: {MEND}")
+        return Done(**manifest["done"])
+
+
+MEND = "delete that folder to go on from an earlier one, or train anew with another --output_dir"
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint to go on from: the newest complete one; None if none was ever completed.
+
+    Raises:
+        InputError: there are complete ones, but all of them are damaged.
+    """
+    damaged = []
+    for tag in sorted((f.parent for f in folder.glob(f"update-*/{MANIFEST}")), reverse=True):
+        try:
+            read_manifest(tag)
+        except InputError as error:
+            log.warning("%s", error)
+            damaged.append(str(error))
+            continue
+        return tag
+    if damaged:
+        raise InputError(damaged[0])
+    return None
+
+
+def read_manifest(tag: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all there with their sizes.
+
+    Raises:
+        InputError: not a checkpoint, never completed, or damaged.
+    """
+    try:
+        manifest = json.loads((tag / MANIFEST).read_text())
+        files = manifest["files"]
+    except FileNotFoundError:
+        raise InputError(
+            f"{tag}: not a complete checkpoint (it has no {MANIFEST}): name one such as checkpoints/update-00001000"
+        ) from None
+    except (ValueError, KeyError):
+        raise InputError(f"{tag}: the checkpoint is damaged ({MANIFEST} cannot be read): {MEND}") from None
+    for name, size in files.items():
+        file = tag / name
+        if not file.is_file() or file.stat().st_size != size:
+            found = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
+            raise InputError(f"{tag}: the checkpoint is damaged ({name} {found}, {size} were written): {MEND}")
+    return manifest
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that is never seen half-written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def full_state_dict(module: torch.nn.Module, stage: int) -> dict[str, torch.Tensor]:
+    """All weights in CPU memory on rank 0 (an empty dict on the others), gathered one by one at ZeRO-3."""
+    if stage < 3:
+        return {k: v.detach().cpu() for k, v in module.state_dict().items()} if ranks.is_main() else {}
+    state = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        with deepspeed.zero.GatheredParameters([parameter]):
+            if ranks.is_main():
+                state[name] = parameter.detach().cpu().clone()
+    if ranks.is_main():
+        state |= {name: b.detach().cpu() for name, b in module.state_dict().items() if name not in state and b.numel()}
+    return state

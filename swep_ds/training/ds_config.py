@@ -1,0 +1,123 @@
+"""ds_config: "auto" is filled from the recipe, and whatever contradicts the recipe is reported, all at once.
+
+The recipe decides batch, optimizer, schedule, clipping and precision; the ds_config decides how DeepSpeed carries
+that out (ZeRO stage, offload, buckets, communication). A value that stands in both must agree.
+
+In `split` execution the engine sees each pass as a micro-step of its own, so the resolved file's
+gradient_accumulation_steps is the recipe's times the number of weighted passes.
+"""
+
+import json
+import math
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+
+AUTO = "auto"
+QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
+
+
+def resolve_ds_config(
+    source: str, recipe: Recipe, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
+) -> dict[str, Any]:
+    """Reads a ds_config file and completes it.
+
+    Args:
+        source: path of the JSON file.
+        micro_steps: engine micro-steps per batch (1 in `joint` execution, else the number of weighted passes).
+        hidden_size: of the model; sizes ZeRO's "auto" buckets as transformers does.
+        on_cpu: whether there is no accelerator.
+
+    Raises:
+        InputError: no such file, not JSON, or it contradicts the recipe: all disagreements in one message.
+    """
+    config = read_ds_config(source)
+    train, faults = recipe.train, []
+    batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
+    given = {
+        "train_micro_batch_size_per_gpu": (train.micro_batch_size, "train.micro_batch_size"),
+        "gradient_accumulation_steps": (train.gradient_accumulation_steps, "train.gradient_accumulation_steps"),
+        "train_batch_size": (batch, f"micro batch x accumulation x {world_size} rank(s)"),
+        "gradient_clipping": (train.max_grad_norm, "train.max_grad_norm"),
+        "bf16.enabled": (train.precision == "bf16", "train.precision"),
+        "fp16.enabled": (train.precision == "fp16", "train.precision"),
+    }
+    if "optimizer" in config:
+        given |= {
+            "optimizer.params.lr": (train.learning_rate, "train.learning_rate"),
+            "optimizer.params.betas": (list(train.adam_betas), "train.adam_betas"),
+            "optimizer.params.eps": (train.adam_epsilon, "train.adam_epsilon"),
+            "optimizer.params.weight_decay": (train.weight_decay, "train.weight_decay"),
+        }
+    if "scheduler" in config:
+        faults.append("scheduler: the recipe's train.warmup_fraction and linear decay decide it: remove this block")
+    for field, (value, origin) in given.items():
+        present = _get(config, field)
+        if present is not None and present != AUTO and not _equal(present, value):
+            faults.append(f"{field} = {json.dumps(present)}, but the recipe's {origin} gives {json.dumps(value)}")
+        _set(config, field, value)
+    zero = config.setdefault("zero_optimization", {})
+    sizes = {
+        "reduce_bucket_size": hidden_size**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+    for field, value in sizes.items():
+        if zero.get(field) == AUTO:
+            zero[field] = value
+    if on_cpu and train.precision == "fp16":
+        faults.append('fp16 needs a GPU: set train.precision to "fp32" or "bf16"')
+    faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in _autos(config)]
+    if faults:
+        raise InputError(f"{source}: " + "; ".join(faults) + '. Mend the file, use "auto", or change the recipe')
+    del config["train_batch_size"]
+    config["gradient_accumulation_steps"] *= micro_steps
+    return QUIET | config
+
+
+def read_ds_config(source: str) -> dict[str, Any]:
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(f"--ds_config {source}: no such file; shipped ones are in ds_configs/")
+    try:
+        config = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"--ds_config {source}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
+    return config
+
+
+def zero_stage(config: dict[str, Any]) -> int:
+    return config["zero_optimization"].get("stage", 0)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    return isinstance(left, int | float) and math.isclose(left, right, rel_tol=1e-9)
+
+
+def _get(config: dict, field: str) -> Any:
+    *sections, leaf = field.split(".")
+    for section in sections:
+        config = config.get(section) or {}
+    return config.get(leaf)
+
+
+def _set(config: dict, field: str, value: Any) -> None:
+    *sections, leaf = field.split(".")
+    for section in sections:
+        config = config.setdefault(section, {})
+    config[leaf] = deepcopy(value)
+
+
+def _autos(node: Any, prefix: str = "") -> list[str]:
+    if isinstance(node, dict):
+        return [found for key, value in node.items() for found in _autos(value, f"{prefix}{key}.")]
+    return [prefix[:-1]] if node == AUTO else []

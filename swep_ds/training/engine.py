@@ -1,0 +1,52 @@
+"""The DeepSpeed engine around an objective: an ordinary one, with the recipe's optimizer and schedule."""
+
+from typing import Any
+
+import deepspeed
+import torch
+
+from swep_ds.methods.objective import Objective
+from swep_ds.recipe import TrainSection
+
+
+def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int):
+    """DeepSpeed engine with AdamW and linear decay (warm-up first, if the recipe asks for it).
+
+    The optimizer is PyTorch's AdamW, which compiles nothing, unless the ds_config names one of its own
+    (`"optimizer": {"type": "AdamW", ...}` is DeepSpeed's fused or CPU Adam).
+
+    Args:
+        config: from `resolve_ds_config`.
+        updates: optimizer steps of the whole run; the learning rate reaches 0 after the last.
+    """
+    config = dict(config)
+    optimizer = None
+    if "optimizer" not in config:
+        optimizer = torch.optim.AdamW(
+            objective.parameters(),
+            lr=train.learning_rate,
+            betas=train.adam_betas,
+            eps=train.adam_epsilon,
+            weight_decay=train.weight_decay,
+        )
+        if "offload_optimizer" in config.get("zero_optimization", {}):
+            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed refuses any optimizer but its own
+    engine, *_ = deepspeed.initialize(
+        model=objective,
+        model_parameters=[p for p in objective.parameters() if p.requires_grad],
+        optimizer=optimizer,
+        lr_scheduler=lambda inner: linear_decay(inner, updates, round(train.warmup_fraction * updates)),
+        config=config,
+    )
+    return engine
+
+
+def linear_decay(optimizer: torch.optim.Optimizer, updates: int, warmup: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """Factor of the learning rate at update u: u / warmup, then (updates - u) / (updates - warmup)."""
+
+    def factor(update: int) -> float:
+        if update < warmup:
+            return update / warmup
+        return max(0.0, (updates - update) / max(1, updates - warmup))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

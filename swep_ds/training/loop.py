@@ -1,0 +1,112 @@
+"""The loop: for each pass a forward and a backward, one step at the end of an update."""
+
+import time
+from collections import defaultdict
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from swep_ds import distributed as ranks
+from swep_ds.data.batches import TrainingBatches
+from swep_ds.recipe import TrainSection
+from swep_ds.training.checkpoints import Checkpoints, Done
+from swep_ds.training.tracking import Tracker
+
+
+class TrainingDiverged(Exception):
+    """The loss is no longer a finite number."""
+
+
+def train(
+    engine,
+    batches: TrainingBatches,
+    settings: TrainSection,
+    checkpoints: Checkpoints,
+    tracker: Tracker,
+    before: Done,
+) -> Done:
+    """Trains from where the run stands to the end of `batches`, logging and saving on the way.
+
+    Raises:
+        TrainingDiverged: loss not finite, noticed when it is next logged or before it is saved, on all ranks.
+    """
+    objective, device = engine.module, ranks.device()
+    micro_steps = objective.micro_steps(settings.execution)
+    parts = [None] if settings.execution == "joint" else range(micro_steps)
+    loader = torch.utils.data.DataLoader(
+        batches, batch_size=None, sampler=range(before.updates * batches.accumulation, len(batches))
+    )
+    micro_batches = iter(loader)
+    meter = Meter()
+    engine.train()
+    windows, tokens = before.windows, before.tokens
+    done = before
+    began = time.perf_counter() - before.seconds
+    for update in range(before.updates, batches.updates):
+        number, last = update + 1, update + 1 == batches.updates
+        logs = number % settings.log_every == 0 or last or update == 0
+        saves = number % settings.checkpoint_every == 0 or last
+        seed_dropout(batches.seed, update)
+        for _ in range(batches.accumulation):
+            batch, hidden = next(micro_batches).to(device), None
+            seen = {"loss": torch.zeros((), device=device)}
+            for part in parts:
+                loss, hidden, statistics = engine(
+                    batch, update, update / batches.updates, part, hidden, measure_noise=logs
+                )
+                engine.backward(loss * micro_steps)  # the engine takes the mean over micro-steps; passes add up
+                engine.step()
+                seen |= statistics | {"loss": seen["loss"] + loss.detach()}
+            meter.add(seen)
+        rows = batches.windows(update)
+        windows += len(rows)
+        tokens += int(batches.lengths[rows].sum())
+        if not (logs or saves):
+            continue
+        means = meter.means()
+        if not np.isfinite(means["loss"]):
+            raise TrainingDiverged(
+                f"the loss is {means['loss']} at update {number} (learning rate {engine.get_lr()[0]:.2e}, "
+                f"precision {settings.precision}): lower train.learning_rate or method.beta, raise "
+                "train.warmup_fraction, or use bf16 or fp32 in place of fp16; earlier checkpoints stay"
+            )
+        ranks.synchronize()
+        done = Done(number, windows, tokens, time.perf_counter() - began)
+        if logs:
+            means["learning_rate"] = engine.get_lr()[0]
+            norm = engine.get_global_grad_norm()
+            if norm is not None:  # DeepSpeed does not compute it at stage 0 in fp32
+                means["grad_norm"] = float(norm)
+            tracker.log(done, means, objective.method.remark(means, number / batches.updates))
+        if saves:
+            checkpoints.save(engine, done)
+    return done
+
+
+def seed_dropout(seed: int, update: int) -> None:
+    """Dropout draws from (seed, update, rank): a resumed run needs no generator state to go on exactly."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, update, ranks.rank()]).generate_state(1, np.uint64)[0] >> 1))
+
+
+class Meter:
+    """Means of weighted statistics since the last look, over ranks, kept on the device until then."""
+
+    def __init__(self):
+        self.sums: dict[str, torch.Tensor] = {}
+        self.counts: dict[str, int] = defaultdict(int)
+
+    def add(self, statistics: dict[str, torch.Tensor]) -> None:
+        """Statistics of one micro-batch."""
+        for name, value in statistics.items():
+            self.sums[name] = self.sums.get(name, 0) + value.double()
+            self.counts[name] += 1
+
+    def means(self) -> dict[str, float]:
+        """All ranks call this together; it empties the meter."""
+        names = sorted(self.sums)
+        total = torch.stack([self.sums[name] for name in names])
+        dist.all_reduce(total)
+        values = (total / ranks.world_size()).tolist()
+        self.sums, counts, self.counts = {}, self.counts, defaultdict(int)
+        return {name: value / counts[name] for name, value in zip(names, values, strict=True)}

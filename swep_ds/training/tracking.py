@@ -1,0 +1,156 @@
+"""What a run tells while it trains: a progress bar (plain lines where there is no terminal), metrics.jsonl, wandb.
+
+Rank 0 alone writes; on the others a tracker does nothing.
+"""
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.training.checkpoints import Done
+
+# (name in metrics.jsonl, name on screen, format)
+SHOWN = (
+    ("loss", "loss", ".3f"),
+    ("nll_clean", "clean", ".3f"),
+    ("nll_noisy", "noisy", ".3f"),
+    ("kl_per_token", "KL/token", ".3g"),
+    ("mu", "mu", ".3f"),
+    ("sigma", "sigma", ".3f"),
+    ("learning_rate", "lr", ".2e"),
+    ("samples_per_second", "samples/s", ".1f"),
+)
+
+
+class Tracker:
+    """Context manager around the training loop.
+
+    Args:
+        recipe: for the tracking section, and as wandb's config.
+        folder: the run's folder; `metrics.jsonl` in it is cut back to where the run stands first.
+        updates: of the whole run.
+        before: how far the run is already.
+        active: true on rank 0.
+
+    Raises:
+        InputError: wandb is asked for but not installed.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, updates: int, before: Done, active: bool):
+        self.updates, self.active, self.before = updates, active, before
+        if not active:
+            return
+        path = folder / "metrics.jsonl"
+        kept = [line for line in _lines(path) if line["update"] <= before.updates]
+        self.metrics = path.open("w")
+        for line in kept:
+            self._write(line)
+        self.console = Console()
+        self.progress = None
+        if self.console.is_terminal:
+            self.progress = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("eta"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[shown]}"),
+                console=self.console,
+            )
+            self.task = self.progress.add_task("training", total=updates, completed=before.updates, shown="")
+        self.wandb = _start_wandb(recipe, folder)
+        self.remarked = False
+
+    def __enter__(self) -> "Tracker":
+        if self.active and self.progress:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self.active:
+            if self.progress:
+                self.progress.stop()
+            self.metrics.close()
+            if self.wandb:
+                self.wandb.finish(exit_code=int(exception[0] is not None))
+
+    def log(self, done: Done, means: dict[str, float], remark: str | None) -> None:
+        """One line: `means` over the updates since the last one."""
+        if not self.active:
+            return
+        line = {
+            "update": done.updates,
+            **means,
+            "samples_per_second": done.windows / done.seconds,
+            "tokens_per_second": done.tokens / done.seconds,
+            "seconds": done.seconds,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        self._write(line)
+        shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
+        if self.progress:
+            self.progress.update(self.task, completed=done.updates, shown=shown)
+        else:
+            eta = done.seconds / done.updates * (self.updates - done.updates)
+            self.console.print(
+                f"{done.updates:>6}/{self.updates}  {shown}  eta {eta:.0f} s", highlight=False, soft_wrap=True
+            )
+        if remark and not self.remarked:
+            self.console.print(f"note: {remark}", style="yellow", highlight=False, soft_wrap=True)
+            self.remarked = True
+        if self.wandb:
+            self.wandb.log(line, step=done.updates)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self.metrics.write(json.dumps(line) + "\n")
+        self.metrics.flush()
+
+
+def peak_memory_bytes() -> int:
+    """Largest memory so far: allocated on the GPU where there is one, else resident in the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """A run that was killed while writing may have left half a last line."""
+    lines = []
+    for text in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _start_wandb(recipe: Recipe, folder: Path):
+    if recipe.tracking.wandb == "off":
+        return None
+    try:
+        import wandb
+    except ImportError:
+        raise InputError(
+            "tracking.wandb: wandb is not installed: pip install 'swep-ds[wandb]', or set it to off"
+        ) from None
+    return wandb.init(
+        project=recipe.tracking.project,
+        mode=recipe.tracking.wandb,
+        dir=str(folder),
+        config=recipe.model_dump(mode="json"),
+    )
