@@ -1,21 +1,22 @@
 """One way through: recipe, examples, features, batches, passes, engine, predictions, scores, results."""
 
 import json
-import logging
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from datasets import config as datasets_config
 from rich.console import Console
+from transformers import PreTrainedTokenizerFast
 
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import Padding, TrainingBatches
-from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import hold_out_articles, subset
 from swep_ds.errors import InputError
-from swep_ds.evaluation.evaluate import Evaluation
-from swep_ds.evaluation.results import print_scores, versions, write_results
+from swep_ds.evaluation.evaluate import CACHE, Evaluation
+from swep_ds.evaluation.results import Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.export import export_model
 from swep_ds.methods import build
@@ -30,8 +31,19 @@ from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker, peak_memory_bytes
 
-log = logging.getLogger(__name__)
-CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe made ready to train, on this rank."""
+
+    objective: Objective
+    tokenizer: PreTrainedTokenizerFast
+    config: dict[str, Any]  # the resolved ds_config
+    questions: int  # to train on
+    features: Features  # their windows
+    batches: TrainingBatches
+    tests: dict[str, list[Example]]  # by data set, the source domain first
+    evaluation: Evaluation
 
 
 def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
@@ -51,8 +63,43 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
     folder = RunFolder(output_dir)
     tag = ranks.gather(ranks.agree(lambda: folder.take(recipe, resume) if ranks.is_main() else None))[0]
     say(recipe.dump().rstrip(), style="dim")
+    job = prepare(recipe, ds_config)
+    stage, updates = zero_stage(job.config), job.batches.updates
+    if ranks.is_main():
+        write_atomically(output_dir / "recipe.yaml", recipe.dump())
+        write_atomically(output_dir / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
+    say(
+        f"training {recipe.method.name} on {job.questions} questions in {len(job.features.dataset)} windows "
+        f"({job.features.windows_without_answer} without the answer, {job.features.questions_cut} questions cut): "
+        f"{updates} updates of {job.batches.global_batch}, ZeRO-{stage}, {ranks.world_size()} rank(s) "
+        f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
+    )
+    engine = build_engine(job.objective, job.config, recipe.train, updates)
+    setup = {"world_size": ranks.world_size(), "zero_stage": stage, **settings_that_bind(recipe)}
+    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
+    before = Done() if tag is None else ranks.agree(lambda: checkpoints.load(engine, tag))
+    if tag is not None:
+        say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
+    with ranks.agree(lambda: Tracker(recipe, output_dir, updates, before, active=ranks.is_main())) as tracker:
+        done = train(engine, job.batches, recipe.train, checkpoints, tracker, before)
 
-    # whatever can be wrong is looked at before the first long wait
+    engine.eval()
+    scores = job.evaluation.run(engine, job.tests, output_dir, say)
+    export_model(engine, stage, job.tokenizer, folder.model, recipe, scores)
+    peak = max(ranks.gather(peak_memory_bytes()))
+    if ranks.is_main():
+        write_results(output_dir, results(recipe, job, done, peak, scores))
+        print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
+        say(f"model in {folder.model}, results in {output_dir / 'results.json'}")
+    engine.destroy()
+
+
+def prepare(recipe: Recipe, ds_config: str) -> Job:
+    """Loads model and data. Whatever can be wrong is looked at before the first long wait.
+
+    Raises:
+        InputError: on all ranks, with the same message.
+    """
     torch.manual_seed(recipe.seed)
     tokenizer = ranks.agree(lambda: load_tokenizer(recipe.model.name))
     qa = ranks.agree(lambda: load_model(recipe, tokenizer))
@@ -68,80 +115,32 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
         )
     )
     training, tests = ranks.agree(lambda: load_examples(recipe))
-    windows = WindowSettings(recipe.data.max_length, recipe.data.doc_stride, recipe.data.max_query_length)
+    data, settings = recipe.data, recipe.train
+    windows = WindowSettings(data.max_length, data.doc_stride, data.max_query_length)
     features = ranks.first_on_each_node(
         lambda: build_features(
             training,
             tokenizer,
             windows,
             training=True,
-            windows_without_answer=recipe.data.windows_without_answer,
+            windows_without_answer=data.windows_without_answer,
             cache_dir=CACHE,
         )
     )
-    if ranks.is_main():
-        write_atomically(output_dir / "recipe.yaml", recipe.dump())
-        write_atomically(output_dir / "ds_config.json", json.dumps(config, indent=2) + "\n")
-
     batches = TrainingBatches(
         features.dataset,
         Padding.of(tokenizer),
-        micro_batch_size=recipe.train.micro_batch_size,
-        accumulation=recipe.train.gradient_accumulation_steps,
+        micro_batch_size=settings.micro_batch_size,
+        accumulation=settings.gradient_accumulation_steps,
         rank=ranks.rank(),
         world_size=ranks.world_size(),
-        epochs=recipe.train.epochs,
-        max_updates=recipe.train.max_updates,
+        epochs=settings.epochs,
+        max_updates=settings.max_updates,
         seed=recipe.seed,
     )
-    say(
-        f"training {recipe.method.name} on {len(training)} questions in {len(features.dataset)} windows "
-        f"({features.windows_without_answer} without the answer, {features.questions_cut} questions cut): "
-        f"{batches.updates} updates of {batches.global_batch}, ZeRO-{zero_stage(config)}, {ranks.world_size()} rank(s) "
-        f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
-    )
-    engine = build_engine(objective, config, recipe.train, batches.updates)
-    setup = {"world_size": ranks.world_size(), "zero_stage": zero_stage(config), **settings_that_bind(recipe)}
-    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
-    before = Done() if tag is None else ranks.agree(lambda: checkpoints.load(engine, tag))
-    if tag is not None:
-        say(f"resuming from {tag}: {before.updates} of {batches.updates} updates are done")
-    with ranks.agree(lambda: Tracker(recipe, output_dir, batches.updates, before, active=ranks.is_main())) as tracker:
-        trained = train(engine, batches, recipe.train, checkpoints, tracker, before)
-
-    evaluation = Evaluation(
-        tokenizer,
-        windows,
-        SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens),
-        recipe.eval.batch_size,
-        CACHE,
-    )
-    engine.eval()
-    scores = evaluation.run(engine, tests, output_dir, say)
-    peak = max(ranks.gather(peak_memory_bytes()))
-    results = {
-        "method": recipe.method.name,
-        "model": recipe.model.name,
-        "seed": recipe.seed,
-        "world_size": ranks.world_size(),
-        "train": {
-            "examples": len(training),
-            "features": len(features.dataset),
-            "updates": trained.updates,
-            "seconds": trained.seconds,
-            "samples_per_second": trained.windows / trained.seconds,
-            "tokens_per_second": trained.tokens / trained.seconds,
-            "peak_memory_bytes": peak,
-        },
-        "eval": scores,
-        "versions": versions(),
-    }
-    export_model(engine, zero_stage(config), tokenizer, folder.model, recipe, scores)
-    if ranks.is_main():
-        write_results(output_dir, results)
-        print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
-        say(f"model in {folder.model}, results in {output_dir / 'results.json'}")
-    engine.destroy()
+    spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
+    evaluation = Evaluation(tokenizer, windows, spans, recipe.eval.batch_size, CACHE)
+    return Job(objective, tokenizer, config, len(training), features, batches, tests, evaluation)
 
 
 def load_model(recipe: Recipe, tokenizer) -> ExtractiveQA:
@@ -169,3 +168,24 @@ def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
+
+
+def results(recipe: Recipe, job: Job, done: Done, peak: int, scores: Scores) -> dict[str, Any]:
+    """What `results.json` holds; scores in percent, memory of the rank that took most."""
+    return {
+        "method": recipe.method.name,
+        "model": recipe.model.name,
+        "seed": recipe.seed,
+        "world_size": ranks.world_size(),
+        "train": {
+            "examples": job.questions,
+            "features": len(job.features.dataset),
+            "updates": done.updates,
+            "seconds": done.seconds,
+            "samples_per_second": done.windows / done.seconds,
+            "tokens_per_second": done.tokens / done.seconds,
+            "peak_memory_bytes": peak,
+        },
+        "eval": scores,
+        "versions": versions(),
+    }

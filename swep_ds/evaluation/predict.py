@@ -12,19 +12,34 @@ from swep_ds.data.batches import Batch, Padding
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 
+Logits = Callable[[Batch], tuple[Tensor, Tensor]]
 
-@torch.no_grad()
+
 def predict(
-    logits: Callable[[Batch], tuple[Tensor, Tensor]],
+    logits: Logits,
     examples: Sequence[Example],
     features: datasets.Dataset,
     padding: Padding,
     settings: SpanSettings,
-    *,
     batch_size: int,
-    device: torch.device,
 ) -> dict[str, str]:
-    """Answers by question id, the same on every rank.
+    """Answers by question id, the same on every rank. Arguments as `decode`."""
+    answers: dict[str, str] = {}
+    for part in ranks.gather(decode(logits, examples, features, padding, settings, batch_size).answers()):
+        answers |= part
+    return {example.id: answers[example.id] for example in examples}
+
+
+@torch.no_grad()
+def decode(
+    logits: Logits,
+    examples: Sequence[Example],
+    features: datasets.Dataset,
+    padding: Padding,
+    settings: SpanSettings,
+    batch_size: int,
+) -> SpanDecoder:
+    """Runs this rank's share of the windows through the model; the decoder then knows this rank's answers.
 
     All ranks run the same number of forward passes, as ZeRO-3 needs; one that has no windows left repeats the
     first one and drops the result.
@@ -39,13 +54,10 @@ def predict(
     for number in range(max(ranks.gather(len(mine)))):
         rows = mine[number] if number < len(mine) else np.array([0])
         columns = features[rows.tolist()]
-        start, end = logits(Batch(**padding.inputs(columns, max(columns["length"]))).to(device))
+        start, end = logits(Batch(**padding.inputs(columns, max(columns["length"]))).to(ranks.device()))
         if number < len(mine):
-            decoder.add(columns, start.float().cpu(), end.float().cpu())
-    answers: dict[str, str] = {}
-    for part in ranks.gather(decoder.answers()):
-        answers |= part
-    return {example.id: answers[example.id] for example in examples}
+            decoder.add(columns, start, end)
+    return decoder
 
 
 def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:

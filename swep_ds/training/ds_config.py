@@ -13,10 +13,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from deepspeed.runtime.config import DeepSpeedConfig
+from pydantic import ValidationError
+
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 
 AUTO = "auto"
+BLOCKS = ("zero_optimization", "bf16", "fp16", "optimizer", "optimizer.params")  # objects wherever they stand
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
 
 
@@ -32,9 +36,13 @@ def resolve_ds_config(
         on_cpu: whether there is no accelerator.
 
     Raises:
-        InputError: no such file, not JSON, or it contradicts the recipe: all disagreements in one message.
+        InputError: no such file, not JSON, it contradicts the recipe (all disagreements in one message), or DeepSpeed
+            refuses a field.
     """
     config = read_ds_config(source)
+    for block in BLOCKS:
+        if not isinstance(_get(config, block, {}), dict):
+            raise InputError(f"{source}: {block} is {json.dumps(_get(config, block))}: write it as a JSON object")
     train, faults = recipe.train, []
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
     given = {
@@ -75,7 +83,13 @@ def resolve_ds_config(
         raise InputError(f"{source}: " + "; ".join(faults) + '. Mend the file, use "auto", or change the recipe')
     del config["train_batch_size"]
     config["gradient_accumulation_steps"] *= micro_steps
-    return QUIET | config
+    config = QUIET | config
+    try:
+        DeepSpeedConfig(deepcopy(config))
+    except ValidationError as error:
+        refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
+        raise InputError(f"{source}: DeepSpeed refuses it ({error.title}: {refused}): mend the field") from None
+    return config
 
 
 def read_ds_config(source: str) -> dict[str, Any]:
@@ -92,7 +106,7 @@ def read_ds_config(source: str) -> dict[str, Any]:
 
 
 def zero_stage(config: dict[str, Any]) -> int:
-    return config["zero_optimization"].get("stage", 0)
+    return int(config["zero_optimization"].get("stage", 0))
 
 
 def _equal(left: Any, right: Any) -> bool:
@@ -103,11 +117,11 @@ def _equal(left: Any, right: Any) -> bool:
     return isinstance(left, int | float) and math.isclose(left, right, rel_tol=1e-9)
 
 
-def _get(config: dict, field: str) -> Any:
+def _get(config: dict, field: str, default: Any = None) -> Any:
     *sections, leaf = field.split(".")
     for section in sections:
-        config = config.get(section) or {}
-    return config.get(leaf)
+        config = config.get(section, {})
+    return config.get(leaf, default)
 
 
 def _set(config: dict, field: str, value: Any) -> None:

@@ -1,0 +1,40 @@
+"""Answers a question over a text, from a saved model.
+
+    python scripts/answer.py runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
+    python scripts/answer.py MODEL --question "Who ...?" --text_file article.txt --n_best 3
+
+Prints the best answers with their probabilities among the 20 best spans and the sentence part around each.
+Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+"""
+
+import argparse
+from pathlib import Path
+
+from swep_ds.command import main
+from swep_ds.errors import InputError
+
+
+def answer() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
+    parser.add_argument("--question", required=True)
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--text")
+    text.add_argument("--text_file", type=Path)
+    parser.add_argument("--n_best", type=int, default=1, help="answers to print (default: 1)")
+    arguments = parser.parse_args()
+    if arguments.text_file and not arguments.text_file.is_file():
+        raise InputError(f"--text_file {arguments.text_file}: no such file")
+
+    from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
+    from swep_ds.evaluation.saved import answer_question
+
+    context = arguments.text_file.read_text() if arguments.text_file else arguments.text
+    with process_group():
+        for one in answer_question(arguments.model, arguments.question, context)[: arguments.n_best]:
+            around = context[max(0, one.start - 40) : one.end + 40].replace("\n", " ")
+            print(f"{one.probability:6.1%}  {one.text}    ...{around}...")
+
+
+if __name__ == "__main__":
+    main(answer)

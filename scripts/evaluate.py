@@ -1,0 +1,43 @@
+"""Evaluates a saved model on any number of data sets and writes predictions, scores and a table.
+
+    python scripts/evaluate.py runs/quickstart-swep-seed0/model --data news=quickstart:news --output_dir scores
+    deepspeed scripts/evaluate.py MODEL --data squad=dev-v1.1.json --data bioasq=BioASQ.jsonl.gz --output_dir scores
+
+MODEL is a Hugging Face folder or hub id; one that a run exported is read with that run's window settings.
+Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
+Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+"""
+
+import argparse
+from pathlib import Path
+
+from swep_ds.command import main
+
+
+def evaluate() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
+    parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help="may be repeated")
+    parser.add_argument("--output_dir", type=Path, required=True, help="for predictions/ and results.json")
+    parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
+    parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
+    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+    arguments = parser.parse_args()
+
+    from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
+    from swep_ds.evaluation.saved import evaluate_saved
+
+    with process_group():
+        evaluate_saved(
+            arguments.model,
+            arguments.data,
+            arguments.output_dir,
+            max_length=arguments.max_length,
+            doc_stride=arguments.doc_stride,
+            batch_size=arguments.batch_size,
+        )
+
+
+if __name__ == "__main__":
+    main(evaluate)

@@ -1,0 +1,135 @@
+"""What an update costs: methods and executions on the same batches, taking turns, in one process.
+
+Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
+speed drifts slows all of them alike. Memory is what tensors hold: weights, gradients and optimizer state, plus the
+highest point of what one update allocates on top (CPU: from the profiler's allocation events; GPU: the allocator's
+own count). Buffers of libraries and the interpreter are left out: they are the same for all and hide differences.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from swep_ds import distributed as ranks
+from swep_ds.data.batches import Batch
+from swep_ds.evaluation.results import versions
+
+
+@dataclass
+class Contender:
+    """One way to train: `update` runs a whole optimizer step on a batch."""
+
+    name: str
+    update: Callable[[Batch, int], None]
+    state_bytes: int  # weights, gradients, optimizer state
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+
+
+def engine_contender(name: str, engine, execution: str) -> Contender:
+    """A method under the engine, as the training loop runs it."""
+    micro_steps = engine.module.micro_steps(execution)
+    parts: Sequence[int | None] = [None] if execution == "joint" else range(micro_steps)
+
+    def update(batch: Batch, number: int) -> None:
+        hidden = None
+        for part in parts:
+            loss, hidden, _ = engine(batch, number, 0.0, part, hidden)
+            engine.backward(loss * micro_steps)
+            engine.step()
+
+    # weights and gradients, and two moments of AdamW; the engine's own flat copies come on top for all alike
+    parameters = sum(p.numel() * p.element_size() for p in engine.module.parameters())
+    return Contender(name, update, 4 * parameters)
+
+
+def measure(contenders: list[Contender], batches: list[Batch], warmup: int) -> None:
+    """Runs all contenders over the batches in turns; the first `warmup` batches are not counted."""
+    for number, batch in enumerate(batches):
+        for contender in contenders:
+            ranks.synchronize()
+            began = time.perf_counter()
+            contender.update(batch, number)
+            ranks.synchronize()
+            if number >= warmup:
+                contender.seconds.append(time.perf_counter() - began)
+    largest = max(batches, key=lambda batch: batch.input_ids.numel())
+    for contender in contenders:
+        peak = update_peak_bytes(lambda run=contender: run.update(largest, len(batches)))
+        contender.peak_bytes = contender.state_bytes + peak
+
+
+def update_peak_bytes(update: Callable[[], None]) -> int:
+    """Highest point of what `update` allocates on top of what is there."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        update()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        update()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    allocations = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    if not allocations:
+        raise RuntimeError("the profiler recorded no allocation: this PyTorch build cannot measure memory on CPU")
+    level = peak = 0
+    for _, size in allocations:
+        level += size
+        peak = max(peak, level)
+    return peak
+
+
+def report(contenders: list[Contender], batches: list[Batch], warmup: int, **about: Any) -> dict[str, Any]:
+    """Prints the table, each figure beside its ratio to the first contender, and returns it for JSON."""
+    counted = batches[warmup:]
+    windows = sum(len(batch.input_ids) for batch in counted)
+    tokens = sum(int(batch.attention_mask.sum()) for batch in counted)
+    positions = sum(batch.input_ids.numel() for batch in counted)
+    base = contenders[0]
+    rows = []
+    for one in contenders:
+        ratios = [a / b for a, b in zip(one.seconds, base.seconds, strict=True)]
+        rows.append(
+            {
+                "name": one.name,
+                "median_update_seconds": statistics.median(one.seconds),
+                "time_ratio": sum(one.seconds) / sum(base.seconds),
+                "time_ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
+                "samples_per_second": windows / sum(one.seconds),
+                "tokens_per_second": tokens / sum(one.seconds),
+                "peak_bytes": one.peak_bytes,
+                "memory_ratio": one.peak_bytes / base.peak_bytes,
+            }
+        )
+    table = Table(title=f"{len(counted)} updates each, in turns; padding {1 - tokens / positions:.1%}")
+    table.add_column("")
+    for title in ("ms/update", f"x {base.name}", "quartiles", "samples/s", "peak MiB", f"x {base.name}"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        low, high = row["time_ratio_quartiles"]
+        table.add_row(
+            row["name"],
+            f"{1000 * row['median_update_seconds']:.1f}",
+            f"{row['time_ratio']:.3f}",
+            f"{low:.2f}-{high:.2f}",
+            f"{row['samples_per_second']:.1f}",
+            f"{row['peak_bytes'] / 2**20:.0f}",
+            f"{row['memory_ratio']:.3f}",
+        )
+    Console(width=110).print(table)
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    return {"hardware": hardware, "versions": versions(), **about, "padding": 1 - tokens / positions, "rows": rows}
