@@ -23,13 +23,14 @@ def answer() -> None:
     text.add_argument("--text_file", type=Path)
     parser.add_argument("--n_best", type=int, default=1, help="answers to print (default: 1)")
     arguments = parser.parse_args()
-    if arguments.text_file and not arguments.text_file.is_file():
-        raise InputError(f"--text_file {arguments.text_file}: no such file")
 
     from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
     from swep_ds.evaluation.saved import answer_question
 
-    context = arguments.text_file.read_text() if arguments.text_file else arguments.text
+    try:
+        context = arguments.text_file.read_text(encoding="utf-8") if arguments.text_file else arguments.text
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--text_file {arguments.text_file}: cannot be read as UTF-8 text ({error})") from None
     with process_group():
         for one in answer_question(arguments.model, arguments.question, context)[: arguments.n_best]:
             around = context[max(0, one.start - 40) : one.end + 40].replace("\n", " ")

@@ -26,27 +26,31 @@ def bench() -> None:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
     count = arguments.warmup + arguments.updates
-    recipes = [
-        Recipe.load(
-            arguments.recipe,
-            [*arguments.set, f"method.name={method}", f"train.execution={execution}", f"train.max_updates={count}"],
-        )
-        for _, method, execution in CONTENDERS
-    ]
+    fixed = [f"train.max_updates={count}", "train.gradient_accumulation_steps=1"]
 
-    from swep_ds import distributed  # settings first: these imports take seconds
+    from swep_ds import distributed  # after the arguments: these imports take seconds
     from swep_ds.run import prepare
-    from swep_ds.training.benchmark import engine_contender, measure, report
+    from swep_ds.training.benchmark import contend, engine_update, measure, report
+    from swep_ds.training.ds_config import zero_stage
     from swep_ds.training.engine import build_engine
 
     with distributed.process_group():
         contenders = []
-        for (name, _, execution), recipe in zip(CONTENDERS, recipes, strict=True):
-            job = prepare(recipe, arguments.ds_config)
-            engine = build_engine(job.objective, job.config, recipe.train, count)
-            engine.train()
-            contenders.append(engine_contender(name, engine, execution))
-        batches = [job.batches[number].to(distributed.device()) for number in range(len(job.batches))]
+        for name, method, execution in CONTENDERS:
+            choice = [*arguments.set, f"method.name={method}", f"train.execution={execution}"]
+            recipe = Recipe.load(arguments.recipe, [*choice, *fixed])
+            if not contenders:  # the same batches for all
+                job = prepare(recipe, arguments.ds_config)
+                batches = [job.batches[number].to(distributed.device()) for number in range(len(job.batches))]
+                largest = max(batches, key=lambda batch: batch.input_ids.numel())
+
+            def make(recipe=recipe, execution=execution):
+                own = prepare(recipe, arguments.ds_config)
+                engine = build_engine(own.objective, own.config, recipe.train, count)
+                engine.train()
+                return engine_update(engine, execution)
+
+            contenders.append(contend(name, make, largest))
         measure(contenders, batches, arguments.warmup)
         if distributed.is_main():
             figures = report(
@@ -56,7 +60,7 @@ def bench() -> None:
                 model=recipe.model.name,
                 micro_batch_size=recipe.train.micro_batch_size,
                 precision=recipe.train.precision,
-                zero_stage=job.config["zero_optimization"]["stage"],
+                zero_stage=zero_stage(job.config),
             )
             if arguments.json:
                 arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

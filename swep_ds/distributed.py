@@ -23,7 +23,7 @@ import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
 
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, TrainingDiverged
 
 T = TypeVar("T")
 
@@ -33,8 +33,9 @@ def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
     Raises:
-        InputError: a launcher set some of the rank variables, but not all; or what the block raises. It must be
-            raised on all ranks alike (`agree`); any other exception on one rank ends the job through its launcher.
+        InputError: a launcher set some of the rank variables, but not all.
+        InputError, TrainingDiverged: of the block, which must raise them on all ranks alike (`agree`). Any other
+            exception on one rank ends the job through its launcher.
     """
     _complete_environment()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -47,12 +48,17 @@ def process_group() -> Iterator[None]:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
     else:
-        get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
+        local, devices = int(os.environ["LOCAL_RANK"]), get_accelerator().device_count()
+        if local >= devices:
+            raise InputError(
+                f"rank {os.environ['RANK']} wants device {local} of a node with {devices}: start fewer ranks"
+            )
+        get_accelerator().set_device(local)
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
     try:
         yield
         dist.barrier()
-    except InputError:
+    except (InputError, TrainingDiverged):
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
@@ -70,6 +76,9 @@ def _complete_environment() -> None:
             env["MASTER_ADDR"] = listed.stdout.split()[0]
         env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 20000))
         env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
+        if torch.cuda.device_count() == 1:
+            env["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
+        env["LOCAL_ID"] = env["SLURM_LOCALID"]
         env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
     if "RANK" not in env and "WORLD_SIZE" not in env:
         with socket.socket() as free:
@@ -131,6 +140,6 @@ def agree(step: Callable[[], T]) -> T:
 
 def first_on_each_node(step: Callable[[], T]) -> T:
     """Runs `step` on each node's first rank, then on the others, which find what it left in the node's cache."""
-    first = os.environ["LOCAL_RANK"] == "0"
+    first = os.environ.get("LOCAL_ID", os.environ["LOCAL_RANK"]) == "0"
     value = agree(lambda: step() if first else None)
     return agree(lambda: value if first else step())

@@ -1,5 +1,7 @@
 """Export: a plain Hugging Face folder that loads without this package, with a model card."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,9 @@ from swep_ds import distributed as ranks
 from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import full_state_dict
+
+READING = "reading.json"  # how windows are cut and answers decoded; scripts/evaluate.py and answer.py go by it
+WINDOWS = ("max_length", "doc_stride", "max_query_length")
 
 
 def export_model(
@@ -26,6 +31,8 @@ def export_model(
         shutil.rmtree(unfinished, ignore_errors=True)
         model.save_pretrained(unfinished, state_dict=state)
         tokenizer.save_pretrained(unfinished)
+        reading = {"data": {name: getattr(recipe.data, name) for name in WINDOWS}, "eval": recipe.eval.model_dump()}
+        (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n")
         (unfinished / "README.md").write_text(model_card(recipe, scores))
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
@@ -41,12 +48,20 @@ def model_card(recipe: Recipe, scores: Scores) -> str:
     settings = ", ".join(f"{k} {v}" for k, v in recipe.method.model_dump().items() if k != "name")
     made_with = ", ".join(f"{name} {number}" for name, number in versions().items())
     table = "\n".join(rows)
-    train = recipe.train
+    data, train = recipe.data, recipe.train
+    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists()
+    base = f"\nbase_model: {recipe.model.name}" if hub_id else ""
+    chosen = {
+        "held out": data.holdout_fraction and f"{data.holdout_fraction:.0%} of the articles",
+        "fraction": data.train_fraction != 1 and f"{data.train_fraction:.0%} of the questions",
+        "limit": data.max_train_examples and f"at most {data.max_train_examples} questions",
+    }
+    subset = "".join(f", {name}: {value}" for name, value in chosen.items() if value)
     length = f"{train.epochs:g} epochs" + (f", at most {train.max_updates} updates" if train.max_updates else "")
     return f"""---
 library_name: transformers
 pipeline_tag: question-answering
-tags: [question-answering, extractive-qa, swep-ds, {recipe.method.name}]
+tags: [question-answering, extractive-qa, swep-ds, {recipe.method.name}]{base}
 metrics: [exact_match, f1]
 ---
 
@@ -57,8 +72,8 @@ multiply word embeddings with noise during training (Lee et al., ACL 2021); at i
 this folder is a plain transformers model.
 
 - Method: {recipe.method.name}{f" ({settings})" if settings else ""}
-- Training data: `{recipe.data.train}`
-- Windows: {recipe.data.max_length} tokens, step {recipe.data.doc_stride}
+- Training data: `{data.train}`{subset}
+- Windows: {data.max_length} tokens, step {data.doc_stride}
 - Training: {length}, learning rate {train.learning_rate:g}, {train.precision}, seed {recipe.seed}
 
 | data set | EM | F1 | questions |

@@ -19,8 +19,11 @@ from swep_ds.methods import METHODS, MethodSettings
 RECIPES = Path(__file__).parent / "recipes"
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -58,7 +61,7 @@ class TrainSection(Section):
     learning_rate: float = Field(3e-5, gt=0)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates; linear decay to 0 follows
     weight_decay: float = Field(0.0, ge=0)
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     adam_epsilon: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -78,6 +81,11 @@ class EvalSection(Section):
 class TrackingSection(Section):
     wandb: Literal["off", "online", "offline"] = "off"
     project: str = "swep-ds"
+
+    @field_validator("wandb", mode="before")
+    @classmethod
+    def _bare_off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare off as false
 
 
 HOLDOUT = "held_out"
@@ -119,8 +127,10 @@ class Recipe(Section):
             known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
             raise InputError(f"--recipe {name_or_path}: no such recipe; known are {known}, or give a YAML file")
         try:
-            tree = yaml.safe_load(path.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date like 2019-13-45
             raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(tree, dict):
             raise InputError(f"{path}: a recipe is a mapping with the sections {', '.join(Recipe.model_fields)}")
@@ -143,7 +153,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise InputError(f"--set {override}: write it as section.field=value")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a date like 2019-13-45
         raise InputError(f"--set {override}: the value is not YAML; quote it") from None
     if isinstance(value, str):
         value = _number(value)
@@ -175,7 +185,7 @@ def _explain(error: Any) -> str:
     match error["type"]:
         case "extra_forbidden":
             return f"{field} is not a field{_nearest(location)}"
-        case "missing":
+        case "missing" if isinstance(error["loc"][-1], str):
             return f"{field} is required: give it in the recipe or with --set {field}=..."
         case "union_tag_invalid":
             name = str(error["input"].get("name"))

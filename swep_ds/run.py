@@ -15,7 +15,7 @@ from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import hold_out_articles, subset
 from swep_ds.errors import InputError
-from swep_ds.evaluation.evaluate import CACHE, Evaluation
+from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.results import Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.export import export_model
@@ -42,7 +42,7 @@ class Job:
     questions: int  # to train on
     features: Features  # their windows
     batches: TrainingBatches
-    tests: dict[str, list[Example]]  # by data set, the source domain first
+    tests: list[EvalSet]  # the source domain first
     evaluation: Evaluation
 
 
@@ -59,15 +59,12 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
         InputError: on all ranks, with the same message.
         TrainingDiverged: the loss is no longer finite.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
     folder = RunFolder(output_dir)
     tag = ranks.gather(ranks.agree(lambda: folder.take(recipe, resume) if ranks.is_main() else None))[0]
     say(recipe.dump().rstrip(), style="dim")
     job = prepare(recipe, ds_config)
     stage, updates = zero_stage(job.config), job.batches.updates
-    if ranks.is_main():
-        write_atomically(output_dir / "recipe.yaml", recipe.dump())
-        write_atomically(output_dir / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
     say(
         f"training {recipe.method.name} on {job.questions} questions in {len(job.features.dataset)} windows "
         f"({job.features.windows_without_answer} without the answer, {job.features.questions_cut} questions cut): "
@@ -75,18 +72,28 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
         f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
     )
     engine = build_engine(job.objective, job.config, recipe.train, updates)
-    setup = {"world_size": ranks.world_size(), "zero_stage": stage, **settings_that_bind(recipe)}
+    setup = {
+        "world_size": ranks.world_size(),
+        "zero_stage": stage,
+        "updates": updates,
+        "training data": job.features.fingerprint,
+        "ds_config": {name: job.config.get(name) for name in ("optimizer", "torch_autocast", "data_types")},
+        **settings_that_bind(recipe),
+    }
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
-    before = Done() if tag is None else ranks.agree(lambda: checkpoints.load(engine, tag))
+    before = Done() if tag is None else checkpoints.load(engine, tag)
+    if ranks.is_main():  # not earlier: a start that is refused leaves the folder as it was
+        write_atomically(output_dir / "recipe.yaml", recipe.dump())
+        write_atomically(output_dir / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
     if tag is not None:
         say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
     with ranks.agree(lambda: Tracker(recipe, output_dir, updates, before, active=ranks.is_main())) as tracker:
         done = train(engine, job.batches, recipe.train, checkpoints, tracker, before)
-
-    engine.eval()
-    scores = job.evaluation.run(engine, job.tests, output_dir, say)
+        peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
+        engine.eval()
+        scores = job.evaluation.run(engine, job.tests, output_dir, say)
+        tracker.summary(scores)
     export_model(engine, stage, job.tokenizer, folder.model, recipe, scores)
-    peak = max(ranks.gather(peak_memory_bytes()))
     if ranks.is_main():
         write_results(output_dir, results(recipe, job, done, peak, scores))
         print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
@@ -114,7 +121,7 @@ def prepare(recipe: Recipe, ds_config: str) -> Job:
             on_cpu=ranks.device().type == "cpu",
         )
     )
-    training, tests = ranks.agree(lambda: load_examples(recipe))
+    training, examples = ranks.agree(lambda: load_examples(recipe))
     data, settings = recipe.data, recipe.train
     windows = WindowSettings(data.max_length, data.doc_stride, data.max_query_length)
     features = ranks.first_on_each_node(
@@ -140,6 +147,7 @@ def prepare(recipe: Recipe, ds_config: str) -> Job:
     )
     spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
     evaluation = Evaluation(tokenizer, windows, spans, recipe.eval.batch_size, CACHE)
+    tests = evaluation.prepare(examples)
     return Job(objective, tokenizer, config, len(training), features, batches, tests, evaluation)
 
 
@@ -147,7 +155,7 @@ def load_model(recipe: Recipe, tokenizer) -> ExtractiveQA:
     qa = ExtractiveQA.load(
         resolve_model(recipe.model.name), activation_checkpointing=recipe.train.activation_checkpointing
     )
-    longest = longest_window(tokenizer, qa.model.config)
+    longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(
             f"data.max_length {recipe.data.max_length}: {recipe.model.name} takes at most {longest} tokens: lower it"

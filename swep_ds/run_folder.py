@@ -58,6 +58,10 @@ class RunFolder:
             raise InputError(
                 f"--output_dir {self.path}: another process is writing to it: name another folder"
             ) from None
+        except OSError as error:
+            raise InputError(
+                f"--output_dir {self.path}: its file system has no locks ({error.strerror}): name a folder on another"
+            ) from None
         if resume in ("auto", "never"):
             return find_checkpoint(self.checkpoints)
         path = Path(resume)

@@ -1,4 +1,4 @@
-"""Tiny random models of every supported architecture: 2 layers, 16 wide, word embeddings of width 8 where they may differ."""
+"""Tiny random models of every supported architecture: 2 layers, 16 wide, word embeddings of width 8 where possible."""
 
 import torch
 from transformers import (

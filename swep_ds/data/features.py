@@ -68,6 +68,7 @@ class Features:
     examples: int
     questions_cut: int  # questions longer than max_query_length
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
+    fingerprint: str  # changes with the examples, the tokenizer and the settings
 
 
 def build_features(
@@ -348,7 +349,7 @@ def _load(cached: Path) -> Features | None:
     if not intact:
         logger.warning("%s does not match its checksum: tokenising again", cached)
         return None
-    return Features(Dataset.from_file(str(cached)), **facts)
+    return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
 
 
 def _checksum(file: Path) -> str:

@@ -119,10 +119,11 @@ def _read_folder(folder: Path, training: bool) -> list[Example]:
 
 def _read_hub(source: str, hub_id: re.Match[str], training: bool) -> list[Example]:
     from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
 
     try:
         dataset = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
-    except (OSError, ValueError, RuntimeError) as error:  # no network, no such data set, config or split
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # no network, no such data set, config or split
         raise InputError(
             f"{source}: not a local file, and the hub says: {_first_line(error)}; correct the id, or download "
             "the data set and name its local file or folder instead"

@@ -20,6 +20,15 @@ CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # of tokenised wind
 
 
 @dataclass(frozen=True)
+class EvalSet:
+    """A data set to test on, tokenised."""
+
+    name: str
+    examples: list[Example]
+    features: Features
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """How to evaluate: the same for every data set."""
 
@@ -33,20 +42,32 @@ class Evaluation:
     def padding(self) -> Padding:
         return Padding.of(self.tokenizer)
 
-    def features(self, examples: list[Example]) -> Features:
-        return ranks.first_on_each_node(
-            lambda: build_features(examples, self.tokenizer, self.windows, training=False, cache_dir=self.cache)
-        )
+    def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
+        """Tokenises data sets by name.
 
-    def run(self, logits: Logits, tests: dict[str, list[Example]], folder: Path, say: Callable[[str], None]) -> Scores:
+        Raises:
+            InputError: on all ranks.
+        """
+
+        def features(examples: list[Example]) -> Features:
+            return build_features(examples, self.tokenizer, self.windows, training=False, cache_dir=self.cache)
+
+        return [
+            EvalSet(name, examples, ranks.first_on_each_node(lambda examples=examples: features(examples)))
+            for name, examples in tests.items()
+        ]
+
+    def run(self, logits: Logits, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes `predictions/` under `folder`."""
         scores: Scores = {}
-        for name, examples in tests.items():
-            features = self.features(examples)
-            cut = f", {features.questions_cut} questions cut" if features.questions_cut else ""
-            say(f"evaluating {name}: {len(examples)} questions in {len(features.dataset)} windows{cut}")
-            answers = predict(logits, examples, features.dataset, self.padding, self.spans, self.batch_size)
+        for test in tests:
+            windows, cut = test.features.dataset, test.features.questions_cut
+            say(
+                f"evaluating {test.name}: {len(test.examples)} questions in {len(windows)} windows"
+                + (f", {cut} questions cut" if cut else "")
+            )
+            answers = predict(logits, test.examples, windows, self.padding, self.spans, self.batch_size)
             if ranks.is_main():
-                write_predictions(folder, name, answers)
-            scores[name] = score(answers, {example.id: example.answers for example in examples})
+                write_predictions(folder, test.name, answers)
+            scores[test.name] = score(answers, {example.id: example.answers for example in test.examples})
         return scores

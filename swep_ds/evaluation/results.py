@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 PACKAGES = ("swep-ds", "torch", "deepspeed", "transformers", "datasets")
 Scores = dict[str, dict[str, float | int]]
@@ -38,7 +39,7 @@ def write_results(folder: Path, results: dict[str, Any]) -> None:
 
 def print_scores(scores: Scores, title: str) -> None:
     """A table in percent, the source domain first and the out-of-domain mean last."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are no markup
     table.add_column("data set")
     for column in ("EM", "F1", "questions"):
         table.add_column(column, justify="right")

@@ -1,5 +1,6 @@
 """Saved models: evaluated on data sets, or asked a question."""
 
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,8 +19,8 @@ from swep_ds.evaluation.evaluate import CACHE, Evaluation
 from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
+from swep_ds.export import READING
 from swep_ds.models.names import load_tokenizer, longest_window
-from swep_ds.recipe import Recipe
 
 
 def evaluate_saved(
@@ -36,28 +37,40 @@ def evaluate_saved(
     Raises:
         InputError: no such model or data, or `output_dir` holds results already.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
 
     def prepare():
         if (output_dir / "results.json").exists():
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
+        if batch_size < 1:
+            raise InputError(f"--batch_size {batch_size}: must be at least 1")
         tests = {}
         for one in data:
             name, separator, source = one.partition("=")
             if not separator or not name or "/" in name:
                 raise InputError(f"--data {one}: write it as name=source, the name without '/'")
+            if name in tests:
+                raise InputError(f"--data {one}: the name {name!r} is given twice")
             tests[name] = read_examples(source, training=False)
         model, tokenizer = load_saved(model_name)
-        windows = window_settings(model_name, model, tokenizer)
-        windows = replace(
-            windows, max_length=max_length or windows.max_length, doc_stride=doc_stride or windows.doc_stride
-        )
-        output_dir.mkdir(parents=True, exist_ok=True)
-        return tests, model, tokenizer, windows
+        windows, spans = reading(model_name, model, tokenizer)
+        longest = longest_window(tokenizer, model)
+        if max_length is not None and max_length > longest:
+            raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
+        if max_length is not None:
+            windows = replace(windows, max_length=max_length)
+        if doc_stride is not None:
+            windows = replace(windows, doc_stride=doc_stride)
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--output_dir {output_dir}: cannot be made ({error.strerror})") from None
+        return tests, model, tokenizer, windows, spans
 
-    tests, model, tokenizer, windows = ranks.agree(prepare)
-    evaluation = Evaluation(tokenizer, windows, SpanSettings(), batch_size, CACHE)
-    scores = evaluation.run(plain_logits(model), tests, output_dir, say)
+    tests, model, tokenizer, windows, spans = ranks.agree(prepare)
+    say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {spans}")
+    evaluation = Evaluation(tokenizer, windows, spans, batch_size, CACHE)
+    scores = evaluation.run(plain_logits(model), evaluation.prepare(tests), output_dir, say)
     if ranks.is_main():
         results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "versions": versions()}
         write_results(output_dir, results)
@@ -76,10 +89,10 @@ def answer_question(model_name: str, question: str, context: str) -> list[Answer
     model, tokenizer = load_saved(model_name)
     examples = [Example("question", question, context, ("",), None, context)]
     with tempfile.TemporaryDirectory() as folder:
-        windows = window_settings(model_name, model, tokenizer)
-        evaluation = Evaluation(tokenizer, windows, SpanSettings(), 32, Path(folder))
-        features = evaluation.features(examples)
-        decoder = decode(plain_logits(model), examples, features.dataset, evaluation.padding, evaluation.spans, 32)
+        windows, spans = reading(model_name, model, tokenizer)
+        evaluation = Evaluation(tokenizer, windows, spans, 32, Path(folder))
+        [asked] = evaluation.prepare({"question": examples})
+        decoder = decode(plain_logits(model), examples, asked.features.dataset, evaluation.padding, spans, 32)
     return decoder.n_best()["question"]
 
 
@@ -100,14 +113,20 @@ def load_saved(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     return model.eval().to(ranks.device()), tokenizer
 
 
-def window_settings(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> WindowSettings:
-    """Of the run that exported the model, whose recipe lies beside it; else the defaults, as far as the model goes."""
-    recipe = Path(name).resolve().parent / "recipe.yaml"
-    if recipe.is_file():
-        data = Recipe.load(str(recipe)).data
-        return WindowSettings(data.max_length, data.doc_stride, data.max_query_length)
-    defaults = WindowSettings()
-    return replace(defaults, max_length=min(defaults.max_length, longest_window(tokenizer, model.config)))
+def reading(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> tuple[WindowSettings, SpanSettings]:
+    """How to cut windows and decode answers: as in the run that exported the model, else the defaults."""
+    file = Path(name) / READING
+    if not file.is_file():
+        defaults = WindowSettings()
+        return replace(defaults, max_length=min(defaults.max_length, longest_window(tokenizer, model))), SpanSettings()
+    try:
+        saved = json.loads(file.read_text())
+        spans = SpanSettings(saved["eval"]["n_best"], saved["eval"]["max_answer_tokens"])
+        return WindowSettings(**saved["data"]), spans
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{file}: damaged: delete it to read with default windows") from None
 
 
 def plain_logits(model: PreTrainedModel) -> Callable[[Batch], tuple[Tensor, Tensor]]:

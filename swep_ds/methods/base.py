@@ -17,7 +17,7 @@ from swep_ds.data.batches import Batch
 class Settings(BaseModel):
     """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
             )
         if output.hidden_states is None:
             reason = "does not return its hidden states"
-    except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         reason = f"cannot be run on inputs_embeds ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
     if reason:
         raise InputError(

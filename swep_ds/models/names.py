@@ -1,6 +1,7 @@
 """Model names: a hub id, a local folder, or the encoder that comes with this package."""
 
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.data.quickstart import ENCODER
 from swep_ds.errors import InputError
@@ -16,7 +17,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a model.
 
     Raises:
-        InputError: none there, or only a slow one (no character offsets).
+        InputError: none there, only a slow one (no character offsets), or one without a padding token.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(resolve_model(name))
@@ -27,9 +28,16 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         ) from None
     if not tokenizer.is_fast:
         raise InputError(f"model.name {name}: its tokenizer has no fast version, which gives the answers' offsets")
+    if tokenizer.pad_token_id is None:
+        raise InputError(f"model.name {name}: its tokenizer has no padding token: set pad_token in its configuration")
     return tokenizer
 
 
-def longest_window(tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig) -> int:
-    """Tokens that the model takes at most."""
-    return min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", tokenizer.model_max_length))
+def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> int:
+    """Tokens that the model takes at most, special ones included."""
+    positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    for name, module in model.named_modules():
+        # RoBERTa's kind counts positions from its padding index on
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            positions = module.num_embeddings - module.padding_idx - 1
+    return min(tokenizer.model_max_length, positions)

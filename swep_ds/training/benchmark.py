@@ -1,11 +1,13 @@
 """What an update costs: methods and executions on the same batches, taking turns, in one process.
 
 Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
-speed drifts slows all of them alike. Memory is what tensors hold: weights, gradients and optimizer state, plus the
-highest point of what one update allocates on top (CPU: from the profiler's allocation events; GPU: the allocator's
-own count). Buffers of libraries and the interpreter are left out: they are the same for all and hide differences.
+speed drifts slows all of them alike. Memory is what tensors hold from the moment the model is loaded: weights,
+gradients and optimizer state after the first update (`state_bytes`), and the highest point during the next one
+(`peak_bytes`); on CPU from the profiler's allocation events, on a GPU from the allocator. What the interpreter and
+libraries take is left out: it is the same for all and would hide differences.
 """
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import Batch
@@ -31,13 +33,13 @@ class Contender:
 
     name: str
     update: Callable[[Batch, int], None]
-    state_bytes: int  # weights, gradients, optimizer state
+    state_bytes: int
+    peak_bytes: int
     seconds: list[float] = field(default_factory=list)
-    peak_bytes: int = 0
 
 
-def engine_contender(name: str, engine, execution: str) -> Contender:
-    """A method under the engine, as the training loop runs it."""
+def engine_update(engine, execution: str) -> Callable[[Batch, int], None]:
+    """An update of a method under the engine, as the training loop runs it; the engine's accumulation is 1 batch."""
     micro_steps = engine.module.micro_steps(execution)
     parts: Sequence[int | None] = [None] if execution == "joint" else range(micro_steps)
 
@@ -48,9 +50,37 @@ def engine_contender(name: str, engine, execution: str) -> Contender:
             engine.backward(loss * micro_steps)
             engine.step()
 
-    # weights and gradients, and two moments of AdamW; the engine's own flat copies come on top for all alike
-    parameters = sum(p.numel() * p.element_size() for p in engine.module.parameters())
-    return Contender(name, update, 4 * parameters)
+    return update
+
+
+def contend(name: str, make: Callable[[], Callable[[Batch, int], None]], batch: Batch) -> Contender:
+    """Builds a contender and measures its memory on a batch. `make` loads the model and returns its update."""
+    if torch.cuda.is_available():
+        before = torch.cuda.memory_allocated()
+        update = make()
+        update(batch, 0)
+        torch.cuda.synchronize()
+        state = torch.cuda.memory_allocated() - before
+        torch.cuda.reset_peak_memory_stats()
+        update(batch, 1)
+        torch.cuda.synchronize()
+        return Contender(name, update, state, torch.cuda.max_memory_allocated() - before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        update = make()
+        update(batch, 0)
+        with record_function("measured update"):
+            update(batch, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    allocations = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    [start] = [e["ts"] for e in events if e.get("name") == "measured update" and e.get("cat") == "user_annotation"]
+    if not allocations:
+        raise RuntimeError("the profiler recorded no allocation: this PyTorch build cannot measure memory on CPU")
+    state = sum(size for time_, size in allocations if time_ < start)
+    levels = itertools.accumulate((size for time_, size in allocations if time_ >= start), initial=state)
+    return Contender(name, update, state, max(levels))
 
 
 def measure(contenders: list[Contender], batches: list[Batch], warmup: int) -> None:
@@ -63,34 +93,6 @@ def measure(contenders: list[Contender], batches: list[Batch], warmup: int) -> N
             ranks.synchronize()
             if number >= warmup:
                 contender.seconds.append(time.perf_counter() - began)
-    largest = max(batches, key=lambda batch: batch.input_ids.numel())
-    for contender in contenders:
-        peak = update_peak_bytes(lambda run=contender: run.update(largest, len(batches)))
-        contender.peak_bytes = contender.state_bytes + peak
-
-
-def update_peak_bytes(update: Callable[[], None]) -> int:
-    """Highest point of what `update` allocates on top of what is there."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        update()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        update()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    allocations = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
-    if not allocations:
-        raise RuntimeError("the profiler recorded no allocation: this PyTorch build cannot measure memory on CPU")
-    level = peak = 0
-    for _, size in allocations:
-        level += size
-        peak = max(peak, level)
-    return peak
 
 
 def report(contenders: list[Contender], batches: list[Batch], warmup: int, **about: Any) -> dict[str, Any]:
@@ -111,13 +113,24 @@ def report(contenders: list[Contender], batches: list[Batch], warmup: int, **abo
                 "time_ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
                 "samples_per_second": windows / sum(one.seconds),
                 "tokens_per_second": tokens / sum(one.seconds),
+                "state_bytes": one.state_bytes,
                 "peak_bytes": one.peak_bytes,
                 "memory_ratio": one.peak_bytes / base.peak_bytes,
+                "activation_ratio": (one.peak_bytes - one.state_bytes) / (base.peak_bytes - base.state_bytes),
             }
         )
     table = Table(title=f"{len(counted)} updates each, in turns; padding {1 - tokens / positions:.1%}")
     table.add_column("")
-    for title in ("ms/update", f"x {base.name}", "quartiles", "samples/s", "peak MiB", f"x {base.name}"):
+    for title in (
+        "ms/update",
+        f"x {base.name}",
+        "quartiles",
+        "samples/s",
+        "state MiB",
+        "peak MiB",
+        f"x {base.name}",
+        "above state",
+    ):
         table.add_column(title, justify="right")
     for row in rows:
         low, high = row["time_ratio_quartiles"]
@@ -127,8 +140,10 @@ def report(contenders: list[Contender], batches: list[Batch], warmup: int, **abo
             f"{row['time_ratio']:.3f}",
             f"{low:.2f}-{high:.2f}",
             f"{row['samples_per_second']:.1f}",
+            f"{row['state_bytes'] / 2**20:.0f}",
             f"{row['peak_bytes'] / 2**20:.0f}",
             f"{row['memory_ratio']:.3f}",
+            f"{row['activation_ratio']:.3f}",
         )
     Console(width=110).print(table)
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"

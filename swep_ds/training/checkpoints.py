@@ -12,6 +12,8 @@ import json
 import logging
 import os
 import shutil
+import zipfile
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,18 +66,23 @@ class Checkpoints:
             write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
             write_atomically(self.folder / LATEST, tag.name)
             complete = sorted(f.parent for f in self.folder.glob(f"update-*/{MANIFEST}"))
-            for old in complete[: -self.keep]:
+            # a run that went on from an earlier checkpoint leaves later ones behind: they are of an abandoned branch
+            present = complete.index(tag) + 1
+            for old in [*complete[:present][: -self.keep], *complete[present:]]:
                 (old / MANIFEST).unlink()  # first: a half-deleted folder must not look complete
                 shutil.rmtree(old)
         ranks.gather(None)
 
     def load(self, engine, tag: Path) -> Done:
-        """Restores engine and schedule from a complete checkpoint; returns how far it is.
+        """Restores engine and schedule from a complete checkpoint; returns how far it is. All ranks call this together.
+
+        Every file is read through once before DeepSpeed opens any: its loading has collectives, in which the other
+        ranks would wait for one that found a damaged file.
 
         Raises:
             InputError: damaged, or written under a set-up from which this run cannot continue exactly.
         """
-        manifest = read_manifest(tag)
+        manifest = ranks.agree(lambda: read_manifest(tag))
         differing = [
             f"{name} {manifest['setup'].get(name)!r} there, {value!r} here"
             for name, value in self.setup.items()
@@ -86,28 +93,41 @@ class Checkpoints:
                 f"{tag}: the checkpoint does not fit this start ({'; '.join(differing)}): start with the same "
                 "number of ranks and settings, or train anew with another --output_dir"
             )
-        try:
-            loaded, _ = engine.load_checkpoint(str(tag.parent), tag=tag.name)
-        except (RuntimeError, EOFError, OSError, KeyError, ValueError, AssertionError) as error:
-            raise InputError(
-                f"{tag}: the checkpoint is damaged ({' '.join(str(error).split())[:200]}): {MEND}"
-            ) from None
-        if loaded is None:
-            raise InputError(f"{tag}: DeepSpeed found no checkpoint in it: {MEND}")
+        ranks.agree(lambda: check_contents(tag, sorted(manifest["files"])[ranks.rank() :: ranks.world_size()]))
+        engine.load_checkpoint(str(tag.parent), tag=tag.name)
         return Done(**manifest["done"])
+
+
+def check_contents(tag: Path, files: list[str]) -> None:
+    """Reads PyTorch's files through and compares the checksums (CRC-32) that they carry.
+
+    Raises:
+        InputError: naming the first damaged file.
+    """
+    for name in files:
+        if name.endswith(".pt"):
+            try:
+                with zipfile.ZipFile(tag / name) as archive:
+                    damaged = archive.testzip()
+            except (zipfile.BadZipFile, OSError, ValueError, EOFError, zlib.error) as error:
+                damaged = str(error)
+            if damaged:
+                raise InputError(f"{tag}: the checkpoint is damaged ({name}: {damaged}): {MEND}")
 
 
 MEND = "delete that folder to go on from an earlier one, or train anew with another --output_dir"
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint to go on from: the newest complete one; None if none was ever completed.
+    """The checkpoint to go on from: the one `latest` names, else the newest whole one; None if there never was one.
 
     Raises:
         InputError: there are complete ones, but all of them are damaged.
     """
     damaged = []
-    for tag in sorted((f.parent for f in folder.glob(f"update-*/{MANIFEST}")), reverse=True):
+    tags = sorted((f.parent for f in folder.glob(f"update-*/{MANIFEST}")), reverse=True)
+    named = folder / (folder / LATEST).read_text() if (folder / LATEST).is_file() else None
+    for tag in sorted(tags, key=lambda tag: tag != named):  # stable: the others stay newest first
         try:
             read_manifest(tag)
         except InputError as error:

@@ -7,13 +7,14 @@ In `split` execution the engine sees each pass as a micro-step of its own, so th
 gradient_accumulation_steps is the recipe's times the number of weighted passes.
 """
 
+import difflib
 import json
 import math
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from pydantic import ValidationError
 
 from swep_ds.errors import InputError
@@ -54,12 +55,22 @@ def resolve_ds_config(
         "fp16.enabled": (train.precision == "fp16", "train.precision"),
     }
     if "optimizer" in config:
+        kind = config["optimizer"].get("type")
+        if kind not in ("AdamW", "Adam") or config["optimizer"].get("params", {}).get("adam_w_mode") is False:
+            faults.append(f'optimizer.type = {json.dumps(kind)}: the recipe trains with "AdamW": name that')
         given |= {
             "optimizer.params.lr": (train.learning_rate, "train.learning_rate"),
             "optimizer.params.betas": (list(train.adam_betas), "train.adam_betas"),
             "optimizer.params.eps": (train.adam_epsilon, "train.adam_epsilon"),
             "optimizer.params.weight_decay": (train.weight_decay, "train.weight_decay"),
         }
+    ours = {field.split(".")[0] for field in (*given, *BLOCKS)}
+    for field in set(config) - ours:  # DeepSpeed passes over what it does not know: a misspelt stage would be stage 0
+        if close := difflib.get_close_matches(field, ours, n=1, cutoff=0.85):
+            faults.append(f"{field} is not a field: did you mean {close[0]!r}?")
+    for field in ("amp", "torch_autocast"):
+        if config.get(field, {}).get("enabled"):
+            faults.append(f"{field}: the recipe's train.precision decides the precision: remove this block")
     if "scheduler" in config:
         faults.append("scheduler: the recipe's train.warmup_fraction and linear decay decide it: remove this block")
     for field, (value, origin) in given.items():
@@ -89,6 +100,9 @@ def resolve_ds_config(
     except ValidationError as error:
         refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
         raise InputError(f"{source}: DeepSpeed refuses it ({error.title}: {refused}): mend the field") from None
+    except (DeepSpeedConfigError, ValueError, AssertionError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{source}: DeepSpeed refuses it ({reason}): mend the field it names") from None
     return config
 
 

@@ -9,13 +9,15 @@ import torch.distributed as dist
 
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import TrainingBatches
+from swep_ds.errors import TrainingDiverged
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.tracking import Tracker
 
-
-class TrainingDiverged(Exception):
-    """The loss is no longer a finite number."""
+DIVERGED = (
+    "lower train.learning_rate or method.beta, raise train.warmup_fraction, or use bf16 or fp32 in place of fp16; "
+    "earlier checkpoints stay"
+)
 
 
 def train(
@@ -29,7 +31,7 @@ def train(
     """Trains from where the run stands to the end of `batches`, logging and saving on the way.
 
     Raises:
-        TrainingDiverged: loss not finite, noticed when it is next logged or before it is saved, on all ranks.
+        TrainingDiverged: loss or gradient not finite, noticed when next logged or before being saved; on all ranks.
     """
     objective, device = engine.module, ranks.device()
     micro_steps = objective.micro_steps(settings.execution)
@@ -45,8 +47,8 @@ def train(
     began = time.perf_counter() - before.seconds
     for update in range(before.updates, batches.updates):
         number, last = update + 1, update + 1 == batches.updates
-        logs = number % settings.log_every == 0 or last or update == 0
         saves = number % settings.checkpoint_every == 0 or last
+        logs = number % settings.log_every == 0 or saves or update == 0
         seed_dropout(batches.seed, update)
         for _ in range(batches.accumulation):
             batch, hidden = next(micro_batches).to(device), None
@@ -56,32 +58,41 @@ def train(
                     batch, update, update / batches.updates, part, hidden, measure_noise=logs
                 )
                 engine.backward(loss * micro_steps)  # the engine takes the mean over micro-steps; passes add up
-                engine.step()
+                step(engine)
                 seen |= statistics | {"loss": seen["loss"] + loss.detach()}
             meter.add(seen)
         rows = batches.windows(update)
         windows += len(rows)
         tokens += int(batches.lengths[rows].sum())
-        if not (logs or saves):
+        if not logs:
             continue
-        means = meter.means()
-        if not np.isfinite(means["loss"]):
+        means = meter.means() | {"learning_rate": engine.get_lr()[0]}
+        if (norm := engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it at stage 0 in fp32
+            means["grad_norm"] = float(norm)
+        if settings.precision == "fp16":
+            means |= {"loss_scale": engine.loss_scale(), "skipped_updates": engine.skipped_steps}
+        finite = np.isfinite(means["loss"]) and (settings.precision == "fp16" or np.isfinite(means.get("grad_norm", 0)))
+        if not finite:  # in fp16 the loss scaler deals with gradients: it skips the update
             raise TrainingDiverged(
-                f"the loss is {means['loss']} at update {number} (learning rate {engine.get_lr()[0]:.2e}, "
-                f"precision {settings.precision}): lower train.learning_rate or method.beta, raise "
-                "train.warmup_fraction, or use bf16 or fp32 in place of fp16; earlier checkpoints stay"
+                f"the loss is {means['loss']} and the norm of its gradient {means.get('grad_norm', 'not known')} by "
+                f"update {number}: {DIVERGED}"
             )
         ranks.synchronize()
         done = Done(number, windows, tokens, time.perf_counter() - began)
-        if logs:
-            means["learning_rate"] = engine.get_lr()[0]
-            norm = engine.get_global_grad_norm()
-            if norm is not None:  # DeepSpeed does not compute it at stage 0 in fp32
-                means["grad_norm"] = float(norm)
-            tracker.log(done, means, objective.method.remark(means, number / batches.updates))
+        tracker.log(done, means, objective.method.remark(means, number / batches.updates))
         if saves:
             checkpoints.save(engine, done)
     return done
+
+
+def step(engine) -> None:
+    """DeepSpeed's step; where fp16's loss scale cannot be lowered any further, that is a diverged training."""
+    try:
+        engine.step()
+    except Exception as error:
+        if "loss scale already at minimum" not in str(error):
+            raise
+        raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None
 
 
 def seed_dropout(seed: int, update: int) -> None:

@@ -20,8 +20,9 @@ from rich.progress import (
 )
 
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import Scores
 from swep_ds.recipe import Recipe
-from swep_ds.training.checkpoints import Done
+from swep_ds.training.checkpoints import Done, write_atomically
 
 # (name in metrics.jsonl, name on screen, format)
 SHOWN = (
@@ -47,7 +48,7 @@ class Tracker:
         active: true on rank 0.
 
     Raises:
-        InputError: wandb is asked for but not installed.
+        InputError: wandb is asked for but not installed, or cannot start.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, updates: int, before: Done, active: bool):
@@ -55,11 +56,11 @@ class Tracker:
         if not active:
             return
         path = folder / "metrics.jsonl"
-        kept = [line for line in _lines(path) if line["update"] <= before.updates]
-        self.metrics = path.open("w")
-        for line in kept:
-            self._write(line)
-        self.console = Console()
+        self.wandb = _start_wandb(recipe, folder)
+        kept = [json.dumps(line) + "\n" for line in _lines(path) if line["update"] <= before.updates]
+        write_atomically(path, "".join(kept))
+        self.metrics = path.open("a")
+        self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.progress = None
         if self.console.is_terminal:
             self.progress = Progress(
@@ -73,7 +74,6 @@ class Tracker:
                 console=self.console,
             )
             self.task = self.progress.add_task("training", total=updates, completed=before.updates, shown="")
-        self.wandb = _start_wandb(recipe, folder)
         self.remarked = False
 
     def __enter__(self) -> "Tracker":
@@ -101,24 +101,27 @@ class Tracker:
             "seconds": done.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
         }
-        self._write(line)
+        self.metrics.write(json.dumps(line) + "\n")
+        self.metrics.flush()
         shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
         if self.progress:
             self.progress.update(self.task, completed=done.updates, shown=shown)
         else:
             eta = done.seconds / done.updates * (self.updates - done.updates)
-            self.console.print(
-                f"{done.updates:>6}/{self.updates}  {shown}  eta {eta:.0f} s", highlight=False, soft_wrap=True
-            )
+            self.console.print(f"{done.updates:>6}/{self.updates}  {shown}  eta {eta:.0f} s")
         if remark and not self.remarked:
-            self.console.print(f"note: {remark}", style="yellow", highlight=False, soft_wrap=True)
+            self.console.print(f"note: {remark}", style="yellow")
             self.remarked = True
+        if self.progress and done.updates == self.updates:
+            self.progress.stop()
         if self.wandb:
             self.wandb.log(line, step=done.updates)
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self.metrics.write(json.dumps(line) + "\n")
-        self.metrics.flush()
+    def summary(self, scores: Scores) -> None:
+        """The scores after training, for wandb."""
+        if self.active and self.wandb:
+            for name, one in scores.items():
+                self.wandb.summary.update({f"{name}/{key}": value for key, value in one.items()})
 
 
 def peak_memory_bytes() -> int:
@@ -148,9 +151,20 @@ def _start_wandb(recipe: Recipe, folder: Path):
         raise InputError(
             "tracking.wandb: wandb is not installed: pip install 'swep-ds[wandb]', or set it to off"
         ) from None
-    return wandb.init(
-        project=recipe.tracking.project,
-        mode=recipe.tracking.wandb,
-        dir=str(folder),
-        config=recipe.model_dump(mode="json"),
-    )
+    known = folder / "wandb_id"  # so that a resumed run goes on in the same place
+    run_id = known.read_text() if known.is_file() else wandb.util.generate_id()
+    try:
+        run = wandb.init(
+            project=recipe.tracking.project,
+            mode=recipe.tracking.wandb,
+            dir=str(folder),
+            config=recipe.model_dump(mode="json"),
+            id=run_id,
+            resume="allow",
+        )
+    except wandb.errors.Error as error:
+        raise InputError(
+            f"tracking.wandb: wandb cannot start ({' '.join(str(error).split())[:200]}): set it to offline or off"
+        ) from None
+    known.write_text(run_id)
+    return run

@@ -13,7 +13,14 @@ from swep_ds.data.quickstart.grammar import slots, write_passage, write_question
 from swep_ds.data.quickstart.world import World
 
 SPLITS = [(SOURCE, "train"), *((domain, "test") for domain in DOMAINS)]
-SHA256 = {}
+SHA256 = {
+    ("encyclopedia", "train"): "a8daedf91dc50c80113b16579228e4dc8677a26a280ddc6e6a6158e698c27adc",
+    ("encyclopedia", "test"): "9963025f65855763042c3f486a67ec08b96b6f22c7e78248ca5e647a9a908d46",
+    ("news", "test"): "cfbf16b46d7ec0bd9f7e90e29f8cfb8f11836caf165920cdf8c822889e709ea1",
+    ("forum", "test"): "ce6ae2ef18634bf4ba5acd46b5726e988fa9bfcc5871958ceac365de5399c15a",
+    ("reviews", "test"): "d0a1c34b7e4b314137a89cf3ca6c425ffb6ea3eaf40be3653241e79ea7e5a08b",
+    ("biomedicine", "test"): "f55990823f65f219e15b4ee2fa1f3dc270049e01c18e31d1f3b62c9ca5476852",
+}
 
 
 @pytest.fixture(scope="module")

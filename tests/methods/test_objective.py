@@ -134,7 +134,7 @@ def test_split_equals_joint(method, extra):
 
 
 def test_h_receives_no_gradient():
-    """With the noisy term alone, the encoder's gradient must not change when h is replaced by a constant equal to it."""
+    """With the noisy term alone, the encoder's gradient must not change when h becomes a constant of its value."""
     made, batch = objective("swep", mle_weight=0.0, beta=3.0), tiny_batches.batch()
     random_noise_net(made)
     through = gradients(made, made(batch, UPDATE)[0])

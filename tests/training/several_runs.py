@@ -1,16 +1,66 @@
-"""Started under a launcher: makes the runs that a JSON file lists, one after the other in one process group."""
+"""Started under a launcher: makes the runs that a JSON file lists, one after the other in one process group.
 
+A run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
+    "resume"      as of scripts/train.py
+    "fails"       true: ends in an InputError, whose message goes to `<output_dir>.error`
+    "stop_after"  n: stopped by an exception on all ranks after update n, before that update is saved
+    "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
+"""
+
+import gc
 import json
+import os
+import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
-from swep_ds.distributed import process_group
+import torch
+
+from swep_ds import distributed as ranks
+from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.run import run
+from swep_ds.training.checkpoints import Checkpoints
+from swep_ds.training.tracking import Tracker
+
+
+class Stopped(Exception):
+    """By "stop_after"."""
+
+
+def make(one: dict) -> None:
+    log, save, write = Tracker.log, Checkpoints.save, torch.save
+
+    def log_and_stop(self, done, *arguments):
+        log(self, done, *arguments)
+        if done.updates == one.get("stop_after"):
+            raise Stopped
+
+    def save_and_die(self, engine, done):
+        if [ranks.rank(), done.updates] == one.get("kill"):
+            torch.save = write_half
+        save(self, engine, done)
+
+    def write_half(state, path, *arguments, **settings):
+        write(state, path, *arguments, **settings)
+        os.truncate(path, os.path.getsize(path) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with mock.patch.object(Tracker, "log", log_and_stop), mock.patch.object(Checkpoints, "save", save_and_die):
+        recipe = Recipe.load(one["recipe"], one["set"])
+        run(recipe, one["ds_config"], Path(one["output_dir"]), one.get("resume", "auto"))
+
 
 if __name__ == "__main__":
-    runs = json.loads(Path(sys.argv[-1]).read_text())
-    with process_group():
-        for one in runs:
-            recipe = Recipe.load(one["recipe"], one["set"])
-            run(recipe, one["ds_config"], Path(one["output_dir"]), one.get("resume", "auto"))
+    with ranks.process_group():
+        for one in json.loads(Path(sys.argv[-1]).read_text()):
+            try:
+                make(one)
+            except Stopped:
+                pass
+            except InputError as error:
+                if not one.get("fails"):
+                    raise
+                Path(f"{one['output_dir']}.error").write_text(str(error))
+            gc.collect()  # a run's folder is locked for as long as its objects live

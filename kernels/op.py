@@ -1,0 +1,185 @@
+"""`perturb`: keyed, reparameterised noise on word embeddings with its per-token Gaussian KL.
+
+Forward and backward are written by hand; the inputs are all that is saved, the noise is drawn again in the backward.
+Eager calls go straight to an autograd function; under `torch.compile` and `torch.export` the same two functions
+stand in the graph as the registered operators `swep_ds::perturb` and `swep_ds::perturb_backward`.
+"""
+
+import torch
+from torch import Tensor
+
+from .dispatch import implementation
+from .modes import MODES
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class _Perturb(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
+        ctx.save_for_backward(embeddings, params, mask, sample_ids)
+        ctx.settings = (seed, draw, prior_variance, MODES[mode])
+        run = implementation(embeddings.device.type, embeddings.dtype).forward
+        return run(embeddings, params, mask, sample_ids, *ctx.settings)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_perturbed, grad_kl):
+        run = implementation(grad_perturbed.device.type, grad_perturbed.dtype).backward
+        grads = run(grad_perturbed, grad_kl, *ctx.saved_tensors, *ctx.settings)
+        return *grads, None, None, None, None, None, None
+
+
+@torch.library.custom_op("swep_ds::perturb", mutates_args=())
+def perturb_op(
+    embeddings: Tensor,
+    params: Tensor | None,
+    mask: Tensor,
+    sample_ids: Tensor,
+    seed: Tensor,
+    draw: Tensor,
+    prior_variance: float,
+    mode: str,
+) -> tuple[Tensor, Tensor]:
+    run = implementation(embeddings.device.type, embeddings.dtype).forward
+    return run(embeddings, params, mask, sample_ids, seed, draw, prior_variance, MODES[mode])
+
+
+@perturb_op.register_fake
+def _(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
+    kl_dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+    perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+    return perturbed, embeddings.new_empty(mask.shape, dtype=kl_dtype)
+
+
+@torch.library.custom_op("swep_ds::perturb_backward", mutates_args=())
+def perturb_backward_op(
+    grad_perturbed: Tensor,
+    grad_kl: Tensor,
+    embeddings: Tensor,
+    params: Tensor | None,
+    mask: Tensor,
+    sample_ids: Tensor,
+    seed: Tensor,
+    draw: Tensor,
+    prior_variance: float,
+    mode: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of embeddings and params; without params the second one is empty, an operator has no None to give."""
+    run = implementation(embeddings.device.type, embeddings.dtype).backward
+    tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw)
+    grad_embeddings, grad_params = run(*tensors, prior_variance, MODES[mode])
+    return grad_embeddings, embeddings.new_empty(0) if grad_params is None else grad_params
+
+
+@perturb_backward_op.register_fake
+def _(grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
+    grad_embeddings = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+    if params is None:
+        return grad_embeddings, embeddings.new_empty(0)
+    return grad_embeddings, torch.empty_like(params, memory_format=torch.contiguous_format)
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, ctx.prior_variance, ctx.mode = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx, grad_perturbed, grad_kl):
+    tensors = ctx.saved_tensors
+    grads = perturb_backward_op(grad_perturbed, grad_kl, *tensors, ctx.prior_variance, ctx.mode)
+    return grads[0], None if tensors[1] is None else grads[1], None, None, None, None, None, None
+
+
+perturb_op.register_autograd(_differentiate, setup_context=_save)
+
+
+def perturb(
+    embeddings: Tensor,
+    params: Tensor | None,
+    mask: Tensor,
+    sample_ids: Tensor,
+    *,
+    seed: int | Tensor,
+    draw: int | Tensor,
+    prior_variance: float,
+    mode: str = "learned",
+) -> tuple[Tensor, Tensor]:
+    """Perturb word embeddings with keyed noise and return the KL of the noise to its prior (SWEP, Eq. 2-4).
+
+        z = mu + sigma * eps;   e~ = e * z  (additive: e~ = e + z);   KL( N(mu, diag sigma^2) || N(m, alpha I) )
+
+    The noise is a pure function of (seed, draw, sample id, position, dimension): see `philox.py`. The modes and
+    their KL stand in `modes.py`, the choice between Triton and PyTorch in `dispatch.py`.
+
+    Args:
+        embeddings: [N, T, d] of float32, bfloat16, float16 or float64; d divisible by 4; any strides.
+        params: [N, T, 2d], mu then log sigma^2, float, any strides; None where nothing is learned (`prior`).
+        mask: [N, T] bool or integer, nonzero for a real token.
+        sample_ids: [N] int64, taken mod 2^32: what tells one sample's noise from another's.
+        seed: 64-bit integer, or 0-dim int64 tensor.
+        draw: number of the draw, taken mod 2^32, a new one for each perturbed pass: integer or 0-dim int64 tensor.
+            Tensors may live on the device, for CUDA graphs.
+        prior_variance: alpha > 0.
+        mode: "learned", "additive", "fixed_mu", "fixed_sigma", "no_eps" or "prior".
+    Returns:
+        perturbed [N, T, d] in the embeddings' dtype, and KL [N, T], summed over d, in float32 (float64 for float64
+        embeddings). Both are zero where masked, and whatever the inputs hold there, NaN included, is not read.
+        Arithmetic is float32 whatever the storage, float64 for float64 embeddings. Differentiable once.
+    Raises:
+        ValueError, TypeError: on wrong shapes, dtypes, devices or settings, before anything is computed.
+        RuntimeError: where no implementation can run (`dispatch.py`).
+    """
+    _check(embeddings, params, mask, sample_ids, prior_variance, mode)
+    seed, draw = (_checked_key(name, part, embeddings.device) for name, part in (("seed", seed), ("draw", draw)))
+    if torch.compiler.is_compiling():
+        seed, draw = (part if isinstance(part, Tensor) else torch.tensor(part) for part in (seed, draw))
+        return perturb_op(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
+    return _Perturb.apply(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
+
+
+def _checked_key(name: str, part: int | Tensor, device: torch.device) -> int | Tensor:
+    """`part` as an int in the range of int64, or the tensor it is."""
+    if isinstance(part, Tensor):
+        if part.dim() or part.dtype != torch.int64:
+            raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {part.dtype}, {part.dim()}-dim")
+        if part.device.type != "cpu" and part.device != device:
+            raise ValueError(f"{name} is on {part.device} but embeddings are on {device}; move it there or to the CPU")
+        return part
+    if not isinstance(part, int):
+        raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {type(part).__name__}")
+    if not -(2**63) <= part < 2**64:
+        raise ValueError(f"{name} must fit 64 bits; got {part}")
+    return part if part < 2**63 else part - 2**64
+
+
+def _check(embeddings, params, mask, sample_ids, prior_variance, mode) -> None:
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
+    if embeddings.dim() != 3:
+        raise ValueError(f"embeddings must be [N, T, d]; got shape {tuple(embeddings.shape)}")
+    n, t, d = embeddings.shape
+    if d == 0 or d % 4:
+        raise ValueError(f"the embedding width d must be a positive multiple of 4; got d = {d}")
+    if embeddings.dtype not in FLOATS:
+        raise TypeError(f"embeddings must be float32, bfloat16, float16 or float64; got {embeddings.dtype}")
+    if MODES[mode].needs_params == (params is None):
+        raise ValueError(f"mode {mode!r} {'needs params' if params is None else 'takes no params: pass None'}")
+    if params is not None:
+        if params.shape != (n, t, 2 * d):
+            raise ValueError(f"params must be [N, T, 2d] = {(n, t, 2 * d)}; got shape {tuple(params.shape)}")
+        if params.dtype not in FLOATS:
+            raise TypeError(f"params must be float32, bfloat16, float16 or float64; got {params.dtype}")
+    if mask.shape != (n, t):
+        raise ValueError(f"mask must be [N, T] = {(n, t)}; got shape {tuple(mask.shape)}")
+    if mask.is_floating_point() or mask.is_complex():
+        raise TypeError(f"mask must be bool or integer; got {mask.dtype}")
+    if sample_ids.shape != (n,):
+        raise ValueError(f"sample_ids must be [N] = {(n,)}; got shape {tuple(sample_ids.shape)}")
+    if sample_ids.dtype != torch.int64:
+        raise TypeError(f"sample_ids must be int64; got {sample_ids.dtype}")
+    for name, tensor in (("params", params), ("mask", mask), ("sample_ids", sample_ids)):
+        if tensor is not None and tensor.device != embeddings.device:
+            raise ValueError(f"{name} is on {tensor.device} but embeddings are on {embeddings.device}; move it there")
+    if not prior_variance > 0:
+        raise ValueError(f"prior_variance must be greater than 0; got {prior_variance}")

@@ -1,0 +1,118 @@
+"""The perturbation in PyTorch: what runs on a CPU, and what the Triton kernels are held against.
+
+Rows (tokens) that the mask leaves out are neither read nor drawn. The others are taken in chunks that fit a
+CPU's cache, and the noise is drawn again in the backward, so nothing of the size of the batch is stored or left
+behind but the results.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .modes import Mode
+from .philox import standard_normal
+
+CHUNK_ELEMENTS_CPU = 2**20
+"""Elements worked on at once on a CPU: temporaries of 4 MB in float32, small beside a cache of tens of MB."""
+CHUNK_ELEMENTS_ELSEWHERE = 2**24
+"""On a device without Triton: few launches for a bounded amount of temporary memory."""
+
+
+def compute_dtype(embeddings: Tensor) -> torch.dtype:
+    """float32 whatever the storage, but float64 for float64 embeddings (gradient checks)."""
+    return torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+
+
+def _chunks(mask: Tensor, d: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows of the real tokens in the flattened batch, with their samples and positions, chunk by chunk."""
+    rows = mask.reshape(-1).nonzero().squeeze(1)
+    elements = CHUNK_ELEMENTS_CPU if mask.device.type == "cpu" else CHUNK_ELEMENTS_ELSEWHERE
+    for chunk in rows.split(max(1, elements // d)):
+        yield chunk, chunk // mask.shape[1], chunk % mask.shape[1]
+
+
+def _take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of x [N, T, ...] as [rows, ...] in `dtype`."""
+    return x.reshape(-1, *x.shape[2:]).index_select(0, rows).to(dtype)
+
+
+def _put(x: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Write values [rows, ...] to rows of x [N, T, ...], which is contiguous or one half of a contiguous tensor."""
+    x.view(-1, *x.shape[2:]).index_copy_(0, rows, values.to(x.dtype))
+
+
+def forward(
+    embeddings: Tensor,
+    params: Tensor | None,
+    mask: Tensor,
+    sample_ids: Tensor,
+    seed: int | Tensor,
+    draw: int | Tensor,
+    alpha: float,
+    mode: Mode,
+) -> tuple[Tensor, Tensor]:
+    """Perturbed embeddings [N, T, d] and KL [N, T]; arguments as `swep_ds.kernels.perturb`, already checked."""
+    dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
+    perturbed = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
+    kl = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    for rows, n, t in _chunks(mask, d):
+        z, sigma, kl_terms = mode.prior_mean, mode.fixed_sigma(alpha), mode.fixed_kl(alpha)
+        if mode.learned_sigma:
+            logvar = _take(params[..., d:], rows, dtype)
+            sigma = torch.exp(logvar * 0.5)
+            kl_terms = sigma.square().div_(alpha).sub_(logvar).add_(math.log(alpha) - 1.0)
+        if mode.learned_mu:
+            z = _take(params[..., :d], rows, dtype)
+            kl_terms = (z - mode.prior_mean).square_().div_(alpha).add_(kl_terms)
+        if mode.draws:
+            z = standard_normal(seed, draw, sample_ids[n], t, d, dtype).mul_(sigma).add_(z)
+        e = _take(embeddings, rows, dtype)
+        _put(perturbed, rows, e + z if mode.additive else e * z)
+        if mode.needs_params:
+            _put(kl, rows, kl_terms.sum(-1).mul_(0.5))
+    return perturbed, kl
+
+
+def backward(
+    grad_perturbed: Tensor,
+    grad_kl: Tensor,
+    embeddings: Tensor,
+    params: Tensor | None,
+    mask: Tensor,
+    sample_ids: Tensor,
+    seed: int | Tensor,
+    draw: int | Tensor,
+    alpha: float,
+    mode: Mode,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the embeddings [N, T, d] and the params [N, T, 2d] (None where there are no params).
+
+    With g, k the gradients of the perturbed embeddings and the KL, and dz = g * e (additive: dz = g):
+
+        de = g * z  (additive: g);   dmu = dz + k (mu - m) / alpha
+        dlogvar = dz * eps * sigma / 2 + k (sigma^2 / alpha - 1) / 2
+    """
+    dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
+    grad_embeddings = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
+    grad_params = torch.zeros_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
+    for rows, n, t in _chunks(mask, d):
+        g, k = _take(grad_perturbed, rows, dtype), _take(grad_kl, rows, dtype)[:, None]
+        dz = g * _take(embeddings, rows, dtype) if mode.needs_params and not mode.additive else g
+        z, sigma = mode.prior_mean, mode.fixed_sigma(alpha)
+        if mode.learned_sigma:
+            sigma = torch.exp(_take(params[..., d:], rows, dtype) * 0.5)
+        if mode.draws:
+            noise = standard_normal(seed, draw, sample_ids[n], t, d, dtype).mul_(sigma)
+        if mode.learned_mu:
+            z = _take(params[..., :d], rows, dtype)
+            dmu = (z - mode.prior_mean).mul_(k / alpha).add_(dz)
+            _put(grad_params[..., :d], rows, dmu)
+        if mode.learned_sigma:
+            dlogvar = (dz * noise).add_(sigma.square_().div_(alpha).sub_(1.0).mul_(k)).mul_(0.5)
+            _put(grad_params[..., d:], rows, dlogvar)
+        if mode.draws:
+            z = noise.add_(z)
+        _put(grad_embeddings, rows, g if mode.additive else g * z)
+    return grad_embeddings, grad_params

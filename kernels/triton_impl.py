@@ -1,0 +1,133 @@
+"""Launches of the Triton kernels: the same two functions as `torch_impl`, for CUDA and ROCm tensors."""
+
+import functools
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from .modes import Mode
+from .philox import MASK, ROUNDS
+from .tiles import tile
+from .triton_kernels import perturb_backward, perturb_forward
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""Whether the kernels run in Triton's interpreter, on CPU tensors: TRITON_INTERPRET at import."""
+
+
+@functools.cache
+def _target(device: torch.device) -> tuple[str, str, int]:
+    """(architecture, math of triton_kernels, lanes of a warp) of a device."""
+    if INTERPRETED:
+        return "interpreter", "portable", 32
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return properties.gcnArchName.split(":")[0], "amd", properties.warp_size
+    return f"sm_{properties.major}{properties.minor}", "nvidia", 32
+
+
+def _signed32(word: int) -> int:
+    """A 32-bit word as int32: one type for every key, hence one compiled kernel."""
+    return ((word & MASK) ^ 0x80000000) - 0x80000000
+
+
+def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
+    """Kernel arguments (seed_low, seed_high, draw, KEY_ON_DEVICE).
+
+    A tensor on the device is read there, without a wait for the GPU and anew at each replay of a CUDA graph.
+    """
+    if any(isinstance(part, Tensor) and part.device == device for part in (seed, draw)):
+        seed, draw = (
+            part.to(device) if isinstance(part, Tensor) else torch.full((), part, dtype=torch.int64, device=device)
+            for part in (seed, draw)
+        )
+        return seed, seed, draw, True
+    seed = int(seed)
+    return _signed32(seed), _signed32(seed >> 32), _signed32(int(draw)), False
+
+
+def _constants(embeddings: Tensor, direction: str, mode: Mode, key_on_device: bool) -> dict:
+    """Compile-time arguments and launch options."""
+    arch, math_kind, warp_size = _target(embeddings.device)
+    d = embeddings.shape[-1]
+    shape = tile(arch, direction, d, embeddings.element_size(), warp_size)
+    return {
+        "D": d,
+        "LEARNED_MU": mode.learned_mu,
+        "LEARNED_SIGMA": mode.learned_sigma,
+        "ADDITIVE": mode.additive,
+        "DRAWS": mode.draws,
+        "KEY_ON_DEVICE": key_on_device,
+        "ROUNDS": ROUNDS,
+        "MATH": math_kind,
+        "BLOCK_ROWS": shape.rows,
+        "BLOCK_COLS": shape.cols,
+        "num_warps": shape.warps,
+        "enable_fp_fusion": True,  # Triton's default changed between releases, and bits with it
+    }
+
+
+def _launch(kernel, embeddings: Tensor, args: tuple, constants: dict) -> None:
+    n, t, _ = embeddings.shape
+    grid = (n * triton.cdiv(t, constants["BLOCK_ROWS"]),)
+    if embeddings.device.type == "cpu" or embeddings.device.index == torch.cuda.current_device():
+        kernel[grid](*args, **constants)
+    else:
+        with torch.cuda.device(embeddings.device):
+            kernel[grid](*args, **constants)
+
+
+def forward(
+    embeddings: Tensor,
+    params: Tensor | None,
+    mask: Tensor,
+    sample_ids: Tensor,
+    seed: int | Tensor,
+    draw: int | Tensor,
+    alpha: float,
+    mode: Mode,
+    **overrides,
+) -> tuple[Tensor, Tensor]:
+    """As `torch_impl.forward`; `overrides` replace compile-time arguments (tuning, tests)."""
+    perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+    kl = torch.empty(mask.shape, dtype=torch.float32, device=mask.device)
+    if mask.numel() == 0:
+        return perturbed, kl
+    *key, on_device = _key(seed, draw, embeddings.device)
+    constants = _constants(embeddings, "forward", mode, on_device) | overrides
+    params = embeddings if params is None else params  # not read then
+    scalars = (1.0 / alpha, math.log(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), mask.shape[1])
+    strides = (*embeddings.stride(), *params.stride(), *mask.stride(), sample_ids.stride(0))
+    tensors = (embeddings, params, mask, sample_ids, perturbed, kl)
+    _launch(perturb_forward, embeddings, (*tensors, *key, *scalars, *strides), constants)
+    return perturbed, kl
+
+
+def backward(
+    grad_perturbed: Tensor,
+    grad_kl: Tensor,
+    embeddings: Tensor,
+    params: Tensor | None,
+    mask: Tensor,
+    sample_ids: Tensor,
+    seed: int | Tensor,
+    draw: int | Tensor,
+    alpha: float,
+    mode: Mode,
+    **overrides,
+) -> tuple[Tensor, Tensor | None]:
+    """As `torch_impl.backward`; `overrides` as for `forward`."""
+    grad_embeddings = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+    grad_params = torch.empty_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
+    if mask.numel() == 0:
+        return grad_embeddings, grad_params
+    *key, on_device = _key(seed, draw, embeddings.device)
+    constants = _constants(embeddings, "backward", mode, on_device) | overrides
+    params, params_out = (params, grad_params) if mode.needs_params else (embeddings, grad_embeddings)  # not used then
+    scalars = (1.0 / alpha, mode.fixed_sigma(alpha), mask.shape[1])
+    strides = (*grad_perturbed.stride(), *grad_kl.stride(), *embeddings.stride(), *params.stride())
+    tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, grad_embeddings, params_out)
+    args = (*tensors, *key, *scalars, *strides, *mask.stride(), sample_ids.stride(0))
+    _launch(perturb_backward, embeddings, args, constants)
+    return grad_embeddings, grad_params

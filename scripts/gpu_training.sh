@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Everything about training that only a GPU can measure, as one script. Nothing is downloaded.
+#   usage: scripts/gpu_training.sh ENCODER DATA OUT
+#     ENCODER  local folder of a small pretrained encoder
+#     DATA     folder with new_wiki_v1.0.json.gz and amazon_reviews_v1.0.json.gz (SQuADShifts)
+#     OUT      folder for the logs and results.json files
+# Prints, last, one line per run: EM and F1 per data set and samples per second.
+set -euo pipefail
+encoder=$1 data=$2 out=$3
+cd "$(dirname "$0")/.."
+mkdir -p "$out"
+train() {  # NAME DS_CONFIG [train.py arguments]
+  local name=$1 config=$2
+  shift 2
+  deepspeed scripts/train.py --ds_config "ds_configs/$config.json" --output_dir "$out/$name" "$@" >"$out/$name.log" 2>&1 ||
+    { tail -n 30 "$out/$name.log"; echo "FAILED $name"; return 1; }
+}
+new_wiki=(--recipe new_wikipedia --set "model.name=$encoder" --set "data.train=$data/new_wiki_v1.0.json.gz"
+  --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" --set train.precision=bf16)
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
+train quickstart zero2
+train quickstart-bf16-zero3 zero3 --set train.precision=bf16
+train new-wiki-zero3-swep zero3 "${new_wiki[@]}" --set train.epochs=1
+python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --updates 60 --warmup 10 \
+  --json "$out/bench_training.json"
+for seed in 0 1 2; do
+  for method in mle swep; do
+    extra=()
+    [ $method = mle ] && extra=(--set method.name=mle)
+    train "new-wiki-$method-$seed" zero2 "${new_wiki[@]}" "${extra[@]}" --set "seed=$seed"
+  done
+done
+python3 - "$out" <<'PY'
+import json, pathlib, sys
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*/results.json")):
+    r = json.loads(path.read_text())
+    scores = "  ".join(f"{k} {v['exact_match']:.2f}/{v['f1']:.2f}" for k, v in r["eval"].items())
+    print(f"{path.parent.name:28} {r['train']['samples_per_second']:8.1f} samples/s  {scores}")
+PY

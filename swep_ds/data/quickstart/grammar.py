@@ -1,0 +1,159 @@
+"""How a passage and its questions are put together from templates.
+
+A `Kind` of thing (bridges, drugs, used cars ...) has fields, sentences that state fields of one or two things,
+and questions that ask for one field. A passage tells about two or three things of ONE kind and states the SAME
+relations of each, so the relation narrows the answer to a few candidates and the entity decides between them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swep_ds.data.quickstart.world import World
+
+_SLOT = re.compile(r"\{([a-z]+)(2?)\}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of thing and everything that can be said of it and asked about it.
+
+    In templates `{year}` is the field of the thing the sentence is about, `{year2}` that of a second thing, and
+    `{short}` the full name at first mention and its last word (a surname) after. `fields` must hold `name`.
+    """
+
+    title: str
+    fields: dict[str, Callable[[World], str]]
+    sentences: tuple[str, ...]
+    questions: dict[str, tuple[str, ...]]  # the field asked for -> templates; "name" asks for the thing itself
+    openers: tuple[str, ...] = ()  # stand first, state nothing
+    asides: tuple[str, ...] = ()  # stand anywhere, state nothing
+    informal: bool = False  # sentences do not start with a capital
+
+
+@dataclass(frozen=True)
+class Mention:
+    """Where a field of a thing stands: characters [start, end) of the text, in its `sentence`-th sentence."""
+
+    record: int
+    field: str
+    start: int
+    end: int
+    sentence: int
+
+
+@dataclass
+class Passage:
+    kind: Kind
+    records: list[dict[str, str]]
+    text: str = ""
+    mentions: list[Mention] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)  # templates that stand in the text
+
+    def told(self, record: int) -> set[str]:
+        return {mention.field for mention in self.mentions if mention.record == record}
+
+    def add(self, template: str, subjects: tuple[int, ...], sentence: int) -> None:
+        """Append a sentence, its slots filled from the records `subjects` (first, second); note the mentions."""
+        self.used.add(template)
+        text = f"{self.text} " if self.text else ""
+        begin, cursor = len(text), 0
+        for slot in _SLOT.finditer(template):
+            text += template[cursor : slot.start()]
+            cursor = slot.end()
+            record = subjects[1 if slot[2] else 0]
+            name, value = slot[1], self.records[record].get(slot[1])
+            if name == "short":
+                name, value = "name", self.records[record]["name"]
+                if "name" in self.told(record):
+                    value = value.split()[-1]
+            self.mentions.append(Mention(record, name, len(text), len(text) + len(value), sentence))
+            text += value
+        text += template[cursor:]
+        self.text = text if self.kind.informal else text[:begin] + text[begin].upper() + text[begin + 1 :]
+
+
+def slots(template: str) -> tuple[frozenset[str], bool]:
+    """The fields a template states of its first thing, names left out, and whether it needs a second thing."""
+    found = _SLOT.findall(template)
+    return frozenset(name for name, _ in found) - {"name", "short"}, any(second for _, second in found)
+
+
+def draw_records(kind: Kind, world: World, count: int) -> list[dict[str, str]]:
+    """`count` things that differ from each other in every field."""
+    records: list[dict[str, str]] = []
+    while len(records) < count:
+        record = {name: sample(world) for name, sample in kind.fields.items()}
+        if all(record[name] != other[name] for other in records for name in record):
+            records.append(record)
+    return records
+
+
+def write_passage(kind: Kind, world: World, brief: bool = False) -> Passage:
+    """A passage of three to seven sentences about two or three things of one kind.
+
+    A `brief` one states a single relation of two things and nothing else, in one or two sentences.
+    """
+    rng = world.rng
+    count = 2 if brief else rng.choice((2, 3, 3))
+    records = draw_records(kind, world, count)
+    relations = rng.sample([name for name in kind.questions if name != "name"], 1 if brief else 2)
+    told: list[set[str]] = [set() for _ in records]
+    plan: list[tuple[str, tuple[int, ...]]] = []
+    for rank, relation in enumerate(relations):
+        order = [i for i in range(count) if rank == 0 or count == 2 or rng.random() < 0.6]
+        rng.shuffle(order)
+        while order:
+            subject = order.pop()
+            if relation in told[subject]:
+                continue
+            partner = next((other for other in order if relation not in told[other]), None)
+            options = []
+            for template in kind.sentences:
+                stated, paired = slots(template)
+                subjects = (subject, partner) if paired else (subject,)
+                if relation in stated and None not in subjects and not any(stated & told[i] for i in subjects):
+                    options.append((template, subjects))
+            fresh = [option for option in options if option[0] not in {template for template, _ in plan}]
+            template, subjects = rng.choice(fresh or options)
+            plan.append((template, subjects))
+            for i in subjects:
+                told[i] |= slots(template)[0]
+    rng.shuffle(plan)
+    if kind.asides and not brief and (len(plan) < 3 or (len(plan) < 6 and rng.random() < 0.5)):
+        plan.insert(rng.randint(0, len(plan)), (rng.choice(kind.asides), ()))
+    if kind.openers and not brief and len(plan) < 7:
+        plan.insert(0, (rng.choice(kind.openers), ()))
+    passage = Passage(kind, records)
+    for number, (template, subjects) in enumerate(plan):
+        passage.add(template, subjects, number)
+    return passage
+
+
+def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[str, Mention]]:
+    """Up to `limit` questions, each with the mention that answers it; at most one asks for a name."""
+    rng = world.rng
+    candidates = []
+    for record, values in enumerate(passage.records):
+        told = passage.told(record)
+        for asked, templates in passage.kind.questions.items():
+            fitting = [t for t in templates if slots(t)[0] <= told]
+            if asked not in told or not fitting:
+                continue
+            template = rng.choice(fitting)
+            where = [m for m in passage.mentions if m.record == record and m.field == asked]
+            if asked == "name":
+                # The name to mark is the one beside the fact that the question states.
+                beside = {m.sentence for m in passage.mentions if m.record == record and m.field in slots(template)[0]}
+                where = [m for m in where if m.sentence in beside and m.end - m.start == len(values["name"])]
+            if where:
+                text = _SLOT.sub(lambda slot, values=values: values[slot[1].replace("short", "name")], template)
+                candidates.append((text, where[0]))
+    rng.shuffle(candidates)
+    names = [c for c in candidates if c[1].field == "name"][:1]
+    others = [c for c in candidates if c[1].field != "name"][: limit - len(names)]
+    chosen = names + others
+    rng.shuffle(chosen)
+    return chosen

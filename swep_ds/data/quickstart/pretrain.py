@@ -1,0 +1,277 @@
+"""Pretraining of the quick-start encoder: a small BERT, from the project's own generated text, without labels.
+
+The text is made from the templates of all domains with the names of the `pretrain` pool, which no training or test
+text holds. It contains no question at all, let alone an answer. An example is a pair of segments, like BERT's: a
+STATEMENT, which restates one or two facts in other words, and a PASSAGE, which tells of several things of one kind.
+Three self-supervised objectives are summed; every target is a token or a span of the text itself:
+
+    span selection          (Glass et al., ACL 2020; the recurring spans of Ram et al., ACL 2021) A name or value of
+                            the statement is blanked or left out, and its place in the passage has to be found: a value
+                            by the name beside it, a name by its value. So matching is learned in both directions.
+    restated tokens         Which tokens of the passage belong to a name or value that the statement restates, the
+                            blanked one included? A dense signal: it teaches to compare the segments token by token.
+    masked language model   (Devlin et al., NAACL 2019) Tokens are masked at random, and values that the statement
+                            restates are masked whole in the passage, to be recovered from the other segment.
+
+The first `brief_updates` updates see passages of one or two sentences: attention between equal tokens comes about
+much sooner there than among a hundred tokens. The initialisation helps: query and key projections start equal, so that
+equal tokens attend to each other, and positions start as sinusoids (Vaswani et al., 2017).
+
+What is saved is the encoder alone. The heads are thrown away, and fine-tuning starts from a fresh one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertTokenizer
+
+from swep_ds.data.quickstart import KINDS
+from swep_ds.data.quickstart.grammar import Mention, Passage, slots, write_passage
+from swep_ds.data.quickstart.world import World
+
+_POOL = 16  # batches drawn together and sorted by length, so that little is padded
+_LOG_EVERY = 100
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the encoder. The defaults are those of the shipped one."""
+
+    updates: int = 5000
+    brief_updates: int = 1200
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    warmup: int = 100
+    language_weight: float = 0.3
+    restated_weight: float = 3.0
+    left_out_rate: float = 0.3  # share of blanks without a [MASK] in their place
+    mask_rate: float = 0.08  # share of tokens masked at random
+    whole_rate: float = 0.5  # share of the restated values of a passage that are masked whole
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    intermediate: int = 384
+    initial_std: float = 0.05
+    initial_query_key_std: float = 0.09
+    vocabulary: int = 2500
+    tokenizer_passages: int = 20000
+    max_positions: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One example. Spans are characters [start, end) of the passage."""
+
+    statement: str
+    passage: str
+    found: tuple[int, int]  # where the blanked name or value of the statement stands in the passage
+    values: tuple[tuple[int, int], ...]  # values of the passage that the statement still shows
+    restated: tuple[tuple[int, int], ...]  # every name and value of the passage that the statement restates
+
+
+def write_pair(world: World, left_out_rate: float, brief: bool = False) -> Pair:
+    """Draw a passage, restate some of its facts and blank one name or value of the restatement."""
+    rng = world.rng
+    restatements: list[str] = []
+    while not restatements:
+        kind = rng.choice(KINDS[rng.choice(list(KINDS))])
+        passage = write_passage(kind, world, brief)
+        record = rng.randrange(len(passage.records))
+        told = passage.told(record)
+        restatements = [
+            template
+            for template in kind.sentences
+            if not slots(template)[1] and slots(template)[0] <= told and template not in passage.used
+        ]
+    statement = Passage(kind, passage.records)
+    statement.add(rng.choice(restatements), (record,), 0)
+    places = {mention.field: _recurrence(mention, statement, passage) for mention in statement.mentions}
+    blank = rng.choice(statement.mentions)
+    filler = "" if rng.random() < left_out_rate else "[MASK]"
+    return Pair(
+        statement=statement.text[: blank.start] + filler + statement.text[blank.end :],
+        passage=passage.text,
+        found=places[blank.field],
+        values=tuple(span for name, span in places.items() if name not in (blank.field, "name")),
+        restated=tuple((m.start, m.end) for m in passage.mentions if m.record == record and m.field in places),
+    )
+
+
+def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> tuple[int, int]:
+    """Where a name or value of the statement stands in the passage; a name: beside a fact that both state."""
+    same = [m for m in passage.mentions if (m.record, m.field) == (mention.record, mention.field)]
+    if mention.field == "name":
+        stated = {m.field for m in statement.mentions} - {"name"}
+        beside = {m.sentence for m in passage.mentions if m.record == mention.record and m.field in stated}
+        same = [m for m in same if m.sentence in beside]
+    return same[0].start, same[0].end
+
+
+def train_tokenizer(settings: Settings) -> BertTokenizer:
+    """An uncased WordPiece tokenizer, trained on passages of the pretraining pool."""
+    world = World(random.Random(f"swep-ds quickstart tokenizer {settings.seed}"), "pretrain")
+    kinds = [kind for domain in KINDS.values() for kind in domain]
+    texts = (write_passage(kinds[i % len(kinds)], world).text for i in range(settings.tokenizer_passages))
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.vocabulary,
+        # The trainer numbers inner pieces in the order of a hash map and breaks ties by number. Listed up front they
+        # have fixed numbers, and the same text always gives the same vocabulary.
+        special_tokens=[*_SPECIAL, *(f"##{character}" for character in characters)],
+        initial_alphabet=characters,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=settings.max_positions)
+
+
+def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, Tensor]]:
+    """Endless batches of B pairs of T tokens.
+
+    Yields:
+        `input_ids`, `token_type_ids`, `attention_mask` (B, T) int64; `restated` (B, T) int64, 1 on the tokens of the
+        passage that the statement restates; `labels` (B, T) int64, the tokens under a mask and -100 elsewhere;
+        `starts`, `ends` (B,) int64, the blanked span in the passage, last token included.
+    """
+    world = World(random.Random(f"swep-ds quickstart pretraining {settings.seed}"), "pretrain")
+    special = torch.tensor(tokenizer.all_special_ids)
+    for update in itertools.count():
+        if update % _POOL == 0:
+            brief = update < settings.brief_updates
+            pool = [write_pair(world, settings.left_out_rate, brief) for _ in range(_POOL * settings.batch_size)]
+            pool.sort(key=lambda pair: len(pair.statement) + len(pair.passage))
+            order = world.rng.sample(range(_POOL), _POOL)
+        first = order[update % _POOL] * settings.batch_size
+        pairs = pool[first : first + settings.batch_size]
+        encoded = tokenizer(
+            [pair.statement for pair in pairs], [pair.passage for pair in pairs], padding=True, return_tensors="pt"
+        )
+        ids = encoded["input_ids"]
+        masked = (torch.rand(ids.shape) < settings.mask_rate) & ~torch.isin(ids, special)
+        restated = torch.zeros_like(ids)
+        found = []
+        for row, pair in enumerate(pairs):
+            for span in pair.values:
+                if world.rng.random() < settings.whole_rate:
+                    masked[row, _tokens(encoded, row, span)] = True
+            found.append(_tokens(encoded, row, pair.found))
+            masked[row, found[-1]] = False
+            for span in pair.restated:
+                restated[row, _tokens(encoded, row, span)] = 1
+        yield {
+            "input_ids": ids.masked_fill(masked, tokenizer.mask_token_id),
+            "token_type_ids": encoded["token_type_ids"],
+            "attention_mask": encoded["attention_mask"],
+            "restated": restated,
+            "labels": ids.masked_fill(~masked, -100),
+            "starts": torch.tensor([span.start for span in found]),
+            "ends": torch.tensor([span.stop - 1 for span in found]),
+        }
+
+
+def _tokens(encoded: BatchEncoding, row: int, span: tuple[int, int]) -> slice:
+    """The tokens that cover the characters `span` of the passage of pair `row`."""
+    return slice(encoded.char_to_token(row, span[0], 1), encoded.char_to_token(row, span[1] - 1, 1) + 1)
+
+
+class PretrainingModel(nn.Module):
+    """A `BertForMaskedLM` and a linear head for the other two objectives."""
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        config = BertConfig(
+            vocab_size=settings.vocabulary,
+            hidden_size=settings.hidden,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            intermediate_size=settings.intermediate,
+            max_position_embeddings=settings.max_positions,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            initializer_range=settings.initial_std,
+        )
+        self.masked_lm = BertForMaskedLM(config)
+        self.token_head = nn.Linear(settings.hidden, 3)  # start, end, restated
+        self._favour_equal_tokens(settings)
+
+    @torch.no_grad()
+    def _favour_equal_tokens(self, settings: Settings) -> None:
+        """Sinusoidal positions, and query and key projections that start equal: q.k is largest for equal tokens."""
+        positions = self.masked_lm.bert.embeddings.position_embeddings.weight
+        count, width = positions.shape
+        angle = torch.arange(count)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+        positions[:, 0::2] = settings.initial_std * angle.sin()
+        positions[:, 1::2] = settings.initial_std * angle.cos()
+        for layer in self.masked_lm.bert.encoder.layer:
+            attention = layer.attention.self
+            nn.init.normal_(attention.query.weight, std=settings.initial_query_key_std)
+            attention.key.weight.copy_(attention.query.weight)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The three losses (nats), scalars: "language", "selection", "restated"; "exact": share of spans found."""
+        hidden_BTd = self.masked_lm.bert(
+            batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]
+        ).last_hidden_state
+        masked, in_passage = batch["labels"] != -100, batch["token_type_ids"] == 1
+        start, end, restated = self.token_head(hidden_BTd).unbind(-1)
+        start, end = start.masked_fill(~in_passage, -1e9), end.masked_fill(~in_passage, -1e9)
+        exact = (start.argmax(1) == batch["starts"]) & (end.argmax(1) == batch["ends"])
+        return {
+            "language": F.cross_entropy(self.masked_lm.cls(hidden_BTd[masked]), batch["labels"][masked]),
+            "selection": (F.cross_entropy(start, batch["starts"]) + F.cross_entropy(end, batch["ends"])) / 2,
+            "restated": F.binary_cross_entropy_with_logits(restated[in_passage], batch["restated"][in_passage].float()),
+            "exact": exact.float().mean(),
+        }
+
+
+def pretrain(settings: Settings, folder: Path) -> None:
+    """Train tokenizer and encoder as `settings` say and `save` both to `folder`; the losses go to the screen."""
+    torch.manual_seed(settings.seed)
+    tokenizer = train_tokenizer(settings)
+    model = PretrainingModel(settings)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    decay = settings.updates - settings.warmup
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: min((done + 1) / settings.warmup, (settings.updates - done) / decay)
+    )
+    begin = time.perf_counter()
+    sums = dict.fromkeys(("language", "selection", "restated", "exact"), 0.0)
+    for update, batch in zip(range(1, settings.updates + 1), batches(tokenizer, settings), strict=False):
+        terms = model(batch)
+        loss = settings.language_weight * terms["language"] + terms["selection"]
+        (loss + settings.restated_weight * terms["restated"]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        for name, value in terms.items():
+            sums[name] += value.item() / _LOG_EVERY
+        if update % _LOG_EVERY == 0:
+            means = "  ".join(f"{name} {value:.3f}" for name, value in sums.items())
+            print(f"update {update:5d}  {means}  {time.perf_counter() - begin:5.0f} s", flush=True)
+            sums = dict.fromkeys(sums, 0.0)
+    save(model, tokenizer, folder)
+
+
+def save(model: PretrainingModel, tokenizer: BertTokenizer, folder: Path) -> None:
+    """Write the encoder as a `BertModel` in fp16, with the usual BERT dropout and initialisation in its config."""
+    bert = model.masked_lm.bert
+    bert.config.hidden_dropout_prob = bert.config.attention_probs_dropout_prob = 0.1
+    bert.config.initializer_range = 0.02
+    bert.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,11 @@
+"""All tests run on CPU and offline, and keep tokenised windows out of the user's cache."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+_datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
+atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
+# before anything imports deepspeed or datasets; the runs that tests start inherit them
+os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": _datasets_cache}

@@ -1,0 +1,210 @@
+"""Training batches: who sees which window when, and that the weights make global means exact at any split."""
+
+import math
+from itertools import product
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swep_ds.data.batches import MEGA_BATCH, Batch, Padding, TrainingBatches
+from tests import tiny
+
+SPLITS = {"micro": st.integers(1, 4), "accumulation": st.integers(1, 3), "world": st.integers(1, 3)}
+
+
+def windows(n: int, types: bool = True, seed: int = 0) -> datasets.Dataset:
+    """n windows of 3 to 12 random tokens; row i's first token is 100 + i."""
+    dice = np.random.default_rng(seed)
+    lengths = dice.integers(3, 13, n)
+    columns = {
+        "input_ids": [[100 + i, *dice.integers(5, 50, size - 1).tolist()] for i, size in enumerate(lengths)],
+        "length": lengths.tolist(),
+        "start_position": dice.integers(0, 3, n).tolist(),
+        "end_position": dice.integers(0, 3, n).tolist(),
+    }
+    if types:
+        columns["token_type_ids"] = [[0] + [1] * (size - 1) for size in lengths]
+    return datasets.Dataset.from_dict(columns)
+
+
+def ranks(features, micro=2, accumulation=1, world=1, epochs=1.0, max_updates=None, seed=0) -> list[TrainingBatches]:
+    """The batches of every rank."""
+    padding = Padding(0, 0 if "token_type_ids" in features.column_names else None)
+    return [
+        TrainingBatches(
+            features,
+            padding,
+            micro_batch_size=micro,
+            accumulation=accumulation,
+            rank=rank,
+            world_size=world,
+            epochs=epochs,
+            max_updates=max_updates,
+            seed=seed,
+        )
+        for rank in range(world)
+    ]
+
+
+def update(batches: list[TrainingBatches], number: int) -> list[Batch]:
+    """All micro-batches of an update, over ranks and micro-steps."""
+    accumulation = batches[0].accumulation
+    return [one[number * accumulation + micro] for micro, one in product(range(accumulation), batches)]
+
+
+def real(micro_batches: list[Batch]) -> list[int]:
+    return [int(row) for b in micro_batches for row, weight in zip(b.sample_id, b.weight, strict=True) if weight > 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 40), **SPLITS)
+def test_an_epoch_has_every_window_exactly_once(n, micro, accumulation, world):
+    batches = ranks(windows(n), micro, accumulation, world, epochs=2)
+    per_epoch = math.ceil(n / (micro * accumulation * world))
+    assert {one.updates for one in batches} == {2 * per_epoch}
+    assert {len(one) for one in batches} == {2 * per_epoch * accumulation}
+    for epoch in range(2):
+        seen = [row for u in range(per_epoch) for row in real(update(batches, epoch * per_epoch + u))]
+        assert sorted(seen) == list(range(n))
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 40), **SPLITS)
+def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, accumulation, world):
+    features = windows(n)
+    loss_of_window = np.random.default_rng(1).normal(size=n)
+    loss_of_token = np.random.default_rng(2).normal(size=(n, 12))
+    batches = ranks(features, micro, accumulation, world)
+    for number in range(batches[0].updates):
+        micro_batches = update(batches, number)
+        rows = real(micro_batches)
+        # the engine adds up micro_batches / (ranks x accumulation)
+        engine = np.mean([(b.weight.double().numpy() * loss_of_window[b.sample_id]).sum() for b in micro_batches])
+        assert engine == pytest.approx(loss_of_window[rows].mean(), rel=1e-6, abs=1e-7)
+        tokens = [loss_of_token[row, : features[row]["length"]] for row in rows]
+        engine = np.mean(
+            [
+                sum(
+                    weight * loss_of_token[row, : features[row]["length"]].sum()
+                    for row, weight in zip(b.sample_id.tolist(), b.token_weight.tolist(), strict=True)
+                )
+                for b in micro_batches
+            ]
+        )
+        assert engine == pytest.approx(np.concatenate(tokens).mean(), rel=1e-6, abs=1e-7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 40), seed=st.integers(0, 3), **SPLITS)
+def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, micro, accumulation, world):
+    features = windows(n)
+    whole = ranks(features, micro * accumulation * world, seed=seed)
+    split = ranks(features, micro, accumulation, world, seed=seed)
+    assert whole[0].updates == split[0].updates
+    for number in range(whole[0].updates):
+        micro_batches = update(split, number)
+        (together,) = update(whole, number)
+        assert sorted(real(micro_batches)) == sorted(together.sample_id.tolist())
+        widths = {b.input_ids.shape[1] for b in micro_batches}
+        assert widths == {together.input_ids.shape[1]} == {max(features[together.sample_id.tolist()]["length"])}
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 40), data=st.data(), **SPLITS)
+def test_an_item_does_not_depend_on_the_items_before(n, data, micro, accumulation, world):
+    features = windows(n)
+    through = ranks(features, micro, accumulation, world, epochs=3)[-1]
+    items = [through[k] for k in range(len(through))]
+    k = data.draw(st.integers(0, len(items) - 1))
+    for left, right in zip(items[k], ranks(features, micro, accumulation, world, epochs=3)[-1][k], strict=True):
+        assert torch.equal(left, right)
+
+
+def test_a_rank_without_windows_gets_one_of_weight_zero():
+    batches = ranks(windows(9), micro=2, world=4)  # one of the two updates has a single window
+    last = next(update(batches, u) for u in range(2) if len(batches[0].windows(u)) == 1)
+    assert [len(b.sample_id) for b in last] == [1, 1, 1, 1]
+    assert [float(b.weight) for b in last] == [4.0, 0.0, 0.0, 0.0]
+    assert [float(b.token_weight) > 0 for b in last] == [True, False, False, False]
+
+
+def test_order_differs_between_epochs_and_seeds_and_not_between_runs():
+    features = windows(30)
+
+    def order(seed: int, epoch: int) -> tuple[int, ...]:
+        (one,) = ranks(features, micro=3, epochs=2, seed=seed)
+        return tuple(row for update in range(10) for row in one.windows(epoch * 10 + update).tolist())
+
+    assert order(0, 0) == order(0, 0)
+    assert len({order(seed, epoch) for seed in range(3) for epoch in range(2)}) == 6
+
+
+def test_windows_of_an_update_are_of_similar_length_and_updates_are_not_in_order_of_length():
+    (one,) = ranks(windows(400), micro=8)
+    lengths = [one.lengths[one.windows(update)] for update in range(one.updates)]
+    padding = 1 - sum(map(sum, lengths)) / sum(len(some) * max(some) for some in lengths)
+    assert padding < 0.05  # a third and more in batches at random
+    longest = [max(some) for some in lengths]
+    assert longest != sorted(longest)
+    assert longest != sorted(longest, reverse=True)
+
+
+def test_lengths_are_sorted_within_mega_batches_only():
+    """Else the epoch's windows would meet the same partners every time."""
+    (one,) = ranks(windows(MEGA_BATCH * 2 * 3), micro=2, epochs=2)
+    partners = [{frozenset(one.windows(e * 150 + u).tolist()) for u in range(150)} for e in range(2)]
+    assert len(partners[0] & partners[1]) < 15
+
+
+@pytest.mark.parametrize(
+    ("n", "epochs", "max_updates", "expected"),
+    [
+        (42, 2, None, 12),  # 6 updates an epoch, the last of 2 windows
+        (42, 0.5, None, 3),
+        (42, 0.01, None, 1),
+        (42, 2, 5, 5),
+        (42, 2, 500, 12),
+        (80, 1.1, None, 11),  # 1.1 * 10 is 11.000000000000002
+        (40, 1 / 3, None, 2),
+    ],
+)
+def test_number_of_updates(n, epochs, max_updates, expected):
+    (one,) = ranks(windows(n), micro=8, epochs=epochs, max_updates=max_updates)
+    assert (one.updates, len(one)) == (expected, expected)
+
+
+def test_columns_padding_and_token_types():
+    features = windows(4)
+    (one,) = ranks(features, micro=4)
+    batch = one[0]
+    width = max(features["length"])
+    for i, row in enumerate(batch.sample_id.tolist()):
+        window = features[row]
+        rest = width - window["length"]
+        assert batch.input_ids[i].tolist() == window["input_ids"] + [0] * rest
+        assert batch.attention_mask[i].tolist() == [1] * window["length"] + [0] * rest
+        assert batch.token_type_ids[i].tolist() == window["token_type_ids"] + [0] * rest
+        assert batch.start_position[i] == window["start_position"]
+        assert batch.end_position[i] == window["end_position"]
+    integers = (*batch[:3], batch.start_position, batch.end_position, batch.sample_id)
+    assert {t.dtype for t in integers} == {torch.int64}
+    assert batch.weight.dtype == batch.token_weight.dtype == torch.float32
+
+
+def test_without_token_types():
+    (one,) = ranks(windows(3, types=False), micro=3)
+    assert one[0].token_type_ids is None
+    assert one[0].to(torch.device("cpu")).token_type_ids is None
+
+
+@pytest.mark.parametrize(("tokenizer", "token", "types"), [("wordpiece", 0, 0), ("byte_bpe", 1, None)])
+def test_padding_is_the_tokenizers(tokenizer, token, types):
+    assert Padding.of(tiny.TOKENIZERS[tokenizer]()) == Padding(token, types)
+    inputs = Padding(token, types).inputs({"input_ids": [[7, 8, 9], [5]], "token_type_ids": [[0, 1, 1], [1]]}, 4)
+    assert inputs["input_ids"].tolist() == [[7, 8, 9, token], [5, token, token, token]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert ("token_type_ids" in inputs) == (types is not None)

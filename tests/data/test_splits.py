@@ -1,0 +1,83 @@
+"""Subsets and held-out articles: nested, by article, the same every time."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swep_ds.data.readers import Example
+from swep_ds.data.splits import hold_out_articles, subset
+from swep_ds.errors import InputError
+
+
+def questions(articles: list[str]) -> list[Example]:
+    return [Example(f"q{i}", "?", "c", ("a",), (0, 1), article) for i, article in enumerate(articles)]
+
+
+def ids(examples: list[Example]) -> list[str]:
+    return [example.id for example in examples]
+
+
+@given(
+    n=st.integers(1, 200),
+    fractions=st.tuples(st.floats(0.001, 1), st.floats(0.001, 1)),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_a_smaller_subset_is_inside_a_larger_one(n, fractions, seed):
+    examples = questions(["t"] * n)
+    small, large = (subset(examples, fraction, None, seed) for fraction in sorted(fractions))
+    assert set(ids(small)) <= set(ids(large))
+    assert len(large) == max(1, round(n * max(fractions)))
+    assert ids(large) == sorted(ids(large), key=ids(examples).index)  # in their order
+
+
+@given(n=st.integers(1, 100), limit=st.integers(1, 120), seed=st.integers(0, 9))
+def test_a_limit_cuts_the_same_nested_order(n, limit, seed):
+    examples = questions(["t"] * n)
+    limited = subset(examples, 1.0, limit, seed)
+    assert len(limited) == min(n, limit)
+    assert set(ids(limited)) <= set(ids(subset(examples, 1.0, limit + 1, seed)))
+    assert limited == subset(examples, 1.0, limit, seed)
+
+
+def test_the_smaller_of_fraction_and_limit_counts():
+    examples = questions(["t"] * 100)
+    assert len(subset(examples, 0.3, 50, 0)) == 30
+    assert len(subset(examples, 0.3, 10, 0)) == 10
+    assert subset(examples, 1.0, None, 0) == examples
+
+
+def test_seeds_choose_differently():
+    examples = questions(["t"] * 100)
+    assert ids(subset(examples, 0.3, None, 0)) != ids(subset(examples, 0.3, None, 1))
+
+
+SEVERAL_ARTICLES = st.lists(st.sampled_from("abcdefgh"), min_size=2).filter(lambda names: len(set(names)) > 1)
+
+
+@given(SEVERAL_ARTICLES, st.floats(0.01, 0.99))
+def test_articles_are_held_out_whole(articles, fraction):
+    examples = questions(articles)
+    kept, held = hold_out_articles(examples, fraction)
+    assert kept
+    assert held
+    assert not {e.article for e in kept} & {e.article for e in held}
+    assert sorted(ids(kept) + ids(held)) == sorted(ids(examples))
+    assert ids(kept) == sorted(ids(kept), key=ids(examples).index)
+    # as much as asked for and not one article more, unless a single one is left to train on
+    counts = Counter(articles)
+    if len({e.article for e in kept}) > 1:
+        assert len(held) >= fraction * len(examples)
+    assert len(held) - max(counts[e.article] for e in held) < fraction * len(examples)
+
+
+def test_the_choice_of_articles_does_not_hang_on_the_order_of_the_questions():
+    examples = questions(list("aabbccddeeff"))
+    held = {e.article for e in hold_out_articles(examples, 0.4)[1]}
+    assert {e.article for e in hold_out_articles(examples[::-1], 0.4)[1]} == held
+
+
+def test_a_single_article_cannot_be_split():
+    with pytest.raises(InputError, match=r"data\.holdout_fraction.*single article.*data\.eval"):
+        hold_out_articles(questions(["t"] * 5), 0.2)

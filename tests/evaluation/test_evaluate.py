@@ -1,0 +1,134 @@
+"""Evaluation over ranks, and what a run leaves: predictions, results.json, the printed table."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from swep_ds.evaluation.results import out_of_domain_mean, print_scores
+from swep_ds.evaluation.scores import score
+from tests.tiny_run import ROOT, ds_config, execute, launch, prepare, squad
+
+SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
+RUNS = [(0, 1), (0, 2), (3, 2)]  # ZeRO stage, ranks
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[tuple[int, int], Path]:
+    folder = tmp_path_factory.mktemp("evaluate")
+    recipe = prepare(folder)
+    overrides = ["data.eval={}", "eval.batch_size=2", "train.max_updates=1"]
+    overrides.append("train.learning_rate=1e-20")  # so that all runs end with the same weights
+    for seed, (name, count) in enumerate(SETS.items()):
+        (folder / f"{name}.json").write_text(json.dumps(squad(count, seed)))
+        overrides.append(f"data.eval.{name}={folder / name}.json")
+    folders = {}
+    for world_size in (1, 2):
+        listed = []
+        for stage, ranks in RUNS:
+            if ranks == world_size:
+                folders[stage, ranks] = folder / f"zero{stage}-on{ranks}"
+                output, config = str(folders[stage, ranks]), str(ds_config(folder, stage))
+                listed.append({"recipe": str(recipe), "set": overrides, "ds_config": config, "output_dir": output})
+        (folder / "runs.json").write_text(json.dumps(listed))
+        script = ROOT / "tests" / "training" / "several_runs.py"
+        if world_size == 1:
+            execute([sys.executable, str(script), str(folder / "runs.json")])
+        else:
+            launch(world_size, script, str(folder / "runs.json"))
+    return folders
+
+
+def predictions(run: Path, name: str) -> dict[str, str]:
+    return json.loads((run / "predictions" / f"{name}.json").read_text())
+
+
+def results(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: "zero{}-ranks{}".format(*run))
+@pytest.mark.parametrize("name", SETS)
+def test_every_question_is_answered_once_in_order(runs, name, run):
+    asked = [f"q{list(SETS).index(name)}-{i}" for i in range(SETS[name])]
+    document = json.loads((runs[run].parent / f"{name}.json").read_text())
+    order = [qa["id"] for article in document["data"] for p in article["paragraphs"] for qa in p["qas"]]
+    text = (runs[run] / "predictions" / f"{name}.json").read_text()
+    pairs = json.loads(text, object_pairs_hook=list)  # a key that stands twice would show
+    assert [id_ for id_, _ in pairs] == order
+    assert sorted(order) == sorted(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETS)
+def test_answers_do_not_depend_on_ranks_or_stage(runs, name):
+    expected = predictions(runs[0, 1], name)
+    assert predictions(runs[0, 2], name) == expected
+    assert predictions(runs[3, 2], name) == expected
+    contexts = (runs[0, 1].parent / f"{name}.json").read_text()
+    assert all(json.dumps(answer)[1:-1] in contexts for answer in expected.values())
+
+
+@pytest.mark.slow
+def test_results_have_their_fixed_layout(runs):
+    for (_, ranks), run in runs.items():
+        found = results(run)
+        assert list(found) == ["method", "model", "seed", "world_size", "train", "eval", "versions"]
+        assert (found["method"], found["seed"], found["world_size"]) == ("swep", 0, ranks)
+        assert found["model"] == str(run.parent / "model")
+        train = found["train"]
+        assert (train["examples"], train["updates"]) == (42, 1)
+        assert train["features"] > 42
+        assert train["samples_per_second"] == pytest.approx(8 * ranks / train["seconds"])
+        assert train["tokens_per_second"] > train["samples_per_second"]
+        assert 2**20 < train["peak_memory_bytes"] < 2**36
+        assert list(found["eval"]) == list(SETS)  # the source domain first
+        assert {"python", "swep-ds", "torch", "deepspeed", "transformers"} <= set(found["versions"])
+
+
+@pytest.mark.slow
+def test_scores_are_percent_of_all_questions(runs):
+    run = runs[0, 2]
+    for name, count in SETS.items():
+        document = json.loads((run.parent / f"{name}.json").read_text())
+        questions = [qa for article in document["data"] for p in article["paragraphs"] for qa in p["qas"]]
+        golds = {qa["id"]: [answer["text"] for answer in qa["answers"]] for qa in questions}
+        found = results(run)["eval"][name]
+        assert found == score(predictions(run, name), golds)
+        assert set(found) == {"exact_match", "f1", "total"}
+        assert found["total"] == count
+
+
+# Without a run
+
+SCORES = {
+    "wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10},
+    "news": {"exact_match": 60.0, "f1": 70.0, "total": 1000},
+    "amazon": {"exact_match": 50.0, "f1": 65.5, "total": 10},
+}
+
+
+def test_out_of_domain_mean_leaves_out_the_source_and_weighs_sets_equally():
+    assert out_of_domain_mean(SCORES) == {"exact_match": 55.0, "f1": 67.75}
+    assert out_of_domain_mean({"wiki": SCORES["wiki"]}) is None
+
+
+def test_table_has_the_source_first_and_the_mean_last(capsys):
+    print_scores(SCORES, "swep, /models/[v2]/m")
+    printed = capsys.readouterr().out
+    assert "swep, /models/[v2]/m" in printed
+    rows = re.findall(r"│ (\S[^│]*?) +│ +([\d.]+) +│ +([\d.]+) +│ +(\d*) +│", printed)
+    assert rows == [
+        ("wiki", "80.00", "90.00", "10"),
+        ("news", "60.00", "70.00", "1000"),
+        ("amazon", "50.00", "65.50", "10"),
+        ("out-of-domain mean", "55.00", "67.75", ""),
+    ]
+
+
+def test_table_without_a_shifted_set_has_no_mean(capsys):
+    print_scores({"wiki": SCORES["wiki"]}, "mle")
+    assert "mean" not in capsys.readouterr().out

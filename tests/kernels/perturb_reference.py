@@ -1,0 +1,48 @@
+"""The perturbation in NumPy float64, from the two papers' formulas; shares nothing with the package."""
+
+import numpy as np
+
+
+def philox(counter, key, rounds=10):
+    """Philox4x32 as in Salmon et al. 2011: words as uint64 arrays of one shape, key as two Python integers."""
+    words = [np.asarray(word, dtype=np.uint64) for word in counter]
+    low = np.uint64(0xFFFFFFFF)
+    for i in range(rounds):
+        keys = [np.uint64((k + i * w) % 2**32) for k, w in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)]
+        first, second = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        words = [
+            (second >> np.uint64(32)) ^ words[1] ^ keys[0],
+            second & low,
+            (first >> np.uint64(32)) ^ words[3] ^ keys[1],
+            first & low,
+        ]
+    return words
+
+
+def normal(seed, draw, sample_ids, n_positions, d, rounds=10):
+    """Noise of a batch: [N, T, d] float64 for N sample ids and positions 0 .. T - 1."""
+    sample, position, block = np.meshgrid(
+        np.asarray(sample_ids) % 2**32, np.arange(n_positions), np.arange(d // 4), indexing="ij"
+    )
+    words = philox((block, position, sample, np.full_like(block, draw)), (seed % 2**32, seed >> 32), rounds)
+    rows = []
+    for a, b in ((words[0], words[1]), (words[2], words[3])):
+        radius = np.sqrt(-2 * np.log(a.astype(np.float64) * 2.0**-32 + 2.0**-33))
+        angle = np.pi * b.astype(np.uint32).view(np.int32).astype(np.float64) * 2.0**-31
+        rows += [radius * np.cos(angle), radius * np.sin(angle)]
+    return np.concatenate(rows, axis=-1)
+
+
+def perturb(embeddings, mu, logvar, mask, eps, alpha, mode):
+    """(perturbed, kl) in float64 from eps: the paper's formulas with the ablations' substitutions."""
+    mean = 0.0 if mode == "additive" else 1.0
+    if mode in ("prior", "fixed_mu"):
+        mu = np.full_like(embeddings, mean)
+    if mode in ("prior", "no_eps"):
+        logvar = np.full_like(embeddings, np.log(alpha))
+    if mode == "fixed_sigma":
+        logvar = np.zeros_like(embeddings)
+    z = mu if mode == "no_eps" else mu + np.exp(logvar / 2) * eps
+    perturbed = embeddings + z if mode == "additive" else embeddings * z
+    kl = 0.5 * ((np.exp(logvar) + (mu - mean) ** 2) / alpha - 1 - np.log(np.exp(logvar) / alpha)).sum(-1)
+    return np.where(mask[..., None], perturbed, 0), np.where(mask, kl, 0)

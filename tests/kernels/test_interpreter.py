@@ -1,0 +1,21 @@
+"""Triton fixes at import whether it interprets, so the interpreter gets a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton.py runs on the GPU itself")
+def test_triton_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / "test_triton.py")]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

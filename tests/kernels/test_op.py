@@ -1,0 +1,110 @@
+"""The registered operators: torch.compile, opcheck, activation checkpointing, autocast."""
+
+import os
+
+import pytest
+import torch
+from swep_ds.kernels import perturb
+from swep_ds.kernels.op import perturb_backward_op, perturb_op
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def batch(n=3, t=7, d=16):
+    generator = torch.Generator().manual_seed(3)
+    embeddings = torch.randn(n, t, d, generator=generator, requires_grad=True)
+    params = torch.randn(n, t, 2 * d, generator=generator, requires_grad=True)
+    return embeddings, params, torch.arange(t) < torch.tensor([t, 4, 1])[:n, None], torch.arange(n) + 40
+
+
+@pytest.mark.parametrize("mode", ["learned", "prior"])
+def test_opcheck(mode):
+    embeddings, params, mask, ids = batch()
+    params = params if mode == "learned" else None
+    key = (torch.tensor(5), torch.tensor(6), 0.1, mode)
+    torch.library.opcheck(perturb_op, (embeddings, params, mask, ids, *key))
+    gradient = torch.randn(16, 3, 7).permute(1, 2, 0)
+    tensors = (embeddings.detach(), params if params is None else params.detach(), mask, ids)
+    torch.library.opcheck(perturb_backward_op, (gradient, torch.ones(1, 1).expand(3, 7), *tensors, *key))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_compiles_into_one_graph_and_does_not_recompile_for_each_draw(as_tensor):
+    embeddings, params, mask, ids = batch()
+    compiles = []
+
+    def backend(graph, example_inputs):
+        compiles.append(graph)
+        return graph.forward
+
+    def loss(draw):
+        perturbed, kl = perturb(
+            embeddings, params, mask, ids, seed=2**64 - 7, draw=draw, prior_variance=0.1, mode="learned"
+        )
+        return perturbed.square().sum() + kl.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    for draw in range(1, 6):
+        key = torch.tensor(draw) if as_tensor else draw
+        found, expected = compiled(key), loss(key)
+        assert torch.equal(found, expected)
+        gradients = (torch.autograd.grad(x, (embeddings, params)) for x in (found, expected))
+        for got, want in zip(*gradients, strict=True):
+            assert torch.equal(got, want)
+    assert len(compiles) <= 2  # one for a constant integer, one for any
+
+
+class Tagger(nn.Module):
+    """Embeddings, noise net and classifier: the smallest model that trains through the noise."""
+
+    def __init__(self, d=16):
+        super().__init__()
+        self.words, self.noise, self.head = nn.Embedding(50, d), nn.Linear(d, 2 * d), nn.Linear(d, 2)
+        self.use_checkpoint = False
+
+    def noisy(self, e, mask, ids, draw):
+        perturbed, kl = perturb(e, self.noise(e.detach()), mask, ids, seed=1, draw=draw, prior_variance=0.1)
+        return self.head(perturbed), kl
+
+    def forward(self, tokens, labels, ids, draw):
+        e, mask = self.words(tokens), tokens > 0
+        if self.use_checkpoint:
+            logits, kl = checkpoint(self.noisy, e, mask, ids, draw, use_reentrant=False)
+        else:
+            logits, kl = self.noisy(e, mask, ids, draw)
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) + 1e-3 * kl.sum()
+
+
+def train(updates=4, wrap=lambda model: model, use_checkpoint=False, autocast=False):
+    torch.manual_seed(0)
+    model = Tagger()
+    model.use_checkpoint = use_checkpoint
+    step, losses = wrap(model), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    tokens, labels, ids = torch.randint(0, 50, (4, 9)), torch.randint(0, 2, (4, 9)), torch.arange(4)
+    for draw in range(updates):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = step(tokens, labels, ids, torch.tensor(draw))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_compiled_training_has_the_losses_of_eager():
+    assert train(wrap=lambda m: torch.compile(m, fullgraph=True, backend="aot_eager")) == train()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.system("command -v c++ >/dev/null") != 0, reason="Inductor needs a C++ compiler on a CPU")
+def test_inductor_training_has_the_losses_of_eager():
+    torch.testing.assert_close(train(wrap=lambda m: torch.compile(m, fullgraph=True)), train(), rtol=1e-5, atol=0)
+
+
+def test_checkpointing_draws_the_same_noise_again():
+    assert train(use_checkpoint=True) == train()
+
+
+def test_autocast_trains():
+    torch.testing.assert_close(train(autocast=True), train(), rtol=0.05, atol=0)

@@ -1,0 +1,212 @@
+import math
+
+import numpy as np
+import perturb_reference as reference
+import pytest
+import torch
+from swep_ds.kernels import MODES, perturb
+
+ALPHA, SEED, DRAW = 0.1, 2**40 + 17, 5
+LEARNED = [mode for mode in MODES if mode != "prior"]
+
+
+def batch(n=3, t=7, d=16, dtype=torch.float32, seed=0, masked=True):
+    """Embeddings, params near the prior, mask with some padding, sample ids that are no range."""
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(n, t, d, generator=generator, dtype=torch.float64).to(dtype)
+    params = 0.5 * torch.randn(n, t, 2 * d, generator=generator, dtype=torch.float64).to(dtype)
+    lengths = torch.arange(n) % t + t // 2 if masked else torch.full((n,), t)
+    mask = torch.arange(t) < lengths[:, None]
+    return embeddings, params, mask, torch.arange(n) * 7919 + 11
+
+
+def run(embeddings, params, mask, sample_ids, mode="learned", seed=SEED, draw=DRAW, prior_variance=ALPHA):
+    params = params if MODES[mode].needs_params else None
+    return perturb(embeddings, params, mask, sample_ids, seed=seed, draw=draw, prior_variance=prior_variance, mode=mode)
+
+
+def expected(embeddings, params, mask, sample_ids, mode):
+    t, d = embeddings.shape[1:]
+    mu, logvar = (half.double().numpy() for half in params.split(d, -1))
+    eps = reference.normal(SEED, DRAW, sample_ids.tolist(), t, d)
+    results = reference.perturb(embeddings.double().numpy(), mu, logvar, mask.numpy(), eps, ALPHA, mode)
+    return tuple(torch.from_numpy(np.ascontiguousarray(result)) for result in results)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float64_matches_numpy(mode):
+    inputs = batch(dtype=torch.float64)
+    perturbed, kl = run(*inputs, mode)
+    want_perturbed, want_kl = expected(*inputs, mode)
+    torch.testing.assert_close(perturbed, want_perturbed, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(kl, want_kl, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", MODES)
+def test_low_precision_is_as_good_as_rounding_once(mode, dtype):
+    inputs = batch(d=64, dtype=dtype)
+    perturbed, kl = run(*inputs, mode)
+    want_perturbed, want_kl = expected(*inputs, mode)
+    assert perturbed.dtype == dtype
+    assert kl.dtype == torch.float32
+    rounding = (want_perturbed.to(dtype).double() - want_perturbed).abs()
+    assert (perturbed.double() - want_perturbed).abs().max() <= 2 * rounding.max() + 2e-6
+    torch.testing.assert_close(kl.double(), want_kl, rtol=2e-6, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradcheck(mode):
+    embeddings, params, mask, sample_ids = batch(n=2, t=3, d=8, dtype=torch.float64)
+    embeddings.requires_grad_()
+    if mode == "prior":
+        assert torch.autograd.gradcheck(lambda e: run(e, None, mask, sample_ids, mode)[0], embeddings)
+    else:
+        params.requires_grad_()
+        assert torch.autograd.gradcheck(lambda e, p: run(e, p, mask, sample_ids, mode), (embeddings, params))
+
+
+def test_kl_is_zero_at_the_prior_and_8_35_per_dimension_at_default_initialisation():
+    embeddings, params, mask, sample_ids = batch(masked=False)
+    d = embeddings.shape[-1]
+    params[..., :d], params[..., d:] = 1.0, math.log(ALPHA)
+    torch.testing.assert_close(run(embeddings, params, mask, sample_ids)[1], torch.zeros(mask.shape), atol=1e-5, rtol=0)
+    kl = run(embeddings, torch.zeros_like(params), mask, sample_ids)[1]  # mu = 0, sigma = 1
+    torch.testing.assert_close(kl / d, torch.full(mask.shape, 8.3487), rtol=1e-4, atol=0)
+    assert run(embeddings, params, mask, sample_ids, "prior")[1].abs().max() == 0
+
+
+def test_noise_follows_the_sample_not_the_batch():
+    embeddings, params, mask, sample_ids = batch(n=4, t=9, masked=False)
+    together, kl = run(embeddings, params, mask, sample_ids)
+    order = torch.tensor([2, 0, 3])
+    for part in (order, order[:1]):
+        cut = run(embeddings[part, :5], params[part, :5], mask[part, :5], sample_ids[part])
+        assert torch.equal(cut[0], together[part, :5])
+        torch.testing.assert_close(cut[1], kl[part, :5])
+    padded = torch.nn.functional.pad(mask, (0, 4))
+    longer = torch.nn.functional.pad(embeddings, (0, 0, 0, 4)), torch.nn.functional.pad(params, (0, 0, 0, 4))
+    assert torch.equal(run(*longer, padded, sample_ids)[0][:, :9], together)
+
+
+def test_a_chunk_boundary_changes_nothing(monkeypatch):
+    inputs = batch(n=4, t=9)
+    whole = run(*inputs)[0]
+    monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", 5 * 16)
+    assert torch.equal(run(*inputs)[0], whole)
+
+
+def test_new_draw_new_noise_same_draw_same_noise():
+    inputs = batch(masked=False)
+    first = run(*inputs)[0]
+    assert torch.equal(run(*inputs)[0], first)
+    assert (run(*inputs, draw=DRAW + 1)[0] != first).all()
+    assert (run(*inputs, seed=SEED + 1)[0] != first).all()
+    assert torch.equal(run(*inputs, seed=torch.tensor(SEED), draw=torch.tensor(DRAW))[0], first)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masked_rows_are_zero_and_their_nan_stays_there(mode):
+    embeddings, params, mask, sample_ids = batch()
+    clean = run(embeddings, params, mask, sample_ids, mode)
+    embeddings, params = embeddings.clone(), params.clone()
+    embeddings[~mask], params[~mask] = float("nan"), float("nan")
+    embeddings.requires_grad_()
+    params.requires_grad_(mode != "prior")
+    perturbed, kl = run(embeddings, params, mask.long() * 3, sample_ids, mode)
+    assert torch.equal(perturbed, clean[0])
+    assert torch.equal(kl, clean[1])
+    assert perturbed[~mask].abs().sum() == 0
+    assert kl[~mask].abs().sum() == 0
+    poisoned = torch.where(mask[..., None], torch.ones_like(perturbed), float("nan"))
+    torch.autograd.backward(perturbed, poisoned)
+    for leaf in (embeddings, params) if mode != "prior" else (embeddings,):
+        assert leaf.grad.isfinite().all()
+        assert leaf.grad[~mask].abs().sum() == 0
+
+
+def gradients(embeddings, params, mask, sample_ids, g, k, mode):
+    embeddings, params = embeddings.detach().requires_grad_(), params.detach().requires_grad_()
+    perturbed, kl = run(embeddings, params, mask, sample_ids, mode)
+    return torch.autograd.grad((perturbed, kl), (embeddings, params), (g, k))
+
+
+@pytest.mark.parametrize("mode", LEARNED)
+def test_strides_do_not_matter(mode):
+    embeddings, params, mask, sample_ids = batch(n=3, t=8)
+    g = torch.randn(8, 3, 16, generator=torch.Generator().manual_seed(1)).transpose(0, 1)
+    k = torch.tensor(0.3).expand(mask.shape)
+    plain = gradients(embeddings, params, mask, sample_ids, g.contiguous(), k.contiguous(), mode)
+    transposed = embeddings.transpose(1, 2).contiguous().transpose(1, 2)
+    wide = torch.zeros(3, 8, 40)
+    wide[..., 3:35] = params
+    strided = gradients(transposed, wide[..., 3:35], mask.T.contiguous().T, sample_ids, g, k, mode)
+    for got, want in zip(strided, plain, strict=True):
+        assert torch.equal(got, want)
+    expanded = torch.tensor(0.7).expand(embeddings.shape)
+    for got, want in zip(
+        gradients(embeddings, params, mask, sample_ids, expanded, k, mode),
+        gradients(embeddings, params, mask, sample_ids, expanded.contiguous(), k, mode),
+        strict=True,
+    ):
+        assert torch.equal(got, want)
+
+
+def test_autocast_mixture_of_dtypes():
+    embeddings, params, mask, sample_ids = batch()
+    params = params.bfloat16()
+    mixed = run(embeddings, params, mask, sample_ids)
+    single = run(embeddings, params.float(), mask, sample_ids)
+    assert torch.equal(mixed[0], single[0])
+    assert (
+        gradients(embeddings, params, mask, sample_ids, *map(torch.ones_like, mixed), "learned")[1].dtype
+        == torch.bfloat16
+    )
+
+
+@pytest.mark.parametrize(("n", "t"), [(0, 5), (4, 0), (2, 3)])
+def test_empty_batches_and_batches_of_padding(n, t):
+    embeddings, params, _, _ = batch(n, t, masked=False)
+    mask = torch.zeros(n, t, dtype=torch.bool)
+    embeddings.requires_grad_()
+    perturbed, kl = run(embeddings, params, mask, torch.arange(n))
+    (perturbed.sum() + kl.sum()).backward()
+    assert perturbed.shape == (n, t, 16)
+    assert kl.shape == (n, t)
+    assert embeddings.grad.abs().sum() == 0
+
+
+def test_nothing_but_the_inputs_is_saved():
+    embeddings, params, mask, sample_ids = batch()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        run(embeddings.requires_grad_(), params.requires_grad_(), mask, sample_ids)
+    inputs = {x.data_ptr() for x in (embeddings, params, mask, sample_ids)}
+    assert {x.data_ptr() for x in saved} <= inputs
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"mode": "nois"}, ValueError, "mode must be one of"),
+        ({"embeddings": torch.zeros(3, 16)}, ValueError, r"embeddings must be \[N, T, d\]"),
+        ({"embeddings": torch.zeros(3, 7, 6)}, ValueError, "multiple of 4"),
+        ({"embeddings": torch.zeros(3, 7, 16, dtype=torch.int32)}, TypeError, "embeddings must be float32"),
+        ({"params": None}, ValueError, "needs params"),
+        ({"mode": "prior"}, ValueError, "takes no params"),
+        ({"params": torch.zeros(3, 7, 16)}, ValueError, r"params must be \[N, T, 2d\]"),
+        ({"params": torch.zeros(3, 7, 32, dtype=torch.int64)}, TypeError, "params must be float32"),
+        ({"mask": torch.ones(3, 6, dtype=torch.bool)}, ValueError, "mask must be"),
+        ({"mask": torch.ones(3, 7)}, TypeError, "mask must be bool or integer"),
+        ({"mask": torch.ones(3, 7, dtype=torch.bool, device="meta")}, ValueError, "mask is on meta"),
+        ({"sample_ids": torch.arange(4)}, ValueError, "sample_ids must be"),
+        ({"sample_ids": torch.arange(3, dtype=torch.int32)}, TypeError, "sample_ids must be int64"),
+        ({"prior_variance": 0.0}, ValueError, "prior_variance must be greater than 0"),
+    ],
+)
+def test_bad_input_is_refused(change, error, message):
+    embeddings, params, mask, sample_ids = batch()
+    arguments = {"embeddings": embeddings, "params": params, "mask": mask, "sample_ids": sample_ids}
+    arguments |= {"seed": 0, "draw": 0, "prior_variance": ALPHA}
+    with pytest.raises(error, match=message):
+        perturb(**(arguments | change))

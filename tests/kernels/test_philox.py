@@ -1,0 +1,78 @@
+import perturb_reference as reference
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swep_ds.kernels import standard_normal
+from swep_ds.kernels.philox import noise_words, philox4x32
+
+ZEROS, ONES = ([0] * 4, [0] * 2), ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2)
+PI = ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0])
+# Random123's published known-answer vectors (kat_vectors: philox4x32)
+KNOWN_ANSWERS = [
+    (10, ZEROS, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    (10, ONES, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (10, PI, [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]),
+    (7, ZEROS, [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]),
+    (7, ONES, [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]),
+    (7, PI, [0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A]),
+]
+words32 = st.integers(0, 2**32 - 1)
+
+
+@pytest.mark.parametrize(("rounds", "inputs", "expected"), KNOWN_ANSWERS)
+def test_known_answers(rounds, inputs, expected):
+    counter, key = inputs
+    words = philox4x32(tuple(torch.tensor([word]) for word in counter), tuple(key), rounds)
+    assert [word.item() for word in words] == expected
+    assert [int(word) for word in reference.philox(counter, key, rounds)] == expected
+
+
+@given(
+    counter=st.lists(words32, min_size=4, max_size=4),
+    key=st.tuples(words32, words32),
+    rounds=st.integers(1, 12),
+)
+def test_words_match_numpy(counter, key, rounds):
+    words = philox4x32(tuple(torch.tensor(word) for word in counter), key, rounds)
+    assert [word.item() for word in words] == [int(word) for word in reference.philox(counter, key, rounds)]
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    draw=words32,
+    ids=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=3),
+    positions=st.integers(1, 4),
+    d=st.sampled_from([4, 12, 64]),
+)
+def test_normals_match_numpy(seed, draw, ids, positions, d):
+    sample_ids = torch.tensor(ids)[:, None]
+    expected = torch.from_numpy(reference.normal(seed, draw, ids, positions, d))
+    exact = standard_normal(seed, draw, sample_ids, torch.arange(positions), d, torch.float64)
+    torch.testing.assert_close(exact, expected, rtol=1e-12, atol=1e-12)
+    single = standard_normal(seed, draw, sample_ids, torch.arange(positions), d)
+    # u is rounded to 24 bits: just under u = 1 the radius itself is small and moves by up to sqrt(2^-24)
+    torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-3)
+    assert (single.double() - expected).abs().median() < 1e-6
+
+
+def test_seed_and_draw_may_be_tensors():
+    seed = 2**64 - 5
+    from_ints = standard_normal(seed, 9, torch.tensor([3]), torch.tensor([1]), 8)
+    from_tensors = standard_normal(torch.tensor(seed - 2**64), torch.tensor(9), torch.tensor([3]), torch.tensor([1]), 8)
+    assert torch.equal(from_ints, from_tensors)
+
+
+def test_each_part_of_the_key_gives_other_noise():
+    def draw(seed=1, draw=2, sample=3, position=4):
+        return standard_normal(seed, draw, torch.tensor(sample), torch.tensor(position), 32)
+
+    others = [draw(seed=2), draw(seed=1 + 2**32), draw(draw=3), draw(sample=4), draw(position=5)]
+    assert all((draw() != other).all() for other in others)
+    assert torch.equal(draw(), draw())
+
+
+def test_width_must_be_divisible_by_four():
+    with pytest.raises(ValueError, match="divisible by 4"):
+        noise_words(0, 0, torch.tensor(0), torch.tensor(0), 6)

@@ -1,0 +1,160 @@
+"""The exported model: loads with transformers alone, computes what the engine computed, says what it is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from swep_ds.export import model_card
+from swep_ds.recipe import Recipe
+from tests.tiny_run import ds_config, launch, prepare
+
+# Makes runs as scripts/train.py does and keeps the engine's logits right before the export.
+TRAIN = """
+import json, sys
+from pathlib import Path
+import torch
+import swep_ds.run
+from swep_ds import distributed as ranks
+from swep_ds.data.batches import Batch
+from swep_ds.recipe import Recipe
+
+export = swep_ds.run.export_model
+
+def keep_logits(engine, stage, tokenizer, folder, *rest):
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    with torch.no_grad():
+        logits = engine(Batch(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"]))
+    if ranks.is_main():
+        torch.save({"inputs": dict(inputs), "logits": [part.float() for part in logits]}, f"{folder.parent}.logits")
+    export(engine, stage, tokenizer, folder, *rest)
+
+swep_ds.run.export_model = keep_logits
+with ranks.process_group():
+    for one in json.loads(Path(sys.argv[-1]).read_text()):
+        recipe = Recipe.load(one["recipe"], one["set"])
+        swep_ds.run.run(recipe, one["ds_config"], Path(one["output_dir"]), "never")
+"""
+
+LOAD = """
+import sys
+sys.modules["swep_ds"] = None  # importing it raises
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+for run in sys.argv[1:]:
+    model, info = AutoModelForQuestionAnswering.from_pretrained(f"{run}/model", output_loading_info=True)
+    assert not any(info.values()), info
+    kept = torch.load(f"{run}.logits")
+    tokenizer = AutoTokenizer.from_pretrained(f"{run}/model")
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    assert all(torch.equal(inputs[key], kept["inputs"][key]) for key in kept["inputs"])
+    with torch.no_grad():
+        output = model.eval()(**inputs)
+    torch.save([output.start_logits.float(), output.end_logits.float()], f"{run}.loaded")
+"""
+RUNS = {"zero0": [], "zero3": [], "zero2-bf16": ["train.precision=bf16"]}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    recipe = prepare(folder)
+    # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+    listed = [
+        {
+            "recipe": str(recipe),
+            "set": ["train.max_updates=3", *RUNS[name]],
+            "ds_config": str(ds_config(folder, int(name[4]))),
+            "output_dir": str(folder / name),
+        }
+        for name in sorted(RUNS)
+    ]
+    (folder / "runs.json").write_text(json.dumps(listed))
+    (folder / "train.py").write_text(TRAIN)
+    launch(2, folder / "train.py", str(folder / "runs.json"))
+    arguments = [str(folder / name) for name in RUNS]
+    subprocess.run([sys.executable, "-I", "-c", LOAD, *arguments], cwd=folder, check=True, timeout=120)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "tolerance"), [("zero0", 1e-6), ("zero3", 1e-6), ("zero2-bf16", 0.02)])
+def test_the_loaded_model_computes_the_engines_logits(runs, name, tolerance):
+    kept, loaded = torch.load(runs / f"{name}.logits")["logits"], torch.load(runs / f"{name}.loaded")
+    for left, right in zip(kept, loaded, strict=True):
+        torch.testing.assert_close(right, left, rtol=0, atol=tolerance)
+    assert kept[0].std() > 10 * tolerance or name.endswith("bf16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_weights_are_safetensors_and_the_backbones_alone(runs, name):
+    files = {file.name for file in (runs / name / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files
+    assert not [file for file in files if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    assert load_file(runs / name / "model" / "model.safetensors").keys() == (
+        load_file(runs / "model" / "model.safetensors").keys()  # what training started from
+    )
+    assert not list((runs / name).glob(".model*"))
+
+
+@pytest.mark.slow
+def test_training_changed_the_weights(runs):
+    before, after = (load_file(runs / name / "model.safetensors") for name in ("model", "zero3/model"))
+    assert not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
+
+
+@pytest.mark.slow
+def test_the_model_card_has_the_runs_scores(runs):
+    scores = json.loads((runs / "zero3" / "results.json").read_text())["eval"]["test"]
+    card = (runs / "zero3" / "model" / "README.md").read_text()
+    assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in card
+
+
+def card(method: dict, scores: dict) -> tuple[dict, str]:
+    recipe = Recipe.model_validate(
+        {
+            "model": {"name": "owner/encoder"},
+            "method": method,
+            "data": {"train": "wiki.json", "eval": {"x": "y"}, "max_length": 200},
+            "train": {"learning_rate": 2e-5, "max_updates": 70, "precision": "bf16"},
+            "seed": 4,
+        }
+    )
+    _, head, text = model_card(recipe, scores).split("---\n", 2)
+    return yaml.safe_load(head), text
+
+
+def test_model_card_states_method_data_and_scores():
+    scores = {
+        "wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10},
+        "news": {"exact_match": 60.0, "f1": 70.0, "total": 20},
+        "forum": {"exact_match": 50.0, "f1": 65.0, "total": 30},
+    }
+    head, text = card({"name": "swep", "beta": 0.01}, scores)
+    assert head["pipeline_tag"] == "question-answering"
+    assert "swep" in head["tags"]
+    for part in (
+        "Fine-tuned from `owner/encoder`",
+        "Method: swep (beta 0.01, ",
+        "Training data: `wiki.json`",
+        "200 tokens, step 128",
+        "2 epochs, at most 70 updates, learning rate 2e-05, bf16, seed 4",
+        "| wiki | 80.00 | 90.00 | 10 |\n| news | 60.00 | 70.00 | 20 |\n| forum | 50.00 | 65.00 | 30 |\n",
+        "| mean out of domain | 55.00 | 67.50 | |",
+    ):
+        assert part in text
+
+
+def test_model_card_of_a_method_without_settings_and_one_data_set():
+    head, text = card({"name": "mle"}, {"wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10}})
+    assert "mle" in head["tags"]
+    assert "- Method: mle\n" in text
+    assert "mean out of domain" not in text

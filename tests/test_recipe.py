@@ -1,0 +1,290 @@
+"""Recipes: names and paths, overrides and their types, what errors say, the resolved copy."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swep_ds.errors import InputError
+from swep_ds.methods import METHODS
+from swep_ds.recipe import RECIPES, Recipe
+from tests.tiny_run import ROOT
+
+MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
+SHIPPED = sorted(RECIPES.glob("*.yaml"))
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write(tmp_path / "mine.yaml", MINIMAL)
+
+
+def write(path: Path, tree: object) -> Path:
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def message(path: Path, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        Recipe.load(str(path), overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_defaults_are_the_papers_extractive_setup(path):
+    made = Recipe.load(str(path))
+    assert (made.train.epochs, made.train.micro_batch_size, made.train.learning_rate) == (2, 8, 3e-5)
+    assert (made.method.prior_variance, made.method.mle_weight, made.method.beta) == (0.1, 0.5, 1.0)
+    assert (made.data.max_length, made.data.doc_stride, made.data.max_query_length) == (384, 128, 64)
+    assert (made.eval.n_best, made.eval.max_answer_tokens) == (20, 30)
+    assert made.train.max_grad_norm == 1.0
+    assert made.train.weight_decay == 0.0
+
+
+# Shipped recipes
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_recipe_loads_by_name(shipped):
+    tree = yaml.safe_load(shipped.read_text())
+    overrides = [
+        f"{section}.{field}=placeholder"
+        for section, field in (("model", "name"), ("data", "train"))
+        if field not in tree.get(section, {})
+    ]
+    made = Recipe.load(shipped.stem, overrides)
+    assert Recipe.load(str(shipped), overrides) == made
+    assert made.method.name in METHODS
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_recipe_names_its_launch_line_at_its_head(shipped):
+    lines = shipped.read_text().splitlines()
+    head = " ".join(
+        line.lstrip("# ").rstrip("\\") for line in lines[: next(i for i, x in enumerate(lines) if x[:1] != "#")]
+    )
+    assert head.startswith("deepspeed scripts/train.py --ds_config ")
+    assert (ROOT / re.search(r"--ds_config (\S+)", head)[1]).is_file()
+    named = re.search(r"--recipe (\S+)", head)
+    assert (named[1] if named else "quickstart") == shipped.stem  # the script's default
+    Recipe.load(shipped.stem, re.findall(r"--set (\S+)", head))  # the line is enough as it stands
+
+
+def test_no_such_recipe_lists_those_that_exist(tmp_path):
+    said = message("quickstrat")
+    assert all(shipped.stem in said for shipped in SHIPPED)
+    assert "no such recipe" in message(tmp_path / "none.yaml")
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.learning_rate=3e-5", 3e-5),  # YAML 1.1 reads this one as a string
+        ("train.learning_rate=2E-4", 2e-4),
+        ("train.learning_rate=1.5e-4", 1.5e-4),
+        ("train.adam_betas=[0.8, 0.98]", (0.8, 0.98)),
+        ("train.max_updates=7", 7),
+        ("train.max_updates=null", None),
+        ("train.activation_checkpointing=true", True),
+        ("train.execution=joint", "joint"),
+        ("tracking.wandb=off", "off"),  # YAML 1.1 reads this one as false
+        ("tracking.wandb=offline", "offline"),
+        ("data.train=owner/name:config@train[:10%]", "owner/name:config@train[:10%]"),
+        ("data.train=a=b.json", "a=b.json"),
+        ("seed=17", 17),
+    ],
+)
+def test_an_override_has_its_fields_type(path, override, expected):
+    node = Recipe.load(str(path), [override])
+    for key in override.partition("=")[0].split("."):
+        node = getattr(node, key)
+    assert node == expected
+    assert type(node) is type(expected)
+
+
+def test_a_bare_off_in_a_file_is_off(tmp_path):
+    text = yaml.safe_dump(MINIMAL) + "tracking:\n  wandb: off\n"
+    (tmp_path / "r.yaml").write_text(text)
+    assert Recipe.load(str(tmp_path / "r.yaml")).tracking.wandb == "off"
+
+
+def test_overrides_reach_into_the_eval_mapping_and_keep_its_order(path):
+    made = Recipe.load(str(path), ["data.eval.amazon=a.json", "data.eval.nyt=n.json", "data.eval.x=z"])
+    assert list(made.data.eval.items()) == [("x", "z"), ("amazon", "a.json"), ("nyt", "n.json")]
+
+
+def test_overrides_apply_in_order_and_make_missing_sections(path):
+    made = Recipe.load(str(path), ["eval.n_best=3", "eval.n_best=5", "tracking.project=p"])
+    assert (made.eval.n_best, made.tracking.project) == (5, "p")
+
+
+def test_overrides_can_supply_required_fields(tmp_path):
+    bare = write(tmp_path / "bare.yaml", {"train": {"epochs": 1}})
+    overrides = ["model.name=m", "method.name=mle", "data.train=t", "data.holdout_fraction=0.1"]
+    assert Recipe.load(str(bare), overrides).method.name == "mle"
+
+
+def test_setting_another_method_drops_the_former_ones_settings(tmp_path):
+    path = write(tmp_path / "r.yaml", MINIMAL | {"method": {"name": "swep", "beta": 0.01, "prior_variance": 0.2}})
+    assert Recipe.load(str(path), ["method.name=mle"]).method.model_dump() == {"name": "mle"}
+    assert Recipe.load(str(path), ["method.name=prior_aug"]).method.prior_variance == 0.1  # its own default
+    assert Recipe.load(str(path), ["method.name=swep"]).method.beta == 0.01
+    later = Recipe.load(str(path), ["method.name=prior_aug", "method.mle_weight=0.3"]).method
+    assert (later.name, later.mle_weight) == ("prior_aug", 0.3)
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", "train..epochs=3", ".epochs=3", "train.=3"])
+def test_an_override_is_section_field_value(path, override):
+    assert "section.field=value" in message(path, override)
+
+
+@pytest.mark.parametrize("value", ["[", "@x", "{a", "2019-13-45"])
+def test_an_override_that_is_not_yaml(path, value):
+    assert f"--set data.train={value}: the value is not YAML" in message(path, f"data.train={value}")
+
+
+def test_an_override_below_a_value(path):
+    assert "train is a value, not a section" in message(path, "data.train.x=1")
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "meant"),
+    [
+        ("modle.name=m", "modle", "model"),
+        ("sed=1", "sed", "seed"),
+        ("data.max_lenght=1", "data.max_lenght", "max_length"),
+        ("train.learnin_rate=1", "train.learnin_rate", "learning_rate"),
+        ("model.nam=1", "model.nam", "name"),
+        ("eval.nbest=1", "eval.nbest", "n_best"),
+        ("tracking.projects=1", "tracking.projects", "project"),
+        ("method.prior_varience=1", "method.prior_varience", "prior_variance"),
+    ],
+)
+def test_an_unknown_field_names_the_nearest(path, override, field, meant):
+    said = message(path, override)
+    assert f"{field} is not a field; did you mean {meant!r}?" in said
+    assert str(path) in said
+
+
+def test_an_unknown_field_near_nothing_lists_what_there_is(path):
+    assert "known are data, eval, method, model, seed, task, tracking, train" in message(path, "zzzz.a=1")
+
+
+def test_an_unknown_method_names_the_nearest(path):
+    assert "method.name: 'sweb' is not a method; did you mean 'swep'?" in message(path, "method.name=sweb")
+    assert "method.name is required: one of mle, prior_aug, swep" in message(
+        write(path.with_name("n.yaml"), MINIMAL | {"method": {"beta": 1}})
+    )
+
+
+def test_a_setting_of_another_method(path):
+    said = message(path, "method.name=mle", "method.beta=1")
+    assert "method.beta is not a field" in said
+    assert "a method takes only its own settings" in said
+
+
+@pytest.mark.parametrize("missing", ["model", "method", "data"])
+def test_a_missing_section(tmp_path, missing):
+    path = write(tmp_path / "r.yaml", {k: v for k, v in MINIMAL.items() if k != missing})
+    assert f"{missing} is required" in message(path)
+
+
+def test_a_missing_field_says_how_to_give_it(tmp_path):
+    path = write(tmp_path / "r.yaml", MINIMAL | {"data": {"eval": {"x": "y"}}})
+    assert "data.train is required: give it in the recipe or with --set data.train=..." in message(path)
+
+
+def test_nothing_to_evaluate_on(path):
+    assert "data.eval names nothing" in message(path, "data.eval={}")
+    assert Recipe.load(str(path), ["data.eval={}", "data.holdout_fraction=0.2"]).data.eval == {}
+
+
+def test_all_faults_in_one_message(path):
+    said = message(path, "train.epochs=0", "data.doc_stride=zero", "method.beta=-1", "sed=1")
+    for part in ("train.epochs: 0", "data.doc_stride: 'zero'", "method.beta: -1", "sed is not a field"):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=-1",
+        "train.learning_rate=0",
+        "train.learning_rate=.inf",
+        "train.learning_rate=nan",
+        "method.beta=.inf",
+        "train.adam_betas=[0.9]",
+        "train.adam_betas=[0.9, 1.0]",
+        "train.max_updates=1.5",
+        "train.precision=fp64",
+        "method.mle_weight=1",
+        "data.train_fraction=1.1",
+        "data.eval=null",
+        "data.eval.a/b=x",
+        "data.eval.held_out=x",
+        "method=mle",
+        "train=5",
+    ],
+)
+def test_a_wrong_value_names_its_field(path, override):
+    field = override.partition("=")[0]
+    field = "data.eval" if field.startswith("data.eval") else field
+    assert f": {field}" in message(path, override)
+
+
+@pytest.mark.parametrize("content", [b"a: [1", b"\xff\xfe\x00", b"a: 2019-13-45", b"\tx: 1"])
+def test_not_yaml(tmp_path, content):
+    (tmp_path / "r.yaml").write_bytes(content)
+    assert f"{tmp_path / 'r.yaml'}: not YAML" in message(tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize("content", ["", "- a\n", "text\n"])
+def test_not_a_mapping(tmp_path, content):
+    (tmp_path / "r.yaml").write_text(content)
+    assert "a recipe is a mapping with the sections task, seed, model" in message(tmp_path / "r.yaml")
+
+
+# The resolved copy
+
+RATES = st.floats(1e-12, 1e3)
+METHOD = st.one_of(
+    st.just({"name": "mle"}),
+    st.fixed_dictionaries({"name": st.just("prior_aug"), "prior_variance": RATES}),
+    st.fixed_dictionaries({"name": st.just("swep"), "beta": RATES, "kl_reduction": st.sampled_from(["sum", "mean"])}),
+)
+TEXT = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1)
+
+
+@given(
+    method=METHOD,
+    rate=RATES,
+    betas=st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
+    updates=st.none() | st.integers(1, 10**9),
+    names=TEXT,
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, rate, betas, updates, names, seed):
+    tree = {
+        "seed": seed,
+        "model": {"name": names},
+        "method": method,
+        "data": {"train": names, "eval": {"source": names, "b": "null", "a": "off"}},
+        "train": {"learning_rate": rate, "adam_betas": list(betas), "max_updates": updates},
+    }
+    path = tmp_path_factory.getbasetemp() / "resolved.yaml"
+    made = Recipe.model_validate(tree)
+    path.write_text(made.dump())
+    again = Recipe.load(str(path))
+    assert again == made
+    assert list(again.data.eval) == ["source", "b", "a"]
+    assert again.dump() == made.dump()
+    assert set(yaml.safe_load(made.dump())["train"]) == set(type(made.train).model_fields)  # every setting

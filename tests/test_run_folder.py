@@ -1,0 +1,181 @@
+"""A run's folder: whose it is, what may change between two starts, where it goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.run_folder import RunFolder, settings_that_bind
+
+TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
+
+
+def recipe(**changes) -> Recipe:
+    tree = TREE | {"train": {"learning_rate": 1e-4}}
+    for name, value in changes.items():
+        section, _, field = name.partition("__")
+        tree = tree | ({section: tree.get(section, {}) | {field: value}} if field else {section: value})
+    return Recipe.model_validate(tree)
+
+
+def take(path: Path, made: Recipe | None = None, resume: str = "auto"):
+    folder = RunFolder(path)
+    tag = folder.take(made or recipe(), resume)
+    return folder, tag
+
+
+def message(path: Path, made: Recipe | None = None, resume: str = "auto") -> str:
+    with pytest.raises(InputError) as caught:
+        RunFolder(path).take(made or recipe(), resume)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def used(tmp_path) -> Path:
+    """The folder of a run of `recipe()` that has saved its recipe."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "recipe.yaml").write_text(recipe().dump())
+    return path
+
+
+def checkpoint(folder: Path, update: int, damaged: bool = False) -> Path:
+    tag = folder / f"update-{update:08d}"
+    tag.mkdir(parents=True)
+    (tag / "state.pt").write_bytes(b"12345")
+    manifest = {"done": {"updates": update}, "setup": {}, "files": {"state.pt": 5 + damaged}}
+    (tag / "complete.json").write_text(json.dumps(manifest))
+    return tag
+
+
+def test_a_new_folder_is_made_with_its_parents(tmp_path):
+    folder, tag = take(tmp_path / "a" / "b")
+    assert tag is None
+    assert folder.path.is_dir()
+
+
+def test_an_empty_folder_and_one_of_a_start_that_failed_early(tmp_path):
+    assert take(tmp_path)[1] is None  # leaves nothing but its lock
+    assert take(tmp_path)[1] is None
+    assert take(tmp_path, recipe(train__learning_rate=1.0), "never")[1] is None
+
+
+def test_a_file_in_its_place(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is a file: name a folder" in message(tmp_path / "file")
+    assert "cannot be written to (Not a directory)" in message(tmp_path / "file" / "run")
+
+
+def test_other_files(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    assert "holds files of no run: name a new or empty folder" in message(tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_another_run_names_all_fields_that_differ(used):
+    other = recipe(train__learning_rate=2e-4, method__beta=0.5, seed=3)
+    said = message(used, other)
+    for part in ("train.learning_rate 0.0001 there, 0.0002 here", "method.beta 1.0 there, 0.5 here", "seed 0 there"):
+        assert part in said
+    assert "method.name 'swep' there, 'mle' here" in message(used, recipe(method={"name": "mle"}))
+    assert "data.train" not in said
+
+
+def test_the_same_run_and_what_may_change_in_it(used):
+    changed = recipe(
+        data__eval={"x": "elsewhere", "more": "z"},
+        data__max_eval_examples=5,
+        eval__n_best=3,
+        tracking__wandb="offline",
+        train__log_every=1,
+        train__checkpoint_every=2,
+        train__keep_checkpoints=9,
+    )
+    assert take(used)[1] is None
+    assert take(used, changed)[1] is None
+
+
+def test_every_other_setting_binds():
+    bound = settings_that_bind(recipe())
+    for name in ("seed", "task", "model.name", "method.beta", "data.train", "data.doc_stride", "train.max_updates"):
+        assert name in bound
+    assert not [name for name in bound if name.startswith(("data.eval", "eval.", "tracking."))]
+
+
+def test_resume_never_wants_no_run_there(used, tmp_path):
+    assert "holds a run already: name another folder, or --resume auto to go on" in message(used, resume="never")
+    assert take(tmp_path / "new", resume="never")[1] is None
+
+
+def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
+    checkpoint(used / "checkpoints", 9)
+    newest = checkpoint(used / "checkpoints", 10)
+    (used / "checkpoints" / "update-00000011").mkdir()  # cut off
+    assert take(used)[1] == newest
+
+
+def test_auto_passes_over_a_damaged_checkpoint_with_a_warning(used, caplog):
+    older = checkpoint(used / "checkpoints", 2)
+    checkpoint(used / "checkpoints", 4, damaged=True)
+    assert take(used)[1] == older
+    assert "update-00000004: the checkpoint is damaged (state.pt has 5 bytes, 6 were written)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("manifest", "fault"),
+    [
+        ('{"files": {"state.pt": 6}}', "state.pt has 5 bytes, 6 were written"),
+        ('{"files": {"gone.pt": 3}}', "gone.pt is missing, 3 were written"),
+        ('{"files": {', "complete.json cannot be read"),
+        ("{}", "complete.json cannot be read"),
+    ],
+)
+def test_auto_with_nothing_but_damaged_checkpoints(used, manifest, fault):
+    tag = checkpoint(used / "checkpoints", 4)
+    (tag / "complete.json").write_text(manifest)
+    said = message(used)
+    assert f"{tag}: the checkpoint is damaged ({fault})" in said
+    assert "delete that folder" in said
+
+
+def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
+    there = tmp_path / "there" / "checkpoints"
+    older, newest = checkpoint(there, 1), checkpoint(there, 2)
+    assert take(tmp_path / "a", resume=str(older))[1] == older
+    assert take(tmp_path / "b", resume=str(there))[1] == newest
+
+
+def test_a_path_without_a_checkpoint(tmp_path):
+    assert "no such folder: give auto, never, or a checkpoint's folder" in message(
+        tmp_path / "a", resume=str(tmp_path / "none")
+    )
+    (tmp_path / "other").mkdir()
+    assert "not a complete checkpoint (it has no complete.json)" in message(
+        tmp_path / "b", resume=str(tmp_path / "other")
+    )
+
+
+def test_another_process_holds_the_folder(used):
+    script = (
+        "import sys, pathlib\n"
+        "from swep_ds.recipe import Recipe\n"
+        "from swep_ds.run_folder import RunFolder\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "folder = RunFolder(path)\n"
+        "folder.take(Recipe.load(str(path / 'recipe.yaml')), 'auto')\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script, str(used)], **pipes) as holder:
+        try:
+            assert holder.stdout.readline() == "locked\n"
+            assert "another process is writing to it: name another folder" in message(used)
+        finally:
+            holder.kill()  # a killed process leaves no lock behind
+    assert take(used)[1] is None

@@ -1,0 +1,258 @@
+"""The engine computes one thing, however it is carried out: ZeRO stage, ranks, split or joint, accumulation, offload.
+
+All runs are real, on CPU with gloo: a launch per world size makes many of them in one process group.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, get_linear_schedule_with_warmup
+
+from swep_ds.data.batches import Padding, TrainingBatches
+from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.readers import read_examples
+from tests.tiny_run import ROOT, ds_config, launch, losses, metrics, prepare
+
+pytestmark = pytest.mark.slow
+
+UPDATES, GLOBAL_BATCH = 10, 8
+STAGES, EXECUTIONS, WORLD_SIZES = (0, 1, 2, 3), ("split", "joint"), (1, 2)
+MLE = {
+    "method.name": "mle",
+    "train.max_grad_norm": 0.5,  # below every gradient norm of this run: clips each time
+    "train.weight_decay": 0.1,
+    "train.warmup_fraction": 0.2,
+}
+CHECKPOINTING = [(0, "split", 1), (2, "joint", 2), (3, "split", 2), (3, "joint", 2)]  # stage, execution, world size
+# A softmax does not change when all of its inputs shift, so that these gradients are nothing but rounding errors,
+# which Adam scales up to steps of full size.
+WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
+METHODS = {
+    "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
+    "without_mle": {"method.mle_weight": 0.0},
+    "prior_aug": {"method.name": "prior_aug"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("engine")
+    prepare(path)
+    shutil.copytree(path / "model", path / "dropout")
+    config = json.loads((path / "model" / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    (path / "dropout" / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def runs(folder: Path, world_size: int) -> dict[str, dict]:
+    """What one launch makes: name -> run. Every run has the same global batch."""
+    made = {}
+
+    def add(name: str, config: Path, accumulation: int = 1, **settings) -> None:
+        settings |= {
+            "train.micro_batch_size": GLOBAL_BATCH // world_size // accumulation,
+            "train.gradient_accumulation_steps": accumulation,
+        }
+        output = folder / f"{name}-on{world_size}"
+        overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        one = {"recipe": str(folder / "recipe.yaml"), "set": overrides}
+        made[name] = one | {"ds_config": str(config), "output_dir": str(output)}
+
+    zero = {stage: ds_config(folder, stage) for stage in STAGES}
+    for stage in STAGES:
+        for execution in EXECUTIONS:
+            add(f"zero{stage}-{execution}", zero[stage], **{"train.execution": execution})
+    for stage in (0, 2, 3):
+        add(f"zero{stage}-accumulation", zero[stage], accumulation=2)
+    for stage, execution, ranks in CHECKPOINTING:
+        if ranks == world_size:
+            settings = {"train.activation_checkpointing": True, "train.execution": execution}
+            add(f"zero{stage}-{execution}-checkpointing", zero[stage], **settings)
+    if world_size == 2:
+        for name, settings in METHODS.items():
+            for stage in (0, 3):
+                add(f"zero{stage}-{name}", zero[stage], **settings)
+        add("mle", zero[2], **MLE)
+    else:
+        for stage in (2, 3):
+            add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
+        for stage in STAGES:
+            add(f"zero{stage}-bf16", zero[stage], **{"train.precision": "bf16"})
+        for stage in (0, 3):
+            add(f"mle-zero{stage}", zero[stage], **MLE)
+        for name in ("dropout", "dropout-again"):
+            add(name, zero[2], **{"model.name": str(folder / "dropout")})
+        add("ds_adam", deepspeeds_own_adam(folder))
+    return made
+
+
+def deepspeeds_own_adam(folder: Path) -> Path:
+    """A ds_config that names its optimizer, with "auto" values; `torch_adam` compiles nothing."""
+    config = json.loads((ROOT / "ds_configs" / "zero2.json").read_text())
+    autos = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+    config["optimizer"] = {"type": "AdamW", "params": autos | {"torch_adam": True}}
+    (folder / "zero2-adam.json").write_text(json.dumps(config))
+    return folder / "zero2-adam.json"
+
+
+@pytest.fixture(scope="module")
+def made(folder) -> dict[tuple[str, int], Path]:
+    """The folders of all runs by name and world size."""
+    folders = {}
+    for world_size in WORLD_SIZES:
+        listed = runs(folder, world_size)
+        # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+        ordered = sorted(listed.values(), key=lambda one: "zero3" in one["ds_config"])
+        (folder / f"runs{world_size}.json").write_text(json.dumps(ordered))
+        launch(world_size, ROOT / "tests" / "training" / "several_runs.py", str(folder / f"runs{world_size}.json"))
+        folders |= {(name, world_size): Path(one["output_dir"]) for name, one in listed.items()}
+    return folders
+
+
+@pytest.fixture(scope="module")
+def reference(made) -> Path:
+    return made["zero0-joint", 1]
+
+
+def assert_same_run(one: Path, other: Path, tolerance: float = 1e-5) -> None:
+    """Losses of all updates, relative, and the exported weights."""
+    assert len(losses(one)) == UPDATES
+    np.testing.assert_allclose(losses(one), losses(other), rtol=tolerance, atol=0)
+    assert_same_weights(exported(one), exported(other))
+
+
+def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """To 3e-5, where the learning rates add up to 5.5e-3."""
+    assert one.keys() == other.keys()
+    for name in one:
+        if not name.endswith(WITHOUT_GRADIENT):
+            torch.testing.assert_close(one[name], other[name], rtol=0, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def exported(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def test_the_runs_are_worth_comparing(reference, made, folder):
+    first, *_, last = losses(reference)
+    assert abs(last - first) > 0.1  # a wrong update would show
+    before, after = exported(folder), exported(reference)
+    moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
+    assert min(moved[name] for name in moved if not name.endswith(WITHOUT_GRADIENT)) > 3e-3  # the tolerance: 3e-5
+    train = json.loads((reference / "results.json").read_text())["train"]
+    assert train["examples"] == 42
+    assert train["features"] % GLOBAL_BATCH  # an update with an unequal batch ...
+    assert train["features"] < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
+    norms = [line["grad_norm"] for line in metrics(made["zero2-joint", 1])]
+    assert max(norms) > 1.0  # clipped
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_stages_executions_and_world_sizes_agree(made, reference, stage, execution, world_size):
+    assert_same_run(made[f"zero{stage}-{execution}", world_size], reference)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_accumulation_agrees(made, reference, stage, world_size):
+    assert_same_run(made[f"zero{stage}-accumulation", world_size], reference)
+
+
+@pytest.mark.parametrize(("stage", "execution", "world_size"), CHECKPOINTING)
+def test_activation_checkpointing_agrees(made, reference, stage, execution, world_size):
+    assert_same_run(made[f"zero{stage}-{execution}-checkpointing", world_size], reference)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_offload_agrees(made, reference, stage):
+    assert_same_run(made[f"zero{stage}_offload", 1], reference)
+
+
+def test_an_optimizer_named_in_the_ds_config_agrees(made, reference):
+    assert_same_run(made["ds_adam", 1], reference)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_order_of_passes_agrees_at_zero3(made, reference, method):
+    assert_same_run(made[f"zero3-{method}", 2], made[f"zero0-{method}", 2])
+    assert losses(made[f"zero3-{method}", 2]) != losses(reference)
+
+
+def test_statistics_do_not_depend_on_the_split(made, reference):
+    for name, world_size in (("zero3-split", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
+        for mine, other in zip(metrics(made[name, world_size]), metrics(reference), strict=True):
+            for key in ("nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate"):
+                assert mine[key] == pytest.approx(other[key], rel=1e-5, abs=1e-6), key
+
+
+def test_loss_is_its_parts(made):
+    for line in metrics(made["zero0-prior_aug", 2]):
+        assert line["loss"] == pytest.approx((line["nll_clean"] + line["nll_noisy"]) / 2, rel=1e-6)
+
+
+# Low precision, dropout
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bf16_is_close_to_fp32(made, reference, stage):
+    run = made[f"zero{stage}-bf16", 1]
+    np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
+    assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
+
+
+def test_bf16_runs_at_stage_0(made):
+    # no reference: DeepSpeed takes one optimizer step on zero gradients there when it starts
+    assert len(losses(made["zero0-bf16", 1])) == UPDATES
+    assert np.isfinite(losses(made["zero0-bf16", 1])).all()
+
+
+def test_dropout_is_on_and_keyed_by_the_seed(made, reference):
+    assert losses(made["dropout", 1]) == losses(made["dropout-again", 1])
+    assert not np.allclose(losses(made["dropout", 1]), losses(reference), rtol=1e-3)
+
+
+# MLE is plain fine-tuning
+
+
+@pytest.fixture(scope="module")
+def plain_fine_tuning(folder) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights under Hugging Face's own loss, padding and schedule, torch's AdamW and clipping.
+
+    Shares with the package the windows and which of them make an update.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
+    examples, sizes = read_examples(str(folder / "train.json"), training=True), WindowSettings(48, 16, 16)
+    windows = build_features(examples, tokenizer, sizes, training=True, cache_dir=folder / "cache").dataset
+    sizes = {"micro_batch_size": GLOBAL_BATCH, "accumulation": 1, "rank": 0, "world_size": 1}
+    batches = TrainingBatches(windows, Padding.of(tokenizer), **sizes, epochs=10, max_updates=UPDATES, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=UPDATES)
+    seen = []
+    for update in range(UPDATES):
+        rows = windows[batches.windows(update).tolist()]
+        inputs = tokenizer.pad({key: rows[key] for key in ("input_ids", "token_type_ids")}, return_tensors="pt")
+        starts, ends = (torch.tensor(rows[key]) for key in ("start_position", "end_position"))
+        loss = model(**inputs, start_positions=starts, end_positions=ends).loss
+        loss.backward()
+        assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5) > 0.5  # clipping is compared, too
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return seen, model.state_dict()
+
+
+@pytest.mark.parametrize(("name", "world_size"), [("mle-zero0", 1), ("mle-zero3", 1), ("mle", 2)])
+def test_mle_is_plain_fine_tuning_step_for_step(made, plain_fine_tuning, name, world_size):
+    expected, weights = plain_fine_tuning
+    np.testing.assert_allclose(losses(made[name, world_size]), expected, rtol=1e-5, atol=0)
+    assert_same_weights(exported(made[name, world_size]), weights)

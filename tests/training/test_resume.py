@@ -1,0 +1,232 @@
+"""Resuming: bit for bit what an uninterrupted run does, and only ever from a whole checkpoint.
+
+Runs are stopped by an exception, by SIGKILL while a checkpoint is being written, or not at all; what goes on does so
+in new processes. One launch per world size makes all first starts, one more all second starts.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.tiny_run import ROOT, ds_config, execute, launch, losses, metrics, prepare
+
+pytestmark = pytest.mark.slow
+
+UPDATES, EVERY, STOP = 10, 3, 8  # checkpoints after updates 3, 6, 9, 10; stopped runs go on from 6
+VARIANTS = [(0, 1, 1), (2, 1, 2), (3, 1, 1), (0, 2, 1), (2, 2, 2), (3, 2, 2)]  # ZeRO stage, ranks, accumulation
+EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate")
+
+
+def name(prefix: str, variant: tuple[int, int, int]) -> str:
+    return "-".join(map(str, (prefix, *variant)))
+
+
+def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) -> dict:
+    """A run for `several_runs.py`, checkpointed every third update unless `every` says otherwise."""
+    changes = {
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": accumulation,
+        "checkpoint_every": more.pop("every", EVERY),
+        "keep_checkpoints": more.pop("keep", 2),
+    }
+    return {
+        "recipe": str(folder / "recipe.yaml"),
+        "set": [f"train.{key}={value}" for key, value in changes.items()],
+        "ds_config": str(ds_config(folder, stage)),
+        "output_dir": str(folder / output),
+        **more,
+    }
+
+
+def make(folder: Path, ranks: int, runs: list[dict], check: bool = True):
+    # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+    runs = sorted(runs, key=lambda one: "zero3" in one["ds_config"])
+    (folder / "runs.json").write_text(json.dumps(runs))
+    script = ROOT / "tests" / "training" / "several_runs.py"
+    if ranks == 1:
+        return execute([sys.executable, str(script), str(folder / "runs.json")], check)
+    return launch(ranks, script, str(folder / "runs.json"), check=check)
+
+
+def tag(run: Path, update: int) -> Path:
+    return run / "checkpoints" / f"update-{update:08d}"
+
+
+def complete(run: Path) -> list[int]:
+    return sorted(int(f.parent.name.split("-")[1]) for f in run.glob("checkpoints/update-*/complete.json"))
+
+
+def error(run: Path) -> str:
+    text = run.with_name(f"{run.name}.error").read_text()
+    assert "\n" not in text
+    return text
+
+
+def state(run: Path, update: int) -> Path:
+    """A file of a checkpoint that is read when it is loaded."""
+    files = sorted(tag(run, update).glob("*.pt"))
+    return next((file for file in files if "optim" in file.name), files[0])
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Path:
+    """First starts: whole-*, stopped-*, killed."""
+    folder = tmp_path_factory.mktemp("resume")
+    prepare(folder, dropout=0.1)
+    for world_size in (1, 2):
+        runs = []
+        for variant in VARIANTS:
+            stage, ranks, accumulation = variant
+            if ranks == world_size:
+                runs.append(start(folder, name("whole", variant), stage, accumulation, every=1000))
+                runs.append(start(folder, name("stopped", variant), stage, accumulation, stop_after=STOP))
+        if world_size == 1:
+            make(folder, 1, runs)
+        else:
+            ended = make(folder, 2, [*runs, start(folder, "killed", 3, accumulation=2, kill=[1, 6])], check=False)
+            assert ended.returncode != 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resumed(stopped) -> Path:
+    """Second starts, of all that was stopped and of damaged copies."""
+    folder = stopped
+    one, two = folder / "stopped-0-1-1", folder / "stopped-2-2-2"
+    for copy in ("truncated", "nothing-left", "flipped", "unfinished", "earlier"):
+        shutil.copytree(one, folder / copy)
+    truncate(state(folder / "truncated", 6))
+    truncate(state(folder / "nothing-left", 6))
+    truncate(state(folder / "nothing-left", 3))
+    flipped = state(folder / "flipped", 6)
+    content = flipped.read_bytes()
+    flipped.write_bytes(content[:100] + b"\xff" * 400 + content[500:])
+    (tag(folder / "unfinished", 6) / "complete.json").unlink()
+    for copy in ("other-ranks", "other-stage"):
+        shutil.copytree(two, folder / copy)
+    elsewhere = str(shutil.copytree(one / "checkpoints", folder / "elsewhere"))
+    listed = {ranks: [] for ranks in (1, 2)}
+    for variant in VARIANTS:
+        stage, ranks, accumulation = variant
+        listed[ranks].append(start(folder, name("stopped", variant), stage, accumulation))
+    listed[1] += [
+        start(folder, "truncated", 0),
+        start(folder, "unfinished", 0),
+        start(folder, "nothing-left", 0, fails=True),
+        start(folder, "flipped", 0, fails=True),
+        start(folder, "earlier", 0, every=1, keep=1, resume=str(tag(folder / "earlier", 3)), stop_after=6),
+        start(folder, "branch", 0, resume=elsewhere),
+        start(folder, "other-setting", 0, accumulation=2, resume=elsewhere, fails=True),
+        start(folder, "other-ranks", 2, accumulation=2, fails=True),
+    ]
+    listed[2] += [
+        start(folder, "killed", 3, accumulation=2),
+        start(folder, "other-stage", 3, accumulation=2, fails=True),
+    ]
+    for ranks, runs in listed.items():
+        make(folder, ranks, runs)
+    return folder
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """All losses and statistics, answers and weights are equal, bit for bit; every update is logged once."""
+    mine, other = metrics(run), metrics(whole)
+    assert [line["update"] for line in mine] == list(range(1, UPDATES + 1))
+    assert [{key: line[key] for key in EXACT} for line in mine] == [{key: line[key] for key in EXACT} for line in other]
+    left, right = (load_file(folder / "model" / "model.safetensors") for folder in (run, whole))
+    assert all((left[key] == right[key]).all() for key in right)
+    answers = Path("predictions") / "test.json"
+    assert (run / answers).read_text() == (whole / answers).read_text()
+
+
+# First starts
+
+
+def test_a_stopped_run_leaves_its_last_complete_checkpoints(stopped):
+    run = stopped / "stopped-3-1-1"
+    assert complete(run) == [3, 6]
+    assert (run / "checkpoints" / "latest").read_text() == "update-00000006"
+    assert len(losses(run)) == STOP  # more than the checkpoint holds: cut back when it goes on
+
+
+def test_a_run_killed_while_writing_leaves_a_folder_that_does_not_count(stopped):
+    run = stopped / "killed"
+    assert tag(run, 6).is_dir()
+    assert complete(run) == [3]
+    assert (run / "checkpoints" / "latest").read_text() == "update-00000003"
+
+
+# Second starts
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "zero{}-ranks{}-accumulation{}".format(*variant))
+def test_a_stopped_run_goes_on_bit_for_bit(resumed, variant):
+    assert_same(resumed / name("stopped", variant), resumed / name("whole", variant))
+
+
+def test_dropout_makes_updates_differ(resumed):
+    """Else equal losses would prove little: with the same seed at every update, resuming needs no care."""
+    whole = losses(resumed / "whole-0-1-1")
+    assert len(set(whole)) == UPDATES
+    assert whole != losses(resumed / "whole-0-2-1")  # other dropout on other ranks
+
+
+def test_a_killed_run_goes_on_bit_for_bit(resumed):
+    assert_same(resumed / "killed", resumed / "whole-3-2-2")
+
+
+def test_an_unfinished_checkpoint_is_passed_over(resumed):
+    assert_same(resumed / "unfinished", resumed / "whole-0-1-1")
+
+
+def test_a_truncated_checkpoint_is_passed_over_for_an_older_one(resumed):
+    assert_same(resumed / "truncated", resumed / "whole-0-1-1")
+
+
+def test_only_truncated_checkpoints_are_bad_input(resumed):
+    said = error(resumed / "nothing-left")
+    assert f"{tag(resumed / 'nothing-left', 6)}: the checkpoint is damaged" in said
+    assert "delete that folder" in said
+    assert len(losses(resumed / "nothing-left")) == STOP  # not trained anew
+
+
+def test_a_checkpoint_with_wrong_bytes_is_bad_input(resumed):
+    assert f"{tag(resumed / 'flipped', 6)}: the checkpoint is damaged" in error(resumed / "flipped")
+
+
+def test_another_number_of_ranks_or_another_stage_names_both(resumed):
+    assert "the checkpoint does not fit this start (world_size 2 there, 1 here)" in error(resumed / "other-ranks")
+    assert "the checkpoint does not fit this start (zero_stage 2 there, 3 here)" in error(resumed / "other-stage")
+
+
+def test_a_checkpoint_of_another_run_must_fit_in_every_setting(resumed):
+    assert "train.gradient_accumulation_steps 1 there, 2 here" in error(resumed / "other-setting")
+
+
+def test_a_new_folder_can_go_on_from_another_runs_checkpoint(resumed):
+    whole, branch = losses(resumed / "whole-0-1-1"), metrics(resumed / "branch")
+    assert [line["update"] for line in branch] == list(range(7, UPDATES + 1))
+    assert [line["loss"] for line in branch] == whole[6:]
+
+
+def test_number_of_checkpoints_kept(resumed):
+    assert complete(resumed / "whole-0-1-1") == [10]
+    run = resumed / "stopped-2-2-2"
+    assert complete(run) == [9, 10]
+    assert sorted(f.name for f in run.glob("checkpoints/update-*")) == ["update-00000009", "update-00000010"]
+    assert (run / "checkpoints" / "latest").read_text() == "update-00000010"
+
+
+def test_going_on_from_an_earlier_checkpoint_keeps_the_one_it_just_wrote(resumed):
+    run = resumed / "earlier"  # held 3 and 6; went on from 3, wrote 4 and 5, keeping one
+    assert (run / "checkpoints" / "latest").read_text() == "update-00000005"
+    assert complete(run) == [5]  # 6 is of the branch that was left
+    assert losses(run) == losses(resumed / "whole-0-1-1")[:6]
