@@ -5,6 +5,11 @@ import os
 import shutil
 import tempfile
 
+from hypothesis import settings
+
+settings.register_profile("tests", deadline=None)  # a busy machine is no fault
+settings.load_profile("tests")
+
 _datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
 # before anything imports deepspeed or datasets; the runs that tests start inherit them

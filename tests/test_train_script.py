@@ -85,6 +85,8 @@ SETTINGS = {  # name -> (overrides, stage, parts of the message)
     "no-ds_config": ([], "missing", ["no such file; shipped ones are in ds_configs/"]),
     "files": ([], 2, ["holds files of no run"]),
 }
+if importlib.util.find_spec("wandb") is None:
+    SETTINGS["wandb"] = (["tracking.wandb=offline"], 2, ["tracking.wandb: wandb is not installed: pip install"])
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +147,8 @@ def test_bad_data_under_the_deepspeed_launcher_with_two_ranks(folder):
 
 
 @pytest.mark.slow
-def test_plain_python_torchrun_and_deepspeed_make_the_same_run(folder):
-    few = ["train.max_updates=2", "train.checkpoint_every=1"]
+def test_plain_python_and_torchrun_make_the_same_run(folder):
+    few = ["train.max_updates=2"]
     execute([*PYTHON, *arguments(folder, "python", *few, "train.micro_batch_size=4")])
     shell = [str(TORCHRUN), "--standalone", "--nproc_per_node", "2", str(TRAIN)]
     ended = execute([*shell, *arguments(folder, "torchrun", *few, "train.micro_batch_size=2")])
@@ -165,11 +167,6 @@ def test_plain_python_torchrun_and_deepspeed_make_the_same_run(folder):
     assert re.search(r"│ test +│ +[\d.]+ │", ended.stdout)
     assert ended.stdout.count("task: extractive") == 1  # the recipe is shown, by one rank alone
 
-    # a second start of a finished run trains nothing and ends well
-    before = (folder / "python" / "metrics.jsonl").read_text()
-    execute([*PYTHON, *arguments(folder, "python", *few, "train.micro_batch_size=4")])
-    assert (folder / "python" / "metrics.jsonl").read_text() == before
-
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
@@ -187,12 +184,3 @@ def test_wandb_offline_keeps_its_run_in_the_runs_folder(folder):
     pytest.importorskip("wandb")
     execute([*PYTHON, *arguments(folder, "tracked", "train.max_updates=2", "tracking.wandb=offline")])
     assert list((folder / "tracked" / "wandb").glob("offline-run-*/*.wandb"))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
-@pytest.mark.slow
-def test_wandb_asked_for_but_not_installed(folder):
-    command = [*PYTHON, *arguments(folder, "untracked", "tracking.wandb=offline")]
-    ended = execute(command, check=False)
-    assert ended.returncode == 2
-    assert "tracking.wandb: wandb is not installed" in error_line(ended.stderr)

@@ -60,7 +60,7 @@ def real(micro_batches: list[Batch]) -> list[int]:
     return [int(row) for b in micro_batches for row, weight in zip(b.sample_id, b.weight, strict=True) if weight > 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(1, 40), **SPLITS)
 def test_an_epoch_has_every_window_exactly_once(n, micro, accumulation, world):
     batches = ranks(windows(n), micro, accumulation, world, epochs=2)
@@ -72,7 +72,7 @@ def test_an_epoch_has_every_window_exactly_once(n, micro, accumulation, world):
         assert sorted(seen) == list(range(n))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(1, 40), **SPLITS)
 def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, accumulation, world):
     features = windows(n)
@@ -98,7 +98,7 @@ def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, 
         assert engine == pytest.approx(np.concatenate(tokens).mean(), rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(1, 40), seed=st.integers(0, 3), **SPLITS)
 def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, micro, accumulation, world):
     features = windows(n)
@@ -113,7 +113,7 @@ def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, micro,
         assert widths == {together.input_ids.shape[1]} == {max(features[together.sample_id.tolist()]["length"])}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(1, 40), data=st.data(), **SPLITS)
 def test_an_item_does_not_depend_on_the_items_before(n, data, micro, accumulation, world):
     features = windows(n)

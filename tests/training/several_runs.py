@@ -53,6 +53,7 @@ def make(one: dict) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what the imports left behind need not be looked through after every run
     with ranks.process_group():
         for one in json.loads(Path(sys.argv[-1]).read_text()):
             try:

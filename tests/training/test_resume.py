@@ -76,6 +76,12 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+def flip(file: Path) -> None:
+    """Wrong bytes, right size."""
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + b"\xff" * 400 + content[500:])
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
     """First starts: whole-*, stopped-*, killed."""
@@ -106,18 +112,19 @@ def resumed(stopped) -> Path:
     truncate(state(folder / "truncated", 6))
     truncate(state(folder / "nothing-left", 6))
     truncate(state(folder / "nothing-left", 3))
-    flipped = state(folder / "flipped", 6)
-    content = flipped.read_bytes()
-    flipped.write_bytes(content[:100] + b"\xff" * 400 + content[500:])
+    flip(state(folder / "flipped", 6))
     (tag(folder / "unfinished", 6) / "complete.json").unlink()
-    for copy in ("other-ranks", "other-stage"):
+    for copy in ("other-ranks", "other-stage", "flipped-on-two"):
         shutil.copytree(two, folder / copy)
+    (of_rank_1,) = tag(folder / "flipped-on-two", 6).glob("*rank_1_*optim_states.pt")
+    flip(of_rank_1)
     elsewhere = str(shutil.copytree(one / "checkpoints", folder / "elsewhere"))
     listed = {ranks: [] for ranks in (1, 2)}
     for variant in VARIANTS:
         stage, ranks, accumulation = variant
         listed[ranks].append(start(folder, name("stopped", variant), stage, accumulation))
     listed[1] += [
+        start(folder, "whole-0-1-1", 0),
         start(folder, "truncated", 0),
         start(folder, "unfinished", 0),
         start(folder, "nothing-left", 0, fails=True),
@@ -130,6 +137,7 @@ def resumed(stopped) -> Path:
     listed[2] += [
         start(folder, "killed", 3, accumulation=2),
         start(folder, "other-stage", 3, accumulation=2, fails=True),
+        start(folder, "flipped-on-two", 2, accumulation=2, fails=True),
     ]
     for ranks, runs in listed.items():
         make(folder, ranks, runs)
@@ -167,6 +175,11 @@ def test_a_run_killed_while_writing_leaves_a_folder_that_does_not_count(stopped)
 # Second starts
 
 
+def test_a_finished_run_trains_nothing_more_and_ends_again(resumed):
+    assert_same(resumed / "whole-0-1-1", resumed / "stopped-0-1-1")
+    assert complete(resumed / "whole-0-1-1") == [10]
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "zero{}-ranks{}-accumulation{}".format(*variant))
 def test_a_stopped_run_goes_on_bit_for_bit(resumed, variant):
     assert_same(resumed / name("stopped", variant), resumed / name("whole", variant))
@@ -199,7 +212,8 @@ def test_only_truncated_checkpoints_are_bad_input(resumed):
 
 
 def test_a_checkpoint_with_wrong_bytes_is_bad_input(resumed):
-    assert f"{tag(resumed / 'flipped', 6)}: the checkpoint is damaged" in error(resumed / "flipped")
+    for run in (resumed / "flipped", resumed / "flipped-on-two"):  # there, one rank alone can see it
+        assert f"{tag(run, 6)}: the checkpoint is damaged" in error(run)
 
 
 def test_another_number_of_ranks_or_another_stage_names_both(resumed):
