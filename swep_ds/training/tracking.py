@@ -5,6 +5,7 @@ Rank 0 alone writes; on the others a tracker does nothing.
 
 import json
 import resource
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def _start_wandb(recipe: Recipe, folder: Path):
             "tracking.wandb: wandb is not installed: pip install 'swep-ds[wandb]', or set it to off"
         ) from None
     known = folder / "wandb_id"  # so that a resumed run goes on in the same place
-    run_id = known.read_text() if known.is_file() else wandb.util.generate_id()
+    run_id = known.read_text() if known.is_file() else secrets.token_hex(4)
     try:
         run = wandb.init(
             project=recipe.tracking.project,
@@ -162,7 +163,7 @@ def _start_wandb(recipe: Recipe, folder: Path):
             id=run_id,
             resume="allow",
         )
-    except wandb.errors.Error as error:
+    except wandb.Error as error:
         raise InputError(
             f"tracking.wandb: wandb cannot start ({' '.join(str(error).split())[:200]}): set it to offline or off"
         ) from None

@@ -269,9 +269,8 @@ def pretrain(settings: Settings, folder: Path) -> None:
 
 
 def save(model: PretrainingModel, tokenizer: BertTokenizer, folder: Path) -> None:
-    """Write the encoder as a `BertModel` in fp16, with the usual BERT dropout and initialisation in its config."""
+    """Write the encoder as a `BertModel` in fp16; new heads on it start with BERT's usual deviation of 0.02."""
     bert = model.masked_lm.bert
-    bert.config.hidden_dropout_prob = bert.config.attention_probs_dropout_prob = 0.1
     bert.config.initializer_range = 0.02
     bert.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
