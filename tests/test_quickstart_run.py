@@ -1,4 +1,4 @@
-"""The main job on its embedded default, as a user starts it: it learns something real, from a model that knows nothing."""
+"""The main job on its embedded default, as a user starts it: it learns, from a model that knows nothing."""
 
 import json
 
