@@ -166,16 +166,23 @@ def load_model(recipe: Recipe, tokenizer) -> ExtractiveQA:
 def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
     """Training examples, and test examples by data set, held-out articles first."""
     data: DataSection = recipe.data
-    training = read_examples(data.train, training=True)
+    training = _read("data.train", data.train, training=True)
     tests: dict[str, list[Example]] = {}
     if data.holdout_fraction:
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
     for name, source in data.eval.items():
-        tests[name] = read_examples(source, training=False)
+        tests[name] = _read(f"data.eval.{name}", source, training=False)
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
+
+
+def _read(field: str, source: str, *, training: bool) -> list[Example]:
+    try:
+        return read_examples(source, training=training)
+    except InputError as error:
+        raise InputError(f"{field}: {error}") from None
 
 
 def results(recipe: Recipe, job: Job, done: Done, peak: int, scores: Scores) -> dict[str, Any]:
