@@ -3,7 +3,8 @@
     python scripts/answer.py runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
     python scripts/answer.py MODEL --question "Who ...?" --text_file article.txt --n_best 3
 
-Prints the best answers with their probabilities among the 20 best spans and the sentence part around each.
+Prints the best answers with their probabilities among the best spans (20 unless the model says otherwise), and the
+text around each.
 Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
 """
 
@@ -23,6 +24,8 @@ def answer() -> None:
     text.add_argument("--text_file", type=Path)
     parser.add_argument("--n_best", type=int, default=1, help="answers to print (default: 1)")
     arguments = parser.parse_args()
+    if arguments.n_best < 1:
+        raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
 
     from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
     from swep_ds.evaluation.saved import answer_question

@@ -20,6 +20,11 @@ import torch
 from swep_ds.kernels import bench
 
 DTYPES = ("bfloat16", "float16", "float32")
+DEFAULTS = {
+    "cuda": {"tokens": [512, 3072, 8192, 32768, 131072, 262144], "width": [128, 768, 1024, 4096], "dtype": DTYPES},
+    "cpu": {"tokens": [512, 1536], "width": [384, 768], "dtype": ["float32"]},
+}
+"""Sizes that fill a GPU, and sizes of a batch that one trains on a CPU: a minute or less, and under 100 MB."""
 
 
 def show(record: dict) -> str:
@@ -57,9 +62,9 @@ def plot(records: list[dict], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tokens", nargs="+", type=int, default=[512, 3072, 8192, 32768, 131072, 262144])
-    parser.add_argument("--width", nargs="+", type=int, default=[128, 768, 1024, 4096])
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--tokens", nargs="+", type=int, help="at most 512, or multiples of 512 (default: by device)")
+    parser.add_argument("--width", nargs="+", type=int, help="embedding widths d (default: by device)")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: by device)")
     parser.add_argument("--output", type=Path, help="path without suffix for the JSON and the plot")
     parser.add_argument("--ladder", action="store_true", help="only the rungs from a copy to tl.randn, on a GPU")
     parser.add_argument(
@@ -75,6 +80,11 @@ def main() -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; pass --device cpu")
 
+    for name, value in DEFAULTS[args.device].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if wrong := [tokens for tokens in args.tokens if tokens > 512 and tokens % 512]:
+        parser.error(f"--tokens must be at most 512 or multiples of 512; got {wrong[0]}")
     dtypes = {name: getattr(torch, name) for name in args.dtype}
     for dtype in dtypes.values():
         for d in args.width:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from swep_ds.command import main
+from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 
 CONTENDERS = (("MLE", "mle", "split"), ("SWEP split", "swep", "split"), ("SWEP joint", "swep", "joint"))
@@ -25,6 +26,8 @@ def bench() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
+    if arguments.updates < 2 or arguments.warmup < 0:
+        raise InputError("--updates must be at least 2, and --warmup not negative")
     count = arguments.warmup + arguments.updates
     fixed = [f"train.max_updates={count}", "train.gradient_accumulation_steps=1"]
 
@@ -41,6 +44,11 @@ def bench() -> None:
             recipe = Recipe.load(arguments.recipe, [*choice, *fixed])
             if not contenders:  # the same batches for all
                 job = prepare(recipe, arguments.ds_config)
+                if len(job.batches) < count or distributed.world_size() > 1:
+                    raise InputError(
+                        f"{len(job.batches)} batches for {count} updates on {distributed.world_size()} rank(s): the "
+                        "benchmark needs one rank and a batch for each; lower --updates or raise train.epochs"
+                    )
                 batches = [job.batches[number].to(distributed.device()) for number in range(len(job.batches))]
                 largest = max(batches, key=lambda batch: batch.input_ids.numel())
 

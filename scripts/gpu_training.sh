@@ -6,7 +6,7 @@
 #     OUT      folder for the logs and results.json files
 # Prints, last, one line per run: EM and F1 per data set and samples per second.
 set -euo pipefail
-encoder=$1 data=$2 out=$3
+encoder=$(realpath "$1") data=$(realpath "$2") out=$(realpath -m "$3")
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 train() {  # NAME DS_CONFIG [train.py arguments]

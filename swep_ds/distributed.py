@@ -23,6 +23,7 @@ import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
 
+from swep_ds.command import is_first_on_node, report
 from swep_ds.errors import InputError, TrainingDiverged
 
 T = TypeVar("T")
@@ -58,7 +59,9 @@ def process_group() -> Iterator[None]:
     try:
         yield
         dist.barrier()
-    except (InputError, TrainingDiverged):
+    except (InputError, TrainingDiverged) as error:
+        report(error)  # before the launcher sees one rank end and kills the others
+        dist.barrier()
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
@@ -67,18 +70,22 @@ def process_group() -> Iterator[None]:
 def _complete_environment() -> None:
     """Fills in what `srun` and plain `python` do not set."""
     env = os.environ
-    if "RANK" not in env and "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
-        nodes = env["SLURM_STEP_NODELIST"]
+    if "RANK" not in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         if "MASTER_ADDR" not in env:
-            listed = subprocess.run(
-                ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
-            )
+            command = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
+            try:
+                listed = subprocess.run(command, capture_output=True, text=True, check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise InputError(
+                    f"{' '.join(command)} failed ({error}): export MASTER_ADDR in the job script"
+                ) from None
             env["MASTER_ADDR"] = listed.stdout.split()[0]
-        env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 20000))
+        unique = 100 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])
+        env.setdefault("MASTER_PORT", str(20000 + unique % 20000))
         env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
         if torch.cuda.device_count() == 1:
             env["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
-        env["LOCAL_ID"] = env["SLURM_LOCALID"]
+        env["SWEP_DS_LOCAL_ID"] = env["SLURM_LOCALID"]
         env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
     if "RANK" not in env and "WORLD_SIZE" not in env:
         with socket.socket() as free:
@@ -140,6 +147,6 @@ def agree(step: Callable[[], T]) -> T:
 
 def first_on_each_node(step: Callable[[], T]) -> T:
     """Runs `step` on each node's first rank, then on the others, which find what it left in the node's cache."""
-    first = os.environ.get("LOCAL_ID", os.environ["LOCAL_RANK"]) == "0"
+    first = is_first_on_node()
     value = agree(lambda: step() if first else None)
     return agree(lambda: value if first else step())

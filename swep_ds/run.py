@@ -1,6 +1,7 @@
 """One way through: recipe, examples, features, batches, passes, engine, predictions, scores, results."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,33 +73,43 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
         f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
     )
     engine = build_engine(job.objective, job.config, recipe.train, updates)
+    try:
+        _carry_out(engine, job, recipe, folder, tag, say)
+    finally:
+        engine.destroy()
+
+
+def _carry_out(
+    engine, job: Job, recipe: Recipe, folder: RunFolder, tag: Path | None, say: Callable[[str], None]
+) -> None:
+    """From the checkpoint `tag`, or from the start, to the results."""
+    stage, updates = zero_stage(job.config), job.batches.updates
     setup = {
         "world_size": ranks.world_size(),
         "zero_stage": stage,
         "updates": updates,
         "training data": job.features.fingerprint,
-        "ds_config": {name: job.config.get(name) for name in ("optimizer", "torch_autocast", "data_types")},
+        **{f"ds_config {name}": value for name, value in job.config.items()},
         **settings_that_bind(recipe),
     }
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
     before = Done() if tag is None else checkpoints.load(engine, tag)
     if ranks.is_main():  # not earlier: a start that is refused leaves the folder as it was
-        write_atomically(output_dir / "recipe.yaml", recipe.dump())
-        write_atomically(output_dir / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
+        write_atomically(folder.path / "recipe.yaml", recipe.dump())
+        write_atomically(folder.path / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
     if tag is not None:
         say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
-    with ranks.agree(lambda: Tracker(recipe, output_dir, updates, before, active=ranks.is_main())) as tracker:
+    with ranks.agree(lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main())) as tracker:
         done = train(engine, job.batches, recipe.train, checkpoints, tracker, before)
         peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
         engine.eval()
-        scores = job.evaluation.run(engine, job.tests, output_dir, say)
+        scores = job.evaluation.run(engine, job.tests, folder.path, say)
         tracker.summary(scores)
     export_model(engine, stage, job.tokenizer, folder.model, recipe, scores)
     if ranks.is_main():
-        write_results(output_dir, results(recipe, job, done, peak, scores))
+        write_results(folder.path, results(recipe, job, done, peak, scores))
         print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
-        say(f"model in {folder.model}, results in {output_dir / 'results.json'}")
-    engine.destroy()
+        say(f"model in {folder.model}, results in {folder.path / 'results.json'}")
 
 
 def prepare(recipe: Recipe, ds_config: str) -> Job:

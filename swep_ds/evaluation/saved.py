@@ -20,6 +20,7 @@ from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
 from swep_ds.export import READING
+from swep_ds.models.extractive import UNREADABLE
 from swep_ds.models.names import load_tokenizer, longest_window
 
 
@@ -105,7 +106,7 @@ def load_saved(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     tokenizer = load_tokenizer(name)
     try:
         model, report = AutoModelForQuestionAnswering.from_pretrained(name, output_loading_info=True)
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise InputError(f"model {name}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])

@@ -1,12 +1,15 @@
 """What a method needs of any Hugging Face extractive QA model: word embeddings in, loss and encoder states out."""
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForQuestionAnswering, PreTrainedModel
 
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
+
+UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)  # what from_pretrained raises on a damaged folder
 
 
 class ExtractiveQA(nn.Module):
@@ -37,7 +40,7 @@ class ExtractiveQA(nn.Module):
             )
         try:
             model = AutoModelForQuestionAnswering.from_pretrained(name, config=config, dtype=torch.float32)
-        except (OSError, ValueError) as error:
+        except UNREADABLE as error:
             raise InputError(f"model.name {name}: cannot load: {' '.join(str(error).split())[:300]}") from None
         check_takes_embeddings(model, name)
         if activation_checkpointing:

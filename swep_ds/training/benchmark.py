@@ -7,6 +7,7 @@ gradients and optimizer state after the first update (`state_bytes`), and the hi
 libraries take is left out: it is the same for all and would hide differences.
 """
 
+import gc
 import itertools
 import json
 import statistics
@@ -55,6 +56,7 @@ def engine_update(engine, execution: str) -> Callable[[Batch, int], None]:
 
 def contend(name: str, make: Callable[[], Callable[[Batch, int], None]], batch: Batch) -> Contender:
     """Builds a contender and measures its memory on a batch. `make` loads the model and returns its update."""
+    gc.collect()  # else what the contender before left would be freed, and subtracted, in this one's account
     if torch.cuda.is_available():
         before = torch.cuda.memory_allocated()
         update = make()
@@ -109,7 +111,7 @@ def report(contenders: list[Contender], batches: list[Batch], warmup: int, **abo
             {
                 "name": one.name,
                 "median_update_seconds": statistics.median(one.seconds),
-                "time_ratio": sum(one.seconds) / sum(base.seconds),
+                "time_ratio": statistics.median(ratios),
                 "time_ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
                 "samples_per_second": windows / sum(one.seconds),
                 "tokens_per_second": tokens / sum(one.seconds),
@@ -119,7 +121,7 @@ def report(contenders: list[Contender], batches: list[Batch], warmup: int, **abo
                 "activation_ratio": (one.peak_bytes - one.state_bytes) / (base.peak_bytes - base.state_bytes),
             }
         )
-    table = Table(title=f"{len(counted)} updates each, in turns; padding {1 - tokens / positions:.1%}")
+    table = Table(title=f"{len(counted)} updates each, in turns; medians; padding {1 - tokens / positions:.1%}")
     table.add_column("")
     for title in (
         "ms/update",

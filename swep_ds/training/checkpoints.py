@@ -56,12 +56,15 @@ class Checkpoints:
         """Writes the state and moves `latest` to it. All ranks call this together."""
         tag = self.folder / f"update-{done.updates:08d}"
         if ranks.is_main() and tag.exists():
-            shutil.rmtree(tag)  # cut off by an earlier stop
+            (tag / MANIFEST).unlink(missing_ok=True)  # cut off by an earlier stop, or of an abandoned branch
+            shutil.rmtree(tag)
         ranks.gather(None)
         engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
         ranks.gather(None)  # every rank has written its files
+        # each node may see its own files before others' on a network file system: take what any of them sees
+        seen = ranks.gather({str(f.relative_to(tag)): f.stat().st_size for f in tag.rglob("*") if f.is_file()})
         if ranks.is_main():
-            files = {str(f.relative_to(tag)): f.stat().st_size for f in sorted(tag.rglob("*")) if f.is_file()}
+            files = dict(sorted(item for part in seen for item in part.items()))
             manifest = {"done": asdict(done), "setup": self.setup, "files": files}
             write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
             write_atomically(self.folder / LATEST, tag.name)

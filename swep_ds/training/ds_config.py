@@ -41,7 +41,7 @@ def resolve_ds_config(
             refuses a field.
     """
     config = read_ds_config(source)
-    for block in BLOCKS:
+    for block in (*BLOCKS, "amp", "torch_autocast"):
         if not isinstance(_get(config, block, {}), dict):
             raise InputError(f"{source}: {block} is {json.dumps(_get(config, block))}: write it as a JSON object")
     train, faults = recipe.train, []

@@ -40,7 +40,7 @@ def train(
         batches, batch_size=None, sampler=range(before.updates * batches.accumulation, len(batches))
     )
     micro_batches = iter(loader)
-    meter = Meter()
+    meter, skipped_before = Meter(), engine.skipped_steps
     engine.train()
     windows, tokens = before.windows, before.tokens
     done = before
@@ -50,6 +50,7 @@ def train(
         saves = number % settings.checkpoint_every == 0 or last
         logs = number % settings.log_every == 0 or saves or update == 0
         seed_dropout(batches.seed, update)
+        rate = engine.get_lr()[0]  # of this update; the engine's step moves on to the next one's
         for _ in range(batches.accumulation):
             batch, hidden = next(micro_batches).to(device), None
             seen = {"loss": torch.zeros((), device=device)}
@@ -66,18 +67,23 @@ def train(
         tokens += int(batches.lengths[rows].sum())
         if not logs:
             continue
-        means = meter.means() | {"learning_rate": engine.get_lr()[0]}
+        means = meter.means() | {"learning_rate": rate}
         if (norm := engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it at stage 0 in fp32
             means["grad_norm"] = float(norm)
+        elif saves:  # nobody else looks at what is about to be kept
+            means["loss"] += 0.0 if all(p.isfinite().all() for p in objective.parameters()) else np.nan
+        # fp16's loss scaler lives with overflows; elsewhere an update that DeepSpeed skipped had no finite gradient
+        skipped = engine.skipped_steps - skipped_before
         if settings.precision == "fp16":
-            means |= {"loss_scale": engine.loss_scale(), "skipped_updates": engine.skipped_steps}
-        finite = np.isfinite(means["loss"]) and (settings.precision == "fp16" or np.isfinite(means.get("grad_norm", 0)))
-        if not finite:  # in fp16 the loss scaler deals with gradients: it skips the update
+            means |= {"loss_scale": engine.loss_scale(), "skipped_updates": skipped}
+        if not np.isfinite(means["loss"]) or (skipped and settings.precision != "fp16"):
             raise TrainingDiverged(
-                f"the loss is {means['loss']} and the norm of its gradient {means.get('grad_norm', 'not known')} by "
-                f"update {number}: {DIVERGED}"
+                f"loss, gradient or weights are no finite numbers by update {number} (loss {means['loss']}, gradient "
+                f"norm {means.get('grad_norm', 'not known')}, {skipped} updates skipped): {DIVERGED}"
             )
         ranks.synchronize()
+        if not np.isfinite(means.get("grad_norm", 0.0)):
+            del means["grad_norm"]  # an overflow in fp16; JSON has no infinity
         done = Done(number, windows, tokens, time.perf_counter() - began)
         tracker.log(done, means, objective.method.remark(means, number / batches.updates))
         if saves:

@@ -91,7 +91,7 @@ class Tracker:
                 self.wandb.finish(exit_code=int(exception[0] is not None))
 
     def log(self, done: Done, means: dict[str, float], remark: str | None) -> None:
-        """One line: `means` over the updates since the last one."""
+        """One line: losses and KL as means over the updates since the last line, the rest as of this update."""
         if not self.active:
             return
         line = {
