@@ -27,7 +27,7 @@ from swep_ds.models.names import load_tokenizer, longest_window, resolve_model
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.run_folder import RunFolder, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done, write_atomically
-from swep_ds.training.ds_config import resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import QUIET, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker, peak_memory_bytes
@@ -89,7 +89,7 @@ def _carry_out(
         "zero_stage": stage,
         "updates": updates,
         "training data": job.features.fingerprint,
-        **{f"ds_config {name}": value for name, value in job.config.items()},
+        **{f"ds_config {name}": value for name, value in job.config.items() if name not in QUIET},
         **settings_that_bind(recipe),
     }
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)

@@ -23,6 +23,13 @@ def test_the_naive_baseline_computes_the_same_thing(monkeypatch):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
+def test_a_token_count_is_that_of_the_batch():
+    for tokens in (7, 512, 1536):
+        assert bench.inputs(tokens, 4, torch.float32, "cpu")["mask"].numel() == tokens
+    with pytest.raises(ValueError, match="tokens must be at most 512 or a multiple of it; got 700"):
+        bench.inputs(700, 4, torch.float32, "cpu")
+
+
 def test_nothing_is_timed_when_the_results_are_wrong(monkeypatch):
     bench.check(32, torch.float32, "cpu")
     right = torch_impl.backward

@@ -45,6 +45,32 @@ def test_a_cuda_graph_reads_seed_and_draw_anew():
         assert torch.equal(kl, expected[1])
 
 
+def test_a_cuda_graph_with_a_key_on_the_host_is_refused():
+    embeddings, params, mask, ids = (x.detach() for x in batch())
+    on_device, on_host = torch.tensor(7, device="cuda"), torch.tensor(7)
+    for seed, draw in ((7, on_device), (on_device, 7), (on_device, on_host), (7, 7)):
+        with pytest.raises(RuntimeError, match="a CUDA graph would replay"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            perturb(embeddings, params, mask, ids, seed=seed, draw=draw, prior_variance=0.1)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 48])
+def test_another_padding_does_not_recompile(length):
+    from swep_ds.kernels.triton_kernels import perturb_backward, perturb_forward
+
+    def compiled():
+        return [sum(len(cache[0]) for cache in k.device_caches.values()) for k in (perturb_forward, perturb_backward)]
+
+    def step(t):
+        embeddings, params, mask, ids = batch(t=t)
+        perturbed, kl = perturb(embeddings, params, mask, ids, seed=1, draw=1, prior_variance=0.1)
+        torch.autograd.grad((perturbed, kl), (embeddings, params), (torch.ones_like(perturbed), torch.ones_like(kl)))
+
+    step(33)
+    before = compiled()
+    step(length)
+    assert compiled() == before
+
+
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_compiled_agrees_with_eager(mode):
     embeddings, params, mask, ids = batch()

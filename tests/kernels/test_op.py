@@ -1,10 +1,10 @@
 """The registered operators: torch.compile, opcheck, activation checkpointing, autocast."""
 
-import os
+import shutil
 
 import pytest
 import torch
-from swep_ds.kernels import perturb
+from swep_ds.kernels import MODES, perturb
 from swep_ds.kernels.op import perturb_backward_op, perturb_op
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -17,10 +17,10 @@ def batch(n=3, t=7, d=16):
     return embeddings, params, torch.arange(t) < torch.tensor([t, 4, 1])[:n, None], torch.arange(n) + 40
 
 
-@pytest.mark.parametrize("mode", ["learned", "prior"])
+@pytest.mark.parametrize("mode", MODES)
 def test_opcheck(mode):
     embeddings, params, mask, ids = batch()
-    params = params if mode == "learned" else None
+    params = params if MODES[mode].needs_params else None
     key = (torch.tensor(5), torch.tensor(6), 0.1, mode)
     torch.library.opcheck(perturb_op, (embeddings, params, mask, ids, *key))
     gradient = torch.randn(16, 3, 7).permute(1, 2, 0)
@@ -52,6 +52,34 @@ def test_compiles_into_one_graph_and_does_not_recompile_for_each_draw(as_tensor)
         for got, want in zip(*gradients, strict=True):
             assert torch.equal(got, want)
     assert len(compiles) <= 2  # one for a constant integer, one for any
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("changed", ["seed", "draw"])
+def test_a_key_changed_in_place_before_the_backward_raises(changed, compiled):
+    embeddings, params, mask, ids = batch()
+    key = {"seed": torch.tensor(5), "draw": torch.tensor(6)}
+
+    def loss(key):
+        return perturb(embeddings, params, mask, ids, **key, prior_variance=0.1)[0].square().sum()
+
+    run = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
+    run(key).backward()
+    value = run(key)
+    key[changed] += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@pytest.mark.parametrize("tensors", [(), ("seed",), ("draw",), ("seed", "draw")])
+def test_the_backward_takes_the_key_of_the_forward(tensors):
+    """sigma = 1, mu = 0: the perturbed embeddings are e * eps, and their gradient is eps."""
+    _, params, mask, ids = batch()
+    embeddings = torch.ones(3, 7, 16, requires_grad=True)
+    key = {name: torch.tensor(x) if name in tensors else x for name, x in (("seed", 5), ("draw", 6))}
+    perturbed, _ = perturb(embeddings, torch.zeros_like(params), mask, ids, **key, prior_variance=0.1)
+    perturbed.sum().backward()
+    assert torch.equal(embeddings.grad, perturbed)
 
 
 class Tagger(nn.Module):
@@ -97,7 +125,7 @@ def test_compiled_training_has_the_losses_of_eager():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.system("command -v c++ >/dev/null") != 0, reason="Inductor needs a C++ compiler on a CPU")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler on a CPU")
 def test_inductor_training_has_the_losses_of_eager():
     torch.testing.assert_close(train(wrap=lambda m: torch.compile(m, fullgraph=True)), train(), rtol=1e-5, atol=0)
 

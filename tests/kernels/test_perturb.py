@@ -5,9 +5,20 @@ import perturb_reference as reference
 import pytest
 import torch
 from swep_ds.kernels import MODES, perturb
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ALPHA, SEED, DRAW = 0.1, 2**40 + 17, 5
 LEARNED = [mode for mode in MODES if mode != "prior"]
+
+
+class CountCopies(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.copies = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.copies += function is torch.ops.aten.clone.default
+        return function(*args, **(kwargs or {}))
 
 
 def batch(n=3, t=7, d=16, dtype=torch.float32, seed=0, masked=True):
@@ -94,6 +105,17 @@ def test_a_chunk_boundary_changes_nothing(monkeypatch):
     whole = run(*inputs)[0]
     monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", 5 * 16)
     assert torch.equal(run(*inputs)[0], whole)
+
+
+def test_inputs_that_cannot_be_viewed_as_rows_are_copied_once_not_for_each_chunk(monkeypatch):
+    embeddings, params, mask, sample_ids = batch(n=4, t=9, masked=False)
+    cut = torch.cat([embeddings, embeddings], dim=1)[:, :9].requires_grad_()
+    gradient = torch.ones(16, 9, 4).permute(2, 1, 0)
+    monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", 2 * 16)
+    for inputs, copies in (((embeddings.requires_grad_(), params), 1), ((cut, params), 3)):
+        with CountCopies() as count:
+            run(*inputs, mask, sample_ids)[0].backward(gradient)
+        assert count.copies == copies  # the gradient; the cut embeddings in the forward and in the backward
 
 
 def test_new_draw_new_noise_same_draw_same_noise():
@@ -202,6 +224,14 @@ def test_nothing_but_the_inputs_is_saved():
         ({"sample_ids": torch.arange(4)}, ValueError, "sample_ids must be"),
         ({"sample_ids": torch.arange(3, dtype=torch.int32)}, TypeError, "sample_ids must be int64"),
         ({"prior_variance": 0.0}, ValueError, "prior_variance must be greater than 0"),
+        ({"prior_variance": math.inf}, ValueError, "prior_variance must be greater than 0 and finite"),
+        ({"prior_variance": math.nan}, ValueError, "prior_variance must be greater than 0 and finite"),
+        ({"seed": torch.tensor(1, dtype=torch.int32)}, TypeError, "seed must be .* got torch.int32, 0-dim"),
+        ({"draw": torch.tensor([1])}, TypeError, "draw must be .* got torch.int64, 1-dim"),
+        ({"draw": torch.tensor(1, device="meta")}, ValueError, "draw is on meta but embeddings are on cpu"),
+        ({"draw": 1.0}, TypeError, "draw must be .* got float"),
+        ({"seed": 2**64}, ValueError, "seed must fit 64 bits"),
+        ({"seed": -(2**63) - 1}, ValueError, "seed must fit 64 bits"),
     ],
 )
 def test_bad_input_is_refused(change, error, message):

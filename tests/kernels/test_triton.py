@@ -149,6 +149,13 @@ def test_new_draw_new_noise_and_keys_on_the_device():
         assert (run(triton_impl, inputs, grads, seed=keys[0], draw=keys[1])[0][live] != usual[0][live]).all()
 
 
+def test_keys_on_the_host_are_refused_while_a_cuda_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for key in ((1, 2), (torch.tensor(1), torch.tensor(2))):
+        with pytest.raises(RuntimeError, match="a CUDA graph would replay a seed or draw on the host"):
+            triton_impl._key(*key, torch.device("cuda", 0))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_rows_are_not_read(mode):
     inputs, grads = batch()
