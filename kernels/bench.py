@@ -18,16 +18,23 @@ from .dispatch import implementation
 from .modes import MODES, elements_moved
 from .op import perturb
 
+LENGTH = 512
+"""Tokens of a sample."""
 ALPHA = 0.1
 SEED = 2**40 + 3
 QUANTILES = (0.5, 0.2, 0.8)
 PASSES = ("forward", "backward", "both")
 
 
-def inputs(tokens: int, d: int, dtype: torch.dtype, device: str, length: int = 512) -> dict[str, Tensor]:
-    """A batch of samples of at most `length` tokens without padding, params near the prior."""
+def inputs(tokens: int, d: int, dtype: torch.dtype, device: str, length: int = LENGTH) -> dict[str, Tensor]:
+    """A batch of samples of at most `length` tokens without padding, params near the prior.
+
+    Raises: ValueError where `tokens` beyond `length` do not fill whole samples.
+    """
     t = min(tokens, length)
-    n = tokens // t
+    n, rest = divmod(tokens, t)
+    if rest:
+        raise ValueError(f"tokens must be at most {length} or a multiple of it; got {tokens}")
     generator = torch.Generator(device).manual_seed(0)
     normal = functools.partial(torch.randn, dtype=dtype, device=device, generator=generator)
     params = normal(n, t, 2 * d).mul_(0.1)

@@ -1,5 +1,6 @@
 """Rungs between a copy and the forward kernel, to see on a GPU what each part of the noise costs."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -35,10 +36,10 @@ def rungs(
 ) -> dict[str, Callable[[], object]]:
     """Forward passes from cheapest to dearest noise; `no noise` reads and writes all that the others do."""
     n, t, d = embeddings.shape
+    constants = (1.0 / alpha, math.log(alpha), 7)
 
     def randn():
         perturbed, kl = torch.empty_like(embeddings), torch.empty(n, t, device=embeddings.device)
-        constants = (1.0 / alpha, torch.tensor(alpha).log().item(), 7)
         block = triton.next_power_of_2(d)
         randn_forward[(n * t,)](embeddings, params, perturbed, kl, *constants, D=d, BLOCK_D=block)
         return perturbed, kl

@@ -5,6 +5,8 @@ Eager calls go straight to an autograd function; under `torch.compile` and `torc
 stand in the graph as the registered operators `swep_ds::perturb` and `swep_ds::perturb_backward`.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,16 +19,21 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class _Perturb(torch.autograd.Function):
     @staticmethod
     def forward(ctx, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
-        ctx.save_for_backward(embeddings, params, mask, sample_ids)
-        ctx.settings = (seed, draw, prior_variance, MODES[mode])
+        # tensors are saved, so that a key changed in place before the backward raises instead of drawing other noise
+        key_tensors = (part if isinstance(part, Tensor) else None for part in (seed, draw))
+        ctx.save_for_backward(embeddings, params, mask, sample_ids, *key_tensors)
+        ctx.key_ints = tuple(None if isinstance(part, Tensor) else part for part in (seed, draw))
+        ctx.settings = (prior_variance, MODES[mode])
         run = implementation(embeddings.device.type, embeddings.dtype).forward
-        return run(embeddings, params, mask, sample_ids, *ctx.settings)
+        return run(embeddings, params, mask, sample_ids, seed, draw, *ctx.settings)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_perturbed, grad_kl):
         run = implementation(grad_perturbed.device.type, grad_perturbed.dtype).backward
-        grads = run(grad_perturbed, grad_kl, *ctx.saved_tensors, *ctx.settings)
+        *tensors, seed, draw = ctx.saved_tensors
+        key = (part if tensor is None else tensor for tensor, part in zip((seed, draw), ctx.key_ints, strict=True))
+        grads = run(grad_perturbed, grad_kl, *tensors, *key, *ctx.settings)
         return *grads, None, None, None, None, None, None
 
 
@@ -119,8 +126,8 @@ def perturb(
         sample_ids: [N] int64, taken mod 2^32: what tells one sample's noise from another's.
         seed: 64-bit integer, or 0-dim int64 tensor.
         draw: number of the draw, taken mod 2^32, a new one for each perturbed pass: integer or 0-dim int64 tensor.
-            Tensors may live on the device, for CUDA graphs.
-        prior_variance: alpha > 0.
+            Tensors may live on the device, for CUDA graphs; none may change in place between forward and backward.
+        prior_variance: alpha > 0, finite.
         mode: "learned", "additive", "fixed_mu", "fixed_sigma", "no_eps" or "prior".
     Returns:
         perturbed [N, T, d] in the embeddings' dtype, and KL [N, T], summed over d, in float32 (float64 for float64
@@ -128,12 +135,15 @@ def perturb(
         Arithmetic is float32 whatever the storage, float64 for float64 embeddings. Differentiable once.
     Raises:
         ValueError, TypeError: on wrong shapes, dtypes, devices or settings, before anything is computed.
-        RuntimeError: where no implementation can run (`dispatch.py`).
+        RuntimeError: where no implementation can run (`dispatch.py`), or where a CUDA graph would freeze a host key.
     """
     _check(embeddings, params, mask, sample_ids, prior_variance, mode)
     seed, draw = (_checked_key(name, part, embeddings.device) for name, part in (("seed", seed), ("draw", draw)))
     if torch.compiler.is_compiling():
-        seed, draw = (part if isinstance(part, Tensor) else torch.tensor(part) for part in (seed, draw))
+        # on the device, so that a CUDA graph made of the compiled code reads them there
+        seed, draw = (
+            part if isinstance(part, Tensor) else torch.tensor(part, device=embeddings.device) for part in (seed, draw)
+        )
         return perturb_op(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
     return _Perturb.apply(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
 
@@ -181,5 +191,5 @@ def _check(embeddings, params, mask, sample_ids, prior_variance, mode) -> None:
     for name, tensor in (("params", params), ("mask", mask), ("sample_ids", sample_ids)):
         if tensor is not None and tensor.device != embeddings.device:
             raise ValueError(f"{name} is on {tensor.device} but embeddings are on {embeddings.device}; move it there")
-    if not prior_variance > 0:
-        raise ValueError(f"prior_variance must be greater than 0; got {prior_variance}")
+    if not 0 < prior_variance < math.inf:
+        raise ValueError(f"prior_variance must be greater than 0 and finite; got {prior_variance}")

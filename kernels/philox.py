@@ -14,7 +14,7 @@ A pair of words (a, b) becomes a pair of independent standard normals:
     u = a * 2^-32 + 2^-33 in (0, 1];   theta = pi * signed(b) * 2^-31 in [-pi, pi);   r = sqrt(-2 ln u)
     words (0, 1) -> (r cos theta, r sin theta), words (2, 3) likewise
 
-so |eps| <= sqrt(66 ln 2) = 6.77, reached with probability 2^-32. Words are exact on every device; the normals agree
+so |eps| <= sqrt(66 ln 2) = 6.764, reached with probability 2^-32. Words are exact on every device; the normals agree
 to a few units in the last place of 1.0.
 """
 

@@ -2,7 +2,7 @@
 
 Rows (tokens) that the mask leaves out are neither read nor drawn. The others are taken in chunks that fit a
 CPU's cache, and the noise is drawn again in the backward, so nothing of the size of the batch is stored or left
-behind but the results.
+behind but the results. An input whose strides do not let [N, T] be viewed as rows is copied once, for the call.
 """
 
 import math
@@ -33,9 +33,14 @@ def _chunks(mask: Tensor, d: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         yield chunk, chunk // mask.shape[1], chunk % mask.shape[1]
 
 
+def _rows(x: Tensor) -> Tensor:
+    """x [N, T, ...] as [N * T, ...]: a view, or one copy of an input whose strides allow none."""
+    return x.flatten(0, 1)
+
+
 def _take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of x [N, T, ...] as [rows, ...] in `dtype`."""
-    return x.reshape(-1, *x.shape[2:]).index_select(0, rows).to(dtype)
+    """Rows of x [N * T, ...] as [rows, ...] in `dtype`."""
+    return x.index_select(0, rows).to(dtype)
 
 
 def _put(x: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -57,18 +62,19 @@ def forward(
     dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
     perturbed = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
     kl = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    embeddings_rows, params_rows = _rows(embeddings), _rows(params) if mode.needs_params else None
     for rows, n, t in _chunks(mask, d):
         z, sigma, kl_terms = mode.prior_mean, mode.fixed_sigma(alpha), mode.fixed_kl(alpha)
         if mode.learned_sigma:
-            logvar = _take(params[..., d:], rows, dtype)
+            logvar = _take(params_rows[:, d:], rows, dtype)
             sigma = torch.exp(logvar * 0.5)
             kl_terms = sigma.square().div_(alpha).sub_(logvar).add_(math.log(alpha) - 1.0)
         if mode.learned_mu:
-            z = _take(params[..., :d], rows, dtype)
+            z = _take(params_rows[:, :d], rows, dtype)
             kl_terms = (z - mode.prior_mean).square_().div_(alpha).add_(kl_terms)
         if mode.draws:
             z = standard_normal(seed, draw, sample_ids[n], t, d, dtype).mul_(sigma).add_(z)
-        e = _take(embeddings, rows, dtype)
+        e = _take(embeddings_rows, rows, dtype)
         _put(perturbed, rows, e + z if mode.additive else e * z)
         if mode.needs_params:
             _put(kl, rows, kl_terms.sum(-1).mul_(0.5))
@@ -97,16 +103,18 @@ def backward(
     dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
     grad_embeddings = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
     grad_params = torch.zeros_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
+    embeddings_rows, params_rows = _rows(embeddings), _rows(params) if mode.needs_params else None
+    g_rows, k_rows = _rows(grad_perturbed), _rows(grad_kl)
     for rows, n, t in _chunks(mask, d):
-        g, k = _take(grad_perturbed, rows, dtype), _take(grad_kl, rows, dtype)[:, None]
-        dz = g * _take(embeddings, rows, dtype) if mode.needs_params and not mode.additive else g
+        g, k = _take(g_rows, rows, dtype), _take(k_rows, rows, dtype)[:, None]
+        dz = g * _take(embeddings_rows, rows, dtype) if mode.needs_params and not mode.additive else g
         z, sigma = mode.prior_mean, mode.fixed_sigma(alpha)
         if mode.learned_sigma:
-            sigma = torch.exp(_take(params[..., d:], rows, dtype) * 0.5)
+            sigma = torch.exp(_take(params_rows[:, d:], rows, dtype) * 0.5)
         if mode.draws:
             noise = standard_normal(seed, draw, sample_ids[n], t, d, dtype).mul_(sigma)
         if mode.learned_mu:
-            z = _take(params[..., :d], rows, dtype)
+            z = _take(params_rows[:, :d], rows, dtype)
             dmu = (z - mode.prior_mean).mul_(k / alpha).add_(dz)
             _put(grad_params[..., :d], rows, dmu)
         if mode.learned_sigma:

@@ -36,7 +36,14 @@ def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
     """Kernel arguments (seed_low, seed_high, draw, KEY_ON_DEVICE).
 
     A tensor on the device is read there, without a wait for the GPU and anew at each replay of a CUDA graph.
+    Raises: RuntimeError where a graph is being captured and a part is on the host: each replay would draw the same.
     """
+    on_host = any(not isinstance(part, Tensor) or part.device.type == "cpu" for part in (seed, draw))
+    if on_host and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph would replay a seed or draw on the host as the constant it was at capture; "
+            "pass both as 0-dim int64 tensors on the embeddings' device"
+        )
     if any(isinstance(part, Tensor) and part.device == device for part in (seed, draw)):
         seed, draw = (
             part.to(device) if isinstance(part, Tensor) else torch.full((), part, dtype=torch.int64, device=device)

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-KEY = ["seed_low", "seed_high", "draw"]
-"""Arguments that change with each call: specialised on their value, they would compile kernels anew."""
+VARYING = ["seed_low", "seed_high", "draw", "T", "mask_n", "grad_kl_n"]
+"""Arguments that change from call to call, with the key and with the padding: specialised on their value, they would
+compile kernels anew."""
 
 
 @core.extern
@@ -185,7 +186,7 @@ def _store_zeros(row_ptr, inside, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 
 
 # fmt: off
-@triton.jit(do_not_specialize=KEY)
+@triton.jit(do_not_specialize=[name for name in VARYING if name != "grad_kl_n"])
 def perturb_forward(
     embeddings_ptr, params_ptr, mask_ptr, sample_ids_ptr, perturbed_ptr, kl_ptr,
     seed_low, seed_high, draw, inverse_alpha, log_alpha, fixed_sigma, fixed_kl, T,
@@ -246,7 +247,7 @@ def perturb_forward(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=KEY)
+@triton.jit(do_not_specialize=VARYING)
 def perturb_backward(
     grad_perturbed_ptr, grad_kl_ptr, embeddings_ptr, params_ptr, mask_ptr, sample_ids_ptr,
     grad_embeddings_ptr, grad_params_ptr,

@@ -24,7 +24,7 @@ DEFAULTS = {
     "cuda": {"tokens": [512, 3072, 8192, 32768, 131072, 262144], "width": [128, 768, 1024, 4096], "dtype": DTYPES},
     "cpu": {"tokens": [512, 1536], "width": [384, 768], "dtype": ["float32"]},
 }
-"""Sizes that fill a GPU, and sizes of a batch that one trains on a CPU: a minute or less, and under 100 MB."""
+"""Sizes up to what fills a GPU, and sizes of a batch that one trains on a CPU."""
 
 
 def show(record: dict) -> str:
@@ -62,7 +62,9 @@ def plot(records: list[dict], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tokens", nargs="+", type=int, help="at most 512, or multiples of 512 (default: by device)")
+    parser.add_argument(
+        "--tokens", nargs="+", type=int, help=f"at most {bench.LENGTH}, or multiples of it (default: by device)"
+    )
     parser.add_argument("--width", nargs="+", type=int, help="embedding widths d (default: by device)")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: by device)")
     parser.add_argument("--output", type=Path, help="path without suffix for the JSON and the plot")
@@ -83,8 +85,8 @@ def main() -> int:
     for name, value in DEFAULTS[args.device].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if wrong := [tokens for tokens in args.tokens if tokens > 512 and tokens % 512]:
-        parser.error(f"--tokens must be at most 512 or multiples of 512; got {wrong[0]}")
+    if wrong := [tokens for tokens in args.tokens if tokens > bench.LENGTH and tokens % bench.LENGTH]:
+        parser.error(f"--tokens must be at most {bench.LENGTH} or multiples of it; got {wrong[0]}")
     dtypes = {name: getattr(torch, name) for name in args.dtype}
     for dtype in dtypes.values():
         for d in args.width:

@@ -5,7 +5,7 @@
 set -euo pipefail
 output=${1:-results/kernels}
 mkdir -p "$output"
-python -m pytest tests/kernels -m "not slow"
+python -m pytest tests/kernels
 python scripts/kernel_report.py --check | tee "$output/report.md"
 python scripts/bench_kernels.py --ladder --tokens 32768 --width 768 1024 | tee "$output/ladder.md"
 python scripts/bench_kernels.py --output "$output/bench" | tee "$output/bench.md"

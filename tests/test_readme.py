@@ -18,6 +18,10 @@ def test_there_are_commands():
     assert len(COMMANDS) >= 5
 
 
+def test_nothing_is_left_to_fill_in():
+    assert not re.search(r"^[A-Z]{6,}$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(command):
     program, *words = shlex.split(command, comments=True)
