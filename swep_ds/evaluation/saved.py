@@ -2,16 +2,14 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds import distributed as ranks
-from swep_ds.data.batches import Batch
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
@@ -20,7 +18,7 @@ from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
 from swep_ds.export import READING
-from swep_ds.models.extractive import UNREADABLE
+from swep_ds.models.extractive import UNREADABLE, ExtractiveQA
 from swep_ds.models.names import load_tokenizer, longest_window
 
 
@@ -71,7 +69,7 @@ def evaluate_saved(
     tests, model, tokenizer, windows, spans = ranks.agree(prepare)
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {spans}")
     evaluation = Evaluation(tokenizer, windows, spans, batch_size, CACHE)
-    scores = evaluation.run(plain_logits(model), evaluation.prepare(tests), output_dir, say)
+    scores = evaluation.run(ExtractiveQA(model).logits, evaluation.prepare(tests), output_dir, say)
     if ranks.is_main():
         results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "versions": versions()}
         write_results(output_dir, results)
@@ -93,7 +91,7 @@ def answer_question(model_name: str, question: str, context: str) -> list[Answer
         windows, spans = reading(model_name, model, tokenizer)
         evaluation = Evaluation(tokenizer, windows, spans, 32, Path(folder))
         [asked] = evaluation.prepare({"question": examples})
-        decoder = decode(plain_logits(model), examples, asked.features.dataset, evaluation.padding, spans, 32)
+        decoder = decode(ExtractiveQA(model).logits, examples, asked.features.dataset, evaluation.padding, spans, 32)
     return decoder.n_best()["question"]
 
 
@@ -128,14 +126,3 @@ def reading(
         return WindowSettings(**saved["data"]), spans
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{file}: damaged: delete it to read with default windows") from None
-
-
-def plain_logits(model: PreTrainedModel) -> Callable[[Batch], tuple[Tensor, Tensor]]:
-    """Start and end logits [N, T] of a plain Hugging Face model."""
-
-    def logits(batch: Batch) -> tuple[Tensor, Tensor]:
-        types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
-        output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, return_dict=True, **types)
-        return output.start_logits, output.end_logits
-
-    return logits
