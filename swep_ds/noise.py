@@ -21,6 +21,7 @@ class NoiseGenerator(nn.Module):
             PyTorch's, where mu starts near 0 and sigma near 1: the first noisy inputs are nearly erased.
         prior_variance: alpha, for "prior".
         dropout: after the ReLU, while training (the published code's choice for ELECTRA).
+        prior_mean: for "prior"; 0 for additive noise.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class NoiseGenerator(nn.Module):
         initialisation: Initialisation,
         prior_variance: float,
         dropout: float = 0.0,
+        prior_mean: float = 1.0,
     ):
         super().__init__()
         self.inner = nn.Linear(hidden_size, embedding_size)
@@ -38,7 +40,7 @@ class NoiseGenerator(nn.Module):
         if initialisation == "prior":
             with torch.no_grad():
                 nn.init.normal_(self.outer.weight, std=1e-3)
-                self.outer.bias[:embedding_size] = 1.0
+                self.outer.bias[:embedding_size] = prior_mean
                 self.outer.bias[embedding_size:] = math.log(prior_variance)
 
     def forward(self, hidden_NTH: Tensor) -> Tensor:

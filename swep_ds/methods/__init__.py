@@ -2,15 +2,29 @@
 
 from typing import Union
 
-from swep_ds.methods.base import Method, NoiseKey, Pass, Perturbed, Settings
+from swep_ds.methods.adv_aug import AdvAug, AdvAugSettings
+from swep_ds.methods.base import Method, Settings
+from swep_ds.methods.bernoulli_dropout import BernoulliDropout, BernoulliDropoutSettings
+from swep_ds.methods.freelb import Freelb, FreelbSettings
+from swep_ds.methods.gaussian_dropout import GaussianDropout, GaussianDropoutSettings
 from swep_ds.methods.mle import Mle, MleSettings
+from swep_ds.methods.neftune import Neftune, NeftuneSettings
 from swep_ds.methods.prior_aug import PriorAug, PriorAugSettings
+from swep_ds.methods.r_drop import RDrop, RDropSettings
 from swep_ds.methods.swep import Swep, SwepSettings
+from swep_ds.methods.word_dropout import WordDropout, WordDropoutSettings
 
 _CLASSES: dict[type[Settings], type[Method]] = {
     MleSettings: Mle,
     PriorAugSettings: PriorAug,
     SwepSettings: Swep,
+    GaussianDropoutSettings: GaussianDropout,
+    BernoulliDropoutSettings: BernoulliDropout,
+    WordDropoutSettings: WordDropout,
+    AdvAugSettings: AdvAug,
+    NeftuneSettings: Neftune,
+    RDropSettings: RDrop,
+    FreelbSettings: Freelb,
 }
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in _CLASSES}
 MethodSettings = Union[tuple(_CLASSES)]  # noqa: UP007 (a union made from a tuple has no other spelling)
@@ -21,4 +35,4 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
     return _CLASSES[type(settings)](settings, hidden_size, embedding_size)
 
 
-__all__ = ["METHODS", "Method", "MethodSettings", "NoiseKey", "Pass", "Perturbed", "build"]
+__all__ = ["METHODS", "Method", "MethodSettings", "build"]

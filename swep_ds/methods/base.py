@@ -7,17 +7,23 @@ A new method is one small file: a `Settings` class with its fields, and a `Metho
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
+from swep_ds.kernels import perturb
+from swep_ds.kernels.philox import MASK, noise_words
+from swep_ds.models.reading import Reading
 
 
 class Settings(BaseModel):
     """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    needs_split: ClassVar[bool] = False  # whether a pass needs the backward of the one before it
 
 
 @dataclass(frozen=True)
@@ -29,21 +35,51 @@ class NoiseKey:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """What passes leave for later ones of the same update; in `split` execution it travels between micro-steps.
+
+    hidden: h [N, T, hidden], the last hidden state of a pass that keeps it, detached: the paper's stop-gradient.
+    delta: [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient.
+    dropout: the generator's state from before the first pass that repeats its dropout.
+    """
+
+    hidden: Tensor | None = None
+    delta: Tensor | None = None
+    dropout: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a perturbation may look at.
+
+    embeddings: word embeddings e [N, T, d].
+    read: what the model makes of other embeddings, without dropout.
+    """
+
+    embeddings: Tensor
+    batch: Batch
+    key: NoiseKey
+    carried: Carried
+    read: Callable[[Tensor], Reading]
+
+
+@dataclass(frozen=True)
 class Perturbed:
     """What a perturbation gives back.
 
     embeddings: [N, T, d], in place of the word embeddings.
-    kl: [N, T] float32, the KL per token (nats), or None where the method has none.
-    parameters: [N, T, 2d] (mu, then log sigma^2) of learned noise, for the log; else None.
+    kl: [N, T] float32, the KL per token (nats); None where the method's own parameters took no part.
+    measure: for the log, statistics per token by name, each [N, T]; None where there are none.
+    delta: to be carried on (`Carried`); else None.
     """
 
     embeddings: Tensor
     kl: Tensor | None = None
-    parameters: Tensor | None = None
+    measure: Callable[[], dict[str, Tensor]] | None = None
+    delta: Tensor | None = None
 
 
-# (word embeddings [N, T, d], batch, h [N, T, hidden] of an earlier pass or None, key) -> Perturbed
-Perturbation = Callable[[Tensor, Batch, Tensor | None, NoiseKey], Perturbed]
+Perturbation = Callable[[Inputs], Perturbed]
 
 
 @dataclass(frozen=True)
@@ -54,14 +90,19 @@ class Pass:
     weight: of this pass's negative log-likelihood in the loss; 0 = run without gradient, only for its h.
     perturb: what happens to the word embeddings first; None = nothing.
     kl_weight: of the perturbation's KL in the loss.
-    keeps_hidden: whether later passes see this pass's last hidden state (detached: the paper's stop-gradient).
+    divergence_weight: of the symmetric KL between this pass's answer distributions and those of the pass before it,
+        with which it then shares a micro-step.
+    keeps_hidden: whether later passes see this pass's last hidden state.
+    repeats_dropout: whether all such passes of an update drop the same units.
     """
 
     name: str
     weight: float
     perturb: Perturbation | None = None
     kl_weight: float = 0.0
+    divergence_weight: float = 0.0
     keeps_hidden: bool = False
+    repeats_dropout: bool = False
 
 
 class Method(nn.Module):
@@ -85,3 +126,29 @@ class Method(nn.Module):
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """A sentence for the log where the statistics (`Objective.forward`) show something the user must know."""
         return None
+
+
+def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
+    """e * z [N, T, d] with z ~ N(1, variance I); zero at padding."""
+    perturbed, _ = perturb(
+        inputs.embeddings,
+        None,
+        inputs.batch.attention_mask,
+        inputs.batch.sample_id,
+        seed=inputs.key.seed,
+        draw=inputs.key.draw,
+        prior_variance=variance,
+        mode="prior",
+    )
+    return perturbed
+
+
+def uniform(inputs: Inputs, width: int | None = None) -> Tensor:
+    """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24; `width` is d unless given.
+
+    Keyed like the Gaussian noise, by (seed, draw, window, position, dimension): `kernels/philox.py`.
+    """
+    _, T, d = inputs.embeddings.shape
+    positions = torch.arange(T, device=inputs.embeddings.device)
+    words = noise_words(inputs.key.seed, inputs.key.draw, inputs.batch.sample_id[:, None], positions, width or d)
+    return torch.cat([((word & MASK) >> 8).float() for word in torch.broadcast_tensors(*words)], -1) * 2.0**-24

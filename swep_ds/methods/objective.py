@@ -1,10 +1,14 @@
 """The module under the engine: a QA model, a method, and the loss of its passes."""
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods.base import Method, NoiseKey, Pass, Perturbed
+from swep_ds.methods.base import Carried, Inputs, Method, NoiseKey, Pass
+from swep_ds.models.reading import Reading, symmetric_divergence
 
 Statistics = dict[str, Tensor]
 
@@ -27,7 +31,7 @@ class Objective(nn.Module):
 
     def micro_steps(self, execution: str) -> int:
         """Engine micro-steps per batch."""
-        return 1 if execution == "joint" else sum(one.weight > 0 for one in self.method.passes(0.0))
+        return 1 if execution == "joint" else len(_split(self.method.passes(0.0)))
 
     def forward(
         self,
@@ -35,7 +39,7 @@ class Objective(nn.Module):
         update: int | None = None,
         progress: float = 0.0,
         micro_step: int | None = None,
-        hidden: Tensor | None = None,
+        carried: Carried | None = None,
         measure_noise: bool = False,
     ) -> tuple:
         """Loss of a micro-step, or the plain model's logits where no update is named.
@@ -44,72 +48,90 @@ class Objective(nn.Module):
             update: number of the update; keys the noise.
             progress: share of all updates already done, for schedules.
             micro_step: which part of `split` execution to run; None = all passes (`joint`).
-            hidden: h [N, T, hidden] that the micro-step before handed on, detached.
-            measure_noise: whether to add the learned noise's statistics (see `noise_statistics`).
+            carried: what the micro-step before handed on; None in the first.
+            measure_noise: whether to add the perturbations' own statistics (`Perturbed.measure`).
 
         Returns:
-            (loss, h for the next micro-step or None, statistics by name as detached scalars), every statistic
+            (loss, what to carry on to the next micro-step, statistics by name as detached scalars), every statistic
             weighted like the loss: its mean over micro-batches and ranks is its mean over the global batch.
             Without `update`: (start logits [N, T], end logits [N, T]).
         """
         if update is None:
             return self.qa.logits(batch)
-        passes = list(enumerate(self.method.passes(progress)))
-        draws = update * len(passes)
-        if micro_step is not None:
-            passes = _split(passes)[micro_step]
+        passes = self.method.passes(progress)
+        numbered = range(len(passes)) if micro_step is None else _split(passes)[micro_step]
+        carried = carried or Carried()
         loss = torch.zeros((), device=batch.input_ids.device)
         statistics: Statistics = {}
+        reading = None
         uses_parameters = False
-        for index, one in passes:
+        for number in numbered:
+            one, before = passes[number], reading
+            if one.repeats_dropout:
+                carried = _repeat_dropout(carried, batch.input_ids.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and one.weight > 0):
                 embeddings, noise = self.qa.embed(batch), None
                 if one.perturb is not None:
-                    noise = one.perturb(embeddings, batch, hidden, NoiseKey(self.seed, draws + index))
+                    key = NoiseKey(self.seed, update * len(passes) + number)
+                    noise = one.perturb(Inputs(embeddings, batch, key, carried, partial(self._read, batch)))
                     embeddings = noise.embeddings
-                nll_N, states = self.qa(embeddings, batch, hidden=one.keeps_hidden)
+                reading = self.qa(embeddings, batch, hidden=one.keeps_hidden)
             if one.keeps_hidden:
-                hidden = states.detach()
+                carried = replace(carried, hidden=reading.hidden.detach())
             if one.weight == 0:
                 continue
-            nll = (nll_N * batch.weight).sum()
+            nll = (reading.nll * batch.weight).sum()
             loss = loss + one.weight * nll
             statistics[f"nll_{one.name}"] = nll.detach()
-            if noise is not None and noise.kl is not None:
+            if one.divergence_weight:
+                divergence = (symmetric_divergence(reading, before) * batch.weight).sum()
+                loss = loss + one.divergence_weight * divergence
+                statistics["divergence"] = divergence.detach()
+            if noise is None:
+                continue
+            if noise.delta is not None:
+                carried = replace(carried, delta=noise.delta)
+            if noise.kl is not None:
                 loss = loss + one.kl_weight * self._kl(noise.kl, batch)
                 statistics["kl_per_token"] = (noise.kl.detach().sum(1) * batch.token_weight).sum()
-            if noise is not None and noise.parameters is not None:
                 uses_parameters = True
-                if measure_noise:
-                    statistics |= noise_statistics(noise, batch)
-        if not uses_parameters and hidden is not None:
-            idle = self.method.idle(hidden)
+            if measure_noise and noise.measure is not None:
+                share_NT = batch.attention_mask * batch.token_weight[:, None]
+                statistics |= {name: (value_NT * share_NT).sum() for name, value_NT in noise.measure().items()}
+        if not uses_parameters and carried.hidden is not None:
+            idle = self.method.idle(carried.hidden)
             loss = loss if idle is None else loss + idle
-        return loss, hidden, statistics
+        return loss, carried, statistics
+
+    def _read(self, batch: Batch, embeddings: Tensor) -> Reading:
+        training = self.qa.training
+        self.qa.eval()
+        try:
+            return self.qa(embeddings, batch, hidden=True)
+        finally:
+            self.qa.train(training)
 
     def _kl(self, kl_NT: Tensor, batch: Batch) -> Tensor:
         factor = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
         return (kl_NT.sum(1) * factor).sum()
 
 
-@torch.no_grad()
-def noise_statistics(noise: Perturbed, batch: Batch) -> Statistics:
-    """Means over the update's tokens and d of mu, |mu - 1| and sigma."""
-    size = noise.embeddings.shape[-1]
-    share_NT = batch.attention_mask * batch.token_weight[:, None] / size
-    mu, log_variance = noise.parameters.float().split(size, -1)
-    return {
-        "mu": (mu.sum(-1) * share_NT).sum(),
-        "mu_distance": ((mu - 1).abs().sum(-1) * share_NT).sum(),
-        "sigma": ((log_variance / 2).exp().sum(-1) * share_NT).sum(),
-    }
-
-
-def _split(numbered: list[tuple[int, Pass]]) -> list[list[tuple[int, Pass]]]:
-    """Groups numbered passes so that each group ends with its one weighted pass."""
-    groups: list[list[tuple[int, Pass]]] = [[]]
-    for index, one in numbered:
-        groups[-1].append((index, one))
+def _split(passes: list[Pass]) -> list[list[int]]:
+    """Numbers of the passes of each micro-step: it ends with a weighted pass that the next one is not compared to."""
+    groups: list[list[int]] = [[]]
+    for number, one in enumerate(passes):
+        if one.divergence_weight:
+            groups[-2:] = [groups[-2] + groups[-1]]
+        groups[-1].append(number)
         if one.weight > 0:
             groups.append([])
     return groups[:-1]
+
+
+def _repeat_dropout(carried: Carried, device: torch.device) -> Carried:
+    """Sets the generator back to the state that is carried, or carries the present one."""
+    generator = torch if device.type == "cpu" else torch.get_device_module(device)
+    if carried.dropout is None:
+        return replace(carried, dropout=generator.get_rng_state())
+    generator.set_rng_state(carried.dropout)
+    return carried

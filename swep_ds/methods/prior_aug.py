@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from swep_ds.kernels import perturb
-from swep_ds.methods.base import Method, Pass, Perturbed, Settings
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, multiply_by_gaussian
 
 
 class PriorAugSettings(Settings):
@@ -24,15 +23,5 @@ class PriorAug(Method):
         clean = [Pass("clean", weight)] if weight else []
         return [*clean, Pass("noisy", 1 - weight, self._draw)]
 
-    def _draw(self, embeddings, batch, hidden, key) -> Perturbed:
-        perturbed, _ = perturb(
-            embeddings,
-            None,
-            batch.attention_mask,
-            batch.sample_id,
-            seed=key.seed,
-            draw=key.draw,
-            prior_variance=self.settings.prior_variance,
-            mode="prior",
-        )
-        return Perturbed(perturbed)
+    def _draw(self, inputs: Inputs) -> Perturbed:
+        return Perturbed(multiply_by_gaussian(inputs, self.settings.prior_variance))

@@ -3,6 +3,9 @@
 h = f(e)                                                   clean pass
 (mu, log sigma^2) = MLP(stop_gradient(h));  e~ = e * (mu + sigma * eps)
 loss = lambda * nll(e) + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))
+
+The ablations of Section 4.4 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
+fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
 """
 
 import math
@@ -11,13 +14,14 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from swep_ds.kernels import perturb
-from swep_ds.methods.base import Method, Pass, Perturbed, Settings
+from swep_ds.kernels import MODES, perturb
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings
 from swep_ds.noise import Initialisation, NoiseGenerator
 
 
 class SwepSettings(Settings):
     name: Literal["swep"] = "swep"
+    noise: Literal["learned", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
     beta: float = Field(1.0, ge=0)  # weight of the KL; 1 = the ELBO. Its scale depends on d and on kl_reduction
     beta_schedule: Literal["constant", "linear_to_zero"] = "constant"  # over the whole run
     prior_variance: float = Field(0.1, gt=0)  # alpha
@@ -32,6 +36,7 @@ class Swep(Method):
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int):
         super().__init__()
         self.settings = settings
+        self.mode = MODES[settings.noise]
         self.kl_reduction = settings.kl_reduction
         self.noise = NoiseGenerator(
             hidden_size,
@@ -39,6 +44,7 @@ class Swep(Method):
             settings.initialisation,
             settings.prior_variance,
             settings.noise_dropout,
+            self.mode.prior_mean,
         )
 
     def beta(self, progress: float) -> float:
@@ -53,29 +59,42 @@ class Swep(Method):
             return [Pass("hidden", 0.0, keeps_hidden=True), noisy, *clean]
         return [Pass("clean", weight, keeps_hidden=True), noisy]
 
-    def _draw(self, embeddings, batch, hidden, key) -> Perturbed:
-        parameters = self.noise(hidden)
+    def _draw(self, inputs: Inputs) -> Perturbed:
+        parameters = self.noise(inputs.carried.hidden)
         perturbed, kl = perturb(
-            embeddings,
+            inputs.embeddings,
             parameters,
-            batch.attention_mask,
-            batch.sample_id,
-            seed=key.seed,
-            draw=key.draw,
+            inputs.batch.attention_mask,
+            inputs.batch.sample_id,
+            seed=inputs.key.seed,
+            draw=inputs.key.draw,
             prior_variance=self.settings.prior_variance,
+            mode=self.settings.noise,
         )
-        return Perturbed(perturbed, kl, parameters)
+        return Perturbed(perturbed, kl, lambda: self._statistics(parameters.detach()))
+
+    def _statistics(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Means over d, [N, T], of what is learned: mu, |mu - the prior's mean| and sigma."""
+        mu, log_variance = parameters.float().chunk(2, -1)
+        statistics = {}
+        if self.mode.learned_mu:
+            statistics |= {"mu": mu.mean(-1), "mu_distance": (mu - self.mode.prior_mean).abs().mean(-1)}
+        if self.mode.learned_sigma:
+            statistics["sigma"] = (log_variance / 2).exp().mean(-1)
+        return statistics
 
     def idle(self, hidden: Tensor) -> Tensor:
         return 0.0 * self.noise(hidden[:1, :1]).float().sum()
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        if progress < 0.1 or "sigma" not in means:
-            return None
+        learned = {name: means[name] for name in ("mu_distance", "sigma") if name in means}
         prior_sigma = math.sqrt(self.settings.prior_variance)
-        if means["mu_distance"] > 0.01 or abs(means["sigma"] / prior_sigma - 1) > 0.02:
+        sigma_ratio = learned.get("sigma", prior_sigma) / prior_sigma
+        moved = learned.get("mu_distance", 0.0) > 0.01 or abs(sigma_ratio - 1) > 0.02
+        if progress < 0.1 or not learned or moved:
             return None
+        seen = ", ".join(f"{name.replace('mu_distance', 'mean |mu - prior|')} {v:.4f}" for name, v in learned.items())
         return (
-            f"the learned noise is its prior (mean |mu - 1| {means['mu_distance']:.4f}, sigma {means['sigma']:.4f} "
-            f"against sqrt(alpha) {prior_sigma:.4f}): SWEP is Prior-Aug now; lower method.beta to let it learn"
+            f"the learned noise is its prior ({seen}; sqrt(alpha) {prior_sigma:.4f}): the model learns nothing about "
+            "noise now, as in Prior-Aug; lower method.beta to let it learn"
         )

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, PreTrainedMo
 
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
+from swep_ds.models.reading import Reading
 
 UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)  # what from_pretrained raises on a damaged folder
 
@@ -66,8 +67,8 @@ class ExtractiveQA(nn.Module):
         """Word embeddings e [N, T, d]; position and type embeddings are added later, by the model."""
         return self.model.get_input_embeddings()(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
 
-    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool) -> tuple[Tensor, Tensor | None]:
-        """-log p(y | embeddings) per window, [N], and, if asked for, h [N, T, hidden].
+    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> Reading:
+        """-log p(y | embeddings) per window, the logits behind it and, if asked for, h.
 
         The mean of the start's and the end's cross-entropy over all positions, as Hugging Face's heads compute
         it, but never in half precision.
@@ -80,10 +81,12 @@ class ExtractiveQA(nn.Module):
             return_dict=True,
             **types,
         )
-        precision = torch.promote_types(output.start_logits.dtype, torch.float32)
-        start = cross_entropy(output.start_logits.to(precision), batch.start_position, reduction="none")
-        end = cross_entropy(output.end_logits.to(precision), batch.end_position, reduction="none")
-        return (start + end) / 2, output.hidden_states[-1] if hidden else None
+        logits_NKT = torch.stack([output.start_logits, output.end_logits], 1)
+        precision = torch.promote_types(logits_NKT.dtype, torch.float32)
+        target_NK = torch.stack([batch.start_position, batch.end_position], 1)
+        nll_NK = cross_entropy(logits_NKT.to(precision).transpose(1, 2), target_NK, reduction="none")
+        shares = torch.full_like(nll_NK, 0.5)
+        return Reading(nll_NK.mean(1), logits_NKT, shares, output.hidden_states[-1] if hidden else None)
 
     def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Start and end logits [N, T] of the plain model, as it will be exported."""

@@ -45,9 +45,9 @@ def engine_update(engine, execution: str) -> Callable[[Batch, int], None]:
     parts: Sequence[int | None] = [None] if execution == "joint" else range(micro_steps)
 
     def update(batch: Batch, number: int) -> None:
-        hidden = None
+        carried = None
         for part in parts:
-            loss, hidden, _ = engine(batch, number, 0.0, part, hidden)
+            loss, carried, _ = engine(batch, number, 0.0, part, carried)
             engine.backward(loss * micro_steps)
             engine.step()
 

@@ -9,20 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods import METHODS, NoiseKey, build
+from swep_ds.methods import METHODS
+from swep_ds.methods.base import Carried
 from swep_ds.methods.objective import Objective
-from swep_ds.models.extractive import ExtractiveQA
 from tests import tiny_batches, tiny_models
 from tests.kernels.perturb_reference import normal
-
-SEED, UPDATE = 2**40 + 7, 5
-
-
-def objective(method: str, architecture: str = "bert", **settings) -> Objective:
-    qa = ExtractiveQA(tiny_models.model(architecture))
-    torch.manual_seed(1)
-    made = build(METHODS[method](name=method, **settings), qa.hidden_size, qa.embedding_size)
-    return Objective(qa, made, SEED).double().train()
+from tests.tiny_objective import SEED, UPDATE, gradients, inputs, objective
 
 
 def random_noise_net(made: Objective) -> None:
@@ -30,12 +22,6 @@ def random_noise_net(made: Objective) -> None:
     torch.manual_seed(2)
     for parameter in made.method.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-
-
-def gradients(made: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    made.zero_grad()
-    loss.backward()
-    return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
 
 
 def paper_loss(made: Objective, batch: Batch, draw: int, *, lam, beta, alpha, reduction="sum") -> torch.Tensor:
@@ -100,7 +86,7 @@ def test_prior_aug_is_the_papers_equations():
 
 def test_mle_is_hugging_faces_loss():
     made, batch = objective("mle"), tiny_batches.batch()
-    loss, hidden, statistics = made(batch, UPDATE)
+    loss, carried, statistics = made(batch, UPDATE)
     plain = made.qa.model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
@@ -108,11 +94,11 @@ def test_mle_is_hugging_faces_loss():
         end_positions=batch.end_position,
     ).loss
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)  # ours takes float32 logits into the logarithm
-    assert hidden is None
+    assert carried == Carried()
     assert statistics["nll_clean"] == loss
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name, settings in METHODS.items() if not settings.needs_split])
 @pytest.mark.parametrize("extra", [{}, {"separate_hidden_pass": True}, {"mle_weight": 0.0}])
 def test_split_equals_joint(method, extra):
     if not set(extra) <= set(METHODS[method].model_fields):
@@ -123,9 +109,9 @@ def test_split_equals_joint(method, extra):
     joint_loss, _, joint_statistics = made(batch, UPDATE, measure_noise=True)
     joint = gradients(made, joint_loss)
     made.zero_grad()
-    hidden, total, statistics = None, 0.0, {}
+    carried, total, statistics = None, 0.0, {}
     for part in range(made.micro_steps("split")):
-        loss, hidden, seen = made(batch, UPDATE, 0.0, part, hidden, measure_noise=True)
+        loss, carried, seen = made(batch, UPDATE, 0.0, part, carried, measure_noise=True)
         loss.backward()
         # ZeRO-3 needs a gradient for every parameter of the method in every micro-step
         assert all(p.grad is not None for p in made.method.parameters())
@@ -143,11 +129,11 @@ def test_h_receives_no_gradient():
     random_noise_net(made)
     through = gradients(made, made(batch, UPDATE)[0])
     with torch.no_grad():
-        _, h = made.qa(made.qa.embed(batch), batch, hidden=True)
+        h = made.qa(made.qa.embed(batch), batch, hidden=True).hidden
     noisy = made.method.passes(0.0)[1]
     constant = torch.full_like(h, 0.0) + h
-    noise = noisy.perturb(made.qa.embed(batch), batch, constant, NoiseKey(SEED, 2 * UPDATE + 1))
-    nll, _ = made.qa(noise.embeddings, batch, hidden=False)
+    noise = noisy.perturb(inputs(made, batch, 2 * UPDATE + 1, constant))
+    nll = made.qa(noise.embeddings, batch).nll
     loss = (nll * batch.weight).sum() + 3.0 * (noise.kl.sum(1) * batch.weight).sum()
     for name, gradient in gradients(made, loss).items():
         torch.testing.assert_close(through[name], gradient, rtol=1e-10, atol=1e-15)
@@ -178,12 +164,12 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_split(order, cut, method):
 @pytest.mark.parametrize("method", ["swep", "prior_aug"])
 def test_a_windows_noise_does_not_depend_on_padding(method):
     made, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
-    draw, key = made.method.passes(0.0)[-1].perturb, NoiseKey(SEED, 3)
+    draw = made.method.passes(0.0)[-1].perturb
     hidden = torch.randn(4, 12, 16, dtype=torch.float64)
-    narrow = draw(made.qa.embed(batch), batch, hidden, key).embeddings
+    narrow = draw(inputs(made, batch, 3, hidden)).embeddings
     wide_batch = rows(batch, [2, 0], 5)
     wide_hidden = torch.nn.functional.pad(hidden[[2, 0]], (0, 0, 0, 5))
-    wide = draw(made.qa.embed(wide_batch), wide_batch, wide_hidden, key).embeddings
+    wide = draw(inputs(made, wide_batch, 3, wide_hidden)).embeddings
     assert torch.equal(wide[:, :12], narrow[[2, 0]])
 
 
@@ -197,8 +183,8 @@ def test_noise_is_new_in_every_update_and_pass():
 def test_statistics_of_the_noise():
     made, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
     random_noise_net(made)
-    _, hidden, statistics = made(batch, UPDATE, measure_noise=True)
-    mu, log_variance = made.method.noise(hidden)[batch.attention_mask.bool()].chunk(2, -1)
+    _, carried, statistics = made(batch, UPDATE, measure_noise=True)
+    mu, log_variance = made.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
     assert statistics["mu"].item() == pytest.approx(mu.mean().item(), rel=1e-6)
     assert statistics["mu_distance"].item() == pytest.approx((mu - 1).abs().mean().item(), rel=1e-6)
     assert statistics["sigma"].item() == pytest.approx((log_variance / 2).exp().mean().item(), rel=1e-6)

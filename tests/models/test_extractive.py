@@ -17,7 +17,7 @@ def test_from_embeddings_equals_the_plain_model(architecture):
     embeddings = qa.embed(batch)
     assert embeddings.shape == (3, 12, qa.embedding_size)
     with torch.no_grad():
-        nll, hidden = qa(embeddings, batch, hidden=True)
+        nll, _, _, hidden = qa(embeddings, batch, hidden=True)
         expected = plain(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
         states = plain.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
         start, end = qa.logits(batch)
@@ -45,7 +45,7 @@ def test_activation_checkpointing_leaves_the_loss(tmp_path):
         qa = ExtractiveQA.load(str(tmp_path), activation_checkpointing=checkpointing).train()
         assert qa.model.is_gradient_checkpointing == checkpointing
         batch = tiny_batches.batch()
-        losses.append(qa(qa.embed(batch), batch, hidden=False)[0].sum())
+        losses.append(qa(qa.embed(batch), batch).nll.sum())
         losses[-1].backward()
     assert losses[0].item() == losses[1].item()
 

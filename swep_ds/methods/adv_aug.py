@@ -1,0 +1,50 @@
+"""Adv-Aug: training on clean word embeddings and on adversarial ones (Volpi et al., NeurIPS 2018; Lee et al. 2021).
+
+    e_{k+1} = e_k + step_size * gradient of [ nll(e_k) - penalty * c(e_k) ],   e_0 = e
+    c(e_k) = 1/2 * mean over the window's tokens of ||h(e_k) - h(e)||^2
+    loss = lambda * nll(e) + (1 - lambda) * nll(e_K)
+
+c is Volpi et al.'s distance in semantic space (their Eq. 3), h the last hidden state. The ascent sees the model without
+dropout and asks for the gradient of the embeddings alone, so that no gradient of a parameter is ever computed in it.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings
+
+
+class AdvAugSettings(Settings):
+    name: Literal["adv_aug"] = "adv_aug"
+    ascent_steps: int = Field(5, ge=1)
+    step_size: float = Field(1.0, gt=0)
+    penalty: float = Field(1.0, ge=0)  # gamma, of the distance in semantic space
+    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
+
+
+class AdvAug(Method):
+    def __init__(self, settings: AdvAugSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.settings = settings
+
+    def passes(self, progress: float) -> list[Pass]:
+        weight = self.settings.mle_weight
+        clean = [Pass("clean", weight)] if weight else []
+        return [*clean, Pass("adversarial", 1 - weight, self._ascend)]
+
+    def _ascend(self, inputs: Inputs) -> Perturbed:
+        mask_NT = inputs.batch.attention_mask
+        delta, h = torch.zeros_like(inputs.embeddings, dtype=torch.float32), None
+        base = inputs.embeddings.detach()
+        for _ in range(self.settings.ascent_steps):
+            delta.requires_grad_()
+            reading = inputs.read(base + delta.to(base.dtype))
+            h = reading.hidden.detach() if h is None else h
+            distance_NT = (reading.hidden - h).float().square().sum(-1) / 2
+            distance_N = (distance_NT * mask_NT).sum(1) / mask_NT.sum(1)
+            goal = (reading.nll - self.settings.penalty * distance_N).sum()
+            [gradient] = torch.autograd.grad(goal, delta)
+            delta = (delta + self.settings.step_size * gradient).detach()
+        return Perturbed(inputs.embeddings + delta.to(base.dtype))

@@ -1,0 +1,55 @@
+"""FreeLB: K ascent steps on an additive perturbation, every one of them trained on (Zhu et al., ICLR 2020).
+
+Algorithm 1, with delta_0 ~ U(-radius, radius) / sqrt(L d) for a window of L tokens:
+
+    loss = 1/K sum_k nll(e + delta_k),   delta_{k+1} = project(delta_k + step * g_k / ||g_k||_F)
+    g_k = gradient of nll(e + delta_k) with respect to delta_k;   project: onto ||delta||_F <= radius, per window
+
+The gradient of an ascent step is a by-product of the backward that trains the model, and all K passes drop the same
+units (Section 3.3).
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+
+
+class FreelbSettings(Settings):
+    needs_split: ClassVar[bool] = True
+    name: Literal["freelb"] = "freelb"
+    ascent_steps: int = Field(3, ge=2)  # K
+    step_size: float = Field(0.1, gt=0)
+    radius: float = Field(0.3, gt=0)  # epsilon, largest Frobenius norm of a window's perturbation
+
+
+class Freelb(Method):
+    def __init__(self, settings: FreelbSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.settings = settings
+
+    def passes(self, progress: float) -> list[Pass]:
+        count = self.settings.ascent_steps
+        return [Pass(f"step{k}", 1 / count, self._perturb, repeats_dropout=True) for k in range(count)]
+
+    def _perturb(self, inputs: Inputs) -> Perturbed:
+        before, mask_NT1 = inputs.carried.delta, inputs.batch.attention_mask[..., None]
+        if before is None:
+            size_N = mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]
+            scale_N = self.settings.radius / size_N.sqrt()
+            delta = (2 * uniform(inputs) - 1) * scale_N[:, None, None] * mask_NT1
+        else:
+            # the gradient carries the window's weight and the loss scale: its length says nothing
+            direction = before.grad / norm(before.grad).clamp(min=torch.finfo(before.dtype).tiny)
+            delta = before.detach() + self.settings.step_size * direction
+            delta = delta * (self.settings.radius / norm(delta)).clamp(max=1)
+        delta.requires_grad_()
+        return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)
+
+
+def norm(delta_NTd: Tensor) -> Tensor:
+    """Frobenius norm of every window, [N, 1, 1]."""
+    return torch.linalg.vector_norm(delta_NTd, dim=(1, 2), keepdim=True)

@@ -1,0 +1,24 @@
+"""Gaussian-Dropout: word embeddings times N(1, p / (1 - p)) (Srivastava et al., JMLR 2014, Section 10)."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, multiply_by_gaussian
+
+
+class GaussianDropoutSettings(Settings):
+    name: Literal["gaussian_dropout"] = "gaussian_dropout"
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p
+
+
+class GaussianDropout(Method):
+    def __init__(self, settings: GaussianDropoutSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.variance = settings.drop_probability / (1 - settings.drop_probability)
+
+    def passes(self, progress: float) -> list[Pass]:
+        return [Pass("noisy", 1.0, self._draw)]
+
+    def _draw(self, inputs: Inputs) -> Perturbed:
+        return Perturbed(multiply_by_gaussian(inputs, self.variance))

@@ -1,0 +1,31 @@
+"""NEFTune: uniform noise added to word embeddings (Jain et al., ICLR 2024, Algorithm 1).
+
+e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens in the window (padding is not counted)
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+
+
+class NeftuneSettings(Settings):
+    name: Literal["neftune"] = "neftune"
+    noise_alpha: float = Field(5.0, gt=0)  # alpha; the paper uses 5, 10 and 15
+
+
+class Neftune(Method):
+    def __init__(self, settings: NeftuneSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.alpha = settings.noise_alpha
+
+    def passes(self, progress: float) -> list[Pass]:
+        return [Pass("noisy", 1.0, self._add)]
+
+    def _add(self, inputs: Inputs) -> Perturbed:
+        embeddings = inputs.embeddings
+        lengths_N = inputs.batch.attention_mask.sum(1)
+        scale_N = self.alpha / (lengths_N * embeddings.shape[-1]).sqrt()
+        noise_NTd = (2 * uniform(inputs) - 1) * scale_N[:, None, None]
+        return Perturbed(embeddings + noise_NTd.to(embeddings.dtype))

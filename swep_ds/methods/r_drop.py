@@ -1,0 +1,27 @@
+"""R-Drop: two passes whose dropout differs, and the divergence of what they predict (Liang et al., NeurIPS 2021).
+
+loss = 1/2 (nll_1 + nll_2) + alpha * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))
+
+Eq. 4 with the cross-entropies averaged instead of added, as the authors' code does, so that alpha = 0 is MLE. The
+divergence of a window is the mean over its predictions (start and end; the target tokens).
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from swep_ds.methods.base import Method, Pass, Settings
+
+
+class RDropSettings(Settings):
+    name: Literal["r_drop"] = "r_drop"
+    divergence_weight: float = Field(1.0, ge=0)  # alpha; the paper uses 0.1 to 1 for GLUE, 5 for translation
+
+
+class RDrop(Method):
+    def __init__(self, settings: RDropSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.weight = settings.divergence_weight
+
+    def passes(self, progress: float) -> list[Pass]:
+        return [Pass("clean", 0.5), Pass("again", 0.5, divergence_weight=self.weight)]

@@ -1,0 +1,28 @@
+"""Word-Dropout: the whole embedding of a token is zero with probability p; nothing is scaled up.
+
+Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015; a baseline of Lee et al. 2021.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+
+
+class WordDropoutSettings(Settings):
+    name: Literal["word_dropout"] = "word_dropout"
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p
+
+
+class WordDropout(Method):
+    def __init__(self, settings: WordDropoutSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.p = settings.drop_probability
+
+    def passes(self, progress: float) -> list[Pass]:
+        return [Pass("noisy", 1.0, self._drop)]
+
+    def _drop(self, inputs: Inputs) -> Perturbed:
+        kept_NT1 = uniform(inputs, width=4)[..., :1] >= self.p  # 4: the fewest that a counter yields
+        return Perturbed(inputs.embeddings * kept_NT1.to(inputs.embeddings.dtype))

@@ -1,0 +1,262 @@
+"""Every baseline and rival against its paper's equations, written here in plain NumPy and PyTorch, in float64."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, log_softmax
+
+from swep_ds.data.batches import Batch
+from swep_ds.methods import METHODS
+from swep_ds.methods.objective import Objective
+from tests import tiny_batches
+from tests.kernels.perturb_reference import normal, philox
+from tests.tiny_objective import SEED, UPDATE, gradients, inputs, objective
+
+LENGTHS = (12, 7, 9)
+
+
+def uniform(draw: int, sample_ids, n_positions: int, d: int) -> np.ndarray:
+    """U[0, 1) in steps of 2^-24, [N, T, d], from the words that the Gaussian noise is made of."""
+    grid = np.meshgrid(np.asarray(sample_ids), np.arange(n_positions), np.arange(d // 4), indexing="ij")
+    sample, position, block = grid
+    words = philox((block, position, sample, np.full_like(block, draw)), (SEED % 2**32, SEED >> 32))
+    return np.concatenate([(word >> np.uint64(8)).astype(np.float64) for word in words], -1) / 2**24
+
+
+def logits(made: Objective, embeddings: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    output = made.qa.model(inputs_embeds=embeddings, attention_mask=batch.attention_mask)
+    return output.start_logits, output.end_logits
+
+
+def nll(made: Objective, embeddings: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Hugging Face's loss per window, [N]."""
+    start, end = logits(made, embeddings, batch)
+    losses = [
+        cross_entropy(start, batch.start_position, reduction="none"),
+        cross_entropy(end, batch.end_position, reduction="none"),
+    ]
+    return sum(losses) / 2
+
+
+def assert_same(made: Objective, loss: torch.Tensor, expected: torch.Tensor) -> None:
+    """Value and gradients of all parameters."""
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)  # shares of a window are float32
+    got, reference = gradients(made, loss), gradients(made, expected)
+    assert set(got) == set(reference)
+    for name, gradient in reference.items():
+        assert (got[name] - gradient).norm() <= 1e-6 * gradient.norm() + 1e-12, name
+
+
+def words(made: Objective, batch: Batch) -> torch.Tensor:
+    return made.qa.model.get_input_embeddings()(batch.input_ids)
+
+
+def test_gaussian_dropout():
+    made, batch = objective("gaussian_dropout", drop_probability=0.2), tiny_batches.batch(LENGTHS)
+    e = words(made, batch)
+    eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), *e.shape[1:]))
+    noisy = e * (1 + (0.2 / 0.8) ** 0.5 * eps) * batch.attention_mask[..., None]
+    assert_same(made, made(batch, UPDATE)[0], nll(made, noisy, batch).mean())
+
+
+def test_bernoulli_dropout():
+    made, batch = objective("bernoulli_dropout", drop_probability=0.3), tiny_batches.batch(LENGTHS)
+    e = words(made, batch)
+    kept = torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), *e.shape[1:]) >= 0.3)
+    assert_same(made, made(batch, UPDATE)[0], nll(made, torch.where(kept, e / 0.7, 0.0), batch).mean())
+
+
+def test_word_dropout():
+    made, batch = objective("word_dropout", drop_probability=0.3), tiny_batches.batch(LENGTHS)
+    e = words(made, batch)
+    kept = torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), e.shape[1], 4)[..., :1] >= 0.3)
+    assert 0 < kept.sum() < kept.numel()
+    assert_same(made, made(batch, UPDATE)[0], nll(made, torch.where(kept, e, 0.0), batch).mean())
+
+
+def test_neftune():
+    made, batch = objective("neftune", noise_alpha=7.0), tiny_batches.batch(LENGTHS)
+    e = words(made, batch)
+    u = 2 * torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), *e.shape[1:])) - 1
+    scale = 7.0 / torch.tensor([length * e.shape[-1] for length in LENGTHS]).double().sqrt()
+    assert_same(made, made(batch, UPDATE)[0], nll(made, e + scale[:, None, None] * u, batch).mean())
+
+
+@pytest.mark.parametrize(("method", "width"), [("bernoulli_dropout", None), ("word_dropout", 1)])
+def test_rate_of_dropout(method, width):
+    """4,000 tokens of 16 dimensions (or one decision each): within five standard deviations of p."""
+    made = objective(method, drop_probability=0.1)
+    batch = tiny_batches.batch((40,) * 100)
+    perturbed = made.method.passes(0.0)[0].perturb(inputs(made, batch, draw=3)).embeddings
+    dropped = (perturbed == 0)[..., :width]
+    deviation = (0.1 * 0.9 / dropped.numel()) ** 0.5
+    assert abs(dropped.double().mean().item() - 0.1) < 5 * deviation
+
+
+def test_r_drop():
+    made, batch = objective("r_drop", dropout=0.2, divergence_weight=0.7), tiny_batches.batch(LENGTHS)
+    torch.manual_seed(3)
+    loss, _, statistics = made(batch, UPDATE)
+    torch.manual_seed(3)
+    e = words(made, batch)
+    predicted = [logits(made, e, batch) for _ in range(2)]  # dropout differs between them
+    assert not torch.equal(predicted[0][0], predicted[1][0])
+    expected = 0.0
+    for part, target in ((0, batch.start_position), (1, batch.end_position)):
+        p, q = (log_softmax(pair[part], -1) for pair in predicted)
+        for log_probability in (p, q):
+            expected = expected - log_probability.gather(1, target[:, None]).mean() / 4
+        both = (p.exp() * (p - q)).sum(-1) + (q.exp() * (q - p)).sum(-1)
+        expected = expected + 0.7 * both.mean() / 4  # half for the symmetry, half for start and end
+    assert_same(made, loss, expected)
+    assert statistics["divergence"] > 0
+    assert made.micro_steps("split") == 1
+
+
+def freelb_by_hand(made: Objective, batch: Batch, steps: int, step_size: float, radius: float) -> torch.Tensor:
+    """Algorithm 1 of Zhu et al. 2020 with autograd.grad, one window after the other; the loss, mean over windows."""
+    losses = []
+    for row in range(len(LENGTHS)):
+        window = Batch(*(t if t is None else t[row : row + 1] for t in batch))
+        e = words(made, window)
+        u = 2 * uniform(steps * UPDATE, window.sample_id.numpy(), *e.shape[1:]) - 1
+        delta = torch.from_numpy(u) * radius / (LENGTHS[row] * e.shape[-1]) ** 0.5
+        delta = delta * window.attention_mask[..., None]
+        for _ in range(steps):
+            delta.requires_grad_()
+            loss = nll(made, e + delta, window).mean()
+            losses.append(loss / steps / len(LENGTHS))
+            [g] = torch.autograd.grad(loss, delta, retain_graph=True)
+            delta = delta.detach() + step_size * g / g.norm()
+            if delta.norm() > radius:
+                delta = delta * radius / delta.norm()
+    return sum(losses)
+
+
+@pytest.mark.parametrize("radius", [0.2, 10.0])  # with and without the projection
+def test_freelb(radius):
+    made = objective("freelb", ascent_steps=3, step_size=0.15, radius=radius)
+    batch = tiny_batches.batch(LENGTHS)
+    expected = freelb_by_hand(made, batch, 3, 0.15, radius)
+    reference = gradients(made, expected)
+    made.zero_grad()
+    carried, total, norms = None, 0.0, []
+    for part in range(made.micro_steps("split")):
+        loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
+        (1024 * loss).backward()  # as a loss scaler does
+        total += loss.item()
+        norms.append(carried.delta.detach().flatten(1).norm(dim=1))
+    assert total == pytest.approx(expected.item(), rel=1e-6)
+    for name, gradient in reference.items():
+        got = made.get_parameter(name).grad / 1024
+        assert (got - gradient).norm() <= 1e-5 * gradient.norm() + 1e-12, name  # delta is float32
+    assert max(norm.max().item() for norm in norms) <= radius * (1 + 1e-6)
+
+
+def test_freelb_climbs_with_the_same_dropout():
+    made, batch = objective("freelb", dropout=0.3, step_size=1e-9, radius=1e-9), tiny_batches.batch(LENGTHS)
+    carried, losses = None, []
+    for part in range(3):
+        loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] == pytest.approx(losses[2], rel=1e-6)
+    again, _, _ = made(batch, UPDATE, 0.0, 0, None)  # the generator went on: another micro-batch, other units
+    assert again.item() != pytest.approx(losses[0], rel=1e-3)
+
+
+def adversarial(made: Objective, batch: Batch, steps: int, step_size: float, penalty: float) -> torch.Tensor:
+    """Volpi et al. 2018, the ascent of Algorithm 1, on word embeddings, one window after the other."""
+    rows = []
+    for row, length in enumerate(LENGTHS):
+        window = Batch(*(t if t is None else t[row : row + 1] for t in batch))
+        e = words(made, window).detach()
+        point, mask = e.clone(), window.attention_mask
+        h = made.qa.model.base_model(inputs_embeds=e, attention_mask=mask).last_hidden_state.detach()
+        for _ in range(steps):
+            point.requires_grad_()
+            states = made.qa.model.base_model(inputs_embeds=point, attention_mask=mask).last_hidden_state
+            cost = ((states - h)[:, :length] ** 2).sum() / length / 2
+            [g] = torch.autograd.grad(nll(made, point, window).sum() - penalty * cost, point)
+            point = (point + step_size * g).detach()
+        rows.append(point - e)
+    return torch.cat(rows)
+
+
+def test_adv_aug():
+    made, batch = objective("adv_aug", step_size=3.0, penalty=0.5, mle_weight=0.3), tiny_batches.batch(LENGTHS)
+    delta = adversarial(made, batch, 5, 3.0, 0.5)
+    e = words(made, batch)
+    clean, raised = nll(made, e, batch), nll(made, e + delta, batch)
+    assert (raised > clean + 1e-3).all()  # it raises the loss of its inputs
+    loss, _, statistics = made(batch, UPDATE)
+    assert statistics["nll_adversarial"] > statistics["nll_clean"]
+    assert_same(made, loss, 0.3 * clean.mean() + 0.7 * raised.mean())
+
+
+def reading_inputs(made: Objective, batch: Batch):
+    return replace(inputs(made, batch, draw=1), read=partial(made._read, batch))
+
+
+def test_the_distance_penalty_holds_h_back():
+    batch = tiny_batches.batch(LENGTHS)
+
+    def moved(penalty: float) -> float:
+        made = objective("adv_aug", step_size=1.0, penalty=penalty)
+        e = words(made, batch)
+        delta = made.method.passes(0.0)[1].perturb(reading_inputs(made, batch)).embeddings - e
+        read = [made.qa(x, batch, hidden=True).hidden for x in (e, e + delta)]
+        return (read[0] - read[1]).norm().item()
+
+    assert moved(5.0) < 0.9 * moved(0.0)
+
+
+def test_adv_aug_touches_no_gradient_and_costs_its_steps():
+    made, batch = objective("adv_aug", dropout=0.1, ascent_steps=4), tiny_batches.batch(LENGTHS)
+    for parameter in made.parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
+    forwards, computed = [], []
+    made.qa.register_forward_hook(lambda *_: forwards.append(made.qa.training))
+    for parameter in made.qa.parameters():
+        parameter.register_hook(lambda gradient: computed.append(gradient))
+    made.method.passes(0.0)[1].perturb(reading_inputs(made, batch))
+    assert forwards == [False] * 4  # one forward a step, without dropout
+    assert made.qa.training
+    assert not computed  # no gradient of a parameter was ever made
+    assert all((parameter.grad == 7.0).all() for parameter in made.parameters())
+    made(batch, UPDATE)
+    assert forwards == [False] * 4 + [True] + [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("noise", ["additive", "fixed_mu", "fixed_sigma", "no_eps"])
+def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
+    made, batch = objective("swep", noise=noise, prior_variance=0.3), tiny_batches.batch(LENGTHS)
+    _, _, statistics = made(batch, UPDATE, measure_noise=True)
+    learned = {"additive": {"mu", "mu_distance", "sigma"}, "fixed_mu": {"sigma"}}.get(noise, {"mu", "mu_distance"})
+    assert statistics.keys() - {"nll_clean", "nll_noisy", "kl_per_token"} == learned
+    # KL(N(1, 1) || N(1, alpha)) per dimension, where sigma is fixed at 1
+    d = made.qa.embedding_size
+    expected = d * (1 / 0.3 - 1 + np.log(0.3)) / 2 if noise == "fixed_sigma" else 0.0
+    assert statistics["kl_per_token"].item() == pytest.approx(expected, abs=0.01)
+    if "mu" in learned:
+        assert statistics["mu"].item() == pytest.approx(0.0 if noise == "additive" else 1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method):
+    """A few steps of Adam lower the loss on clean text."""
+    made, batch = objective(method), tiny_batches.batch(LENGTHS)
+    before = nll(made, words(made, batch), batch).mean().item()
+    optimizer = torch.optim.Adam(made.parameters(), lr=1e-2)
+    for update in range(10):
+        optimizer.zero_grad()
+        carried = None
+        for part in range(made.micro_steps("split")):
+            loss, carried, _ = made(batch, update, update / 10, part, carried)
+            loss.backward()
+        optimizer.step()
+    assert nll(made, words(made, batch), batch).mean().item() < before - 0.1
