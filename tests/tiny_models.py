@@ -4,14 +4,18 @@ import torch
 from transformers import (
     AlbertConfig,
     AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
     BertConfig,
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
+    MT5Config,
     PretrainedConfig,
     PreTrainedModel,
     RobertaConfig,
+    T5Config,
 )
 
 COMMON = {
@@ -65,14 +69,52 @@ def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
                 attention_dropout=dropout,
                 qa_dropout=dropout,
             )
+        case "t5" | "t5-v1.1" | "mt5":
+            made = {"t5": T5Config, "t5-v1.1": T5Config, "mt5": MT5Config}[architecture]
+            gated = {} if architecture == "t5" else {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+            return made(
+                vocab_size=64,
+                d_model=16,
+                d_kv=8,
+                d_ff=32,
+                num_layers=2,
+                num_heads=2,
+                decoder_start_token_id=0,
+                pad_token_id=0,
+                eos_token_id=1,
+                dropout_rate=dropout,
+                **gated,
+            )
+        case "bart":
+            return BartConfig(
+                vocab_size=64,
+                d_model=16,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=32,
+                decoder_ffn_dim=32,
+                max_position_embeddings=64,
+                dropout=dropout,
+                attention_dropout=dropout,
+                bos_token_id=2,
+                eos_token_id=1,
+                pad_token_id=0,
+                decoder_start_token_id=1,
+                forced_eos_token_id=None,
+                scale_embedding=True,
+            )
     raise ValueError(architecture)
 
 
 ARCHITECTURES = ("bert", "electra", "roberta", "deberta-v2", "modernbert", "albert", "distilbert")
+SEQ2SEQ = ("t5", "t5-v1.1", "mt5", "bart")
 
 
 def model(architecture: str = "bert", dropout: float = 0.0, seed: int = 0, **changes) -> PreTrainedModel:
     torch.manual_seed(seed)
     made = config(architecture, dropout)
     made.update(changes)
-    return AutoModelForQuestionAnswering.from_config(made)
+    auto_class = AutoModelForSeq2SeqLM if made.is_encoder_decoder else AutoModelForQuestionAnswering
+    return auto_class.from_config(made)

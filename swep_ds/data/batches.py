@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+IGNORED = -100  # in target_ids, as in transformers' labels
 MEGA_BATCH = 50  # updates whose windows are sorted by length together
 
 
 class Batch(NamedTuple):
     """One rank's windows in one micro-step. N windows of at most T tokens, padded on the right.
 
-    Training only: start_position, end_position, sample_id, weight, token_weight; else None.
+    Training only: start_position and end_position or target_ids, sample_id, weight, token_weight; else None.
     """
 
     input_ids: Tensor  # [N, T] int64
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     token_type_ids: Tensor | None = None  # [N, T] int64, for models that take them
     start_position: Tensor | None = None  # [N] int64, the answer's first token
     end_position: Tensor | None = None  # [N] int64, the answer's last token
+    target_ids: Tensor | None = None  # [N, K] int64, the answer's tokens and the end of sequence; IGNORED = padding
     sample_id: Tensor | None = None  # [N] int64, the window's row: keys its noise
     weight: Tensor | None = None  # [N] float32, factor of a window's loss (module docstring)
     token_weight: Tensor | None = None  # [N] float32, the same for means over the update's tokens

@@ -18,7 +18,8 @@ from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
 from swep_ds.export import READING
-from swep_ds.models.extractive import UNREADABLE, ExtractiveQA
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.loading import UNREADABLE
 from swep_ds.models.names import load_tokenizer, longest_window
 
 
@@ -69,7 +70,7 @@ def evaluate_saved(
     tests, model, tokenizer, windows, spans = ranks.agree(prepare)
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {spans}")
     evaluation = Evaluation(tokenizer, windows, spans, batch_size, CACHE)
-    scores = evaluation.run(ExtractiveQA(model).logits, evaluation.prepare(tests), output_dir, say)
+    scores = evaluation.run(ExtractiveQA(model).predict, evaluation.prepare(tests), output_dir, say)
     if ranks.is_main():
         results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "versions": versions()}
         write_results(output_dir, results)
@@ -91,7 +92,7 @@ def answer_question(model_name: str, question: str, context: str) -> list[Answer
         windows, spans = reading(model_name, model, tokenizer)
         evaluation = Evaluation(tokenizer, windows, spans, 32, Path(folder))
         [asked] = evaluation.prepare({"question": examples})
-        decoder = decode(ExtractiveQA(model).logits, examples, asked.features.dataset, evaluation.padding, spans, 32)
+        decoder = decode(ExtractiveQA(model).predict, examples, asked.features.dataset, evaluation.padding, spans, 32)
     return decoder.n_best()["question"]
 
 

@@ -42,7 +42,7 @@ class Objective(nn.Module):
         carried: Carried | None = None,
         measure_noise: bool = False,
     ) -> tuple:
-        """Loss of a micro-step, or the plain model's logits where no update is named.
+        """Loss of a micro-step, or the plain model's predictions where no update is named.
 
         Args:
             update: number of the update; keys the noise.
@@ -54,10 +54,10 @@ class Objective(nn.Module):
         Returns:
             (loss, what to carry on to the next micro-step, statistics by name as detached scalars), every statistic
             weighted like the loss: its mean over micro-batches and ranks is its mean over the global batch.
-            Without `update`: (start logits [N, T], end logits [N, T]).
+            Without `update`: what the model's `predict` gives.
         """
         if update is None:
-            return self.qa.logits(batch)
+            return self.qa.predict(batch)
         passes = self.method.passes(progress)
         numbered = range(len(passes)) if micro_step is None else _split(passes)[micro_step]
         carried = carried or Carried()

@@ -1,16 +1,13 @@
 """What a method needs of any Hugging Face extractive QA model: word embeddings in, loss and encoder states out."""
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForQuestionAnswering, PreTrainedModel
+from transformers import AutoModelForQuestionAnswering, PreTrainedModel
 
 from swep_ds.data.batches import Batch
-from swep_ds.errors import InputError
+from swep_ds.models.loading import load_trainable
 from swep_ds.models.reading import Reading
-
-UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)  # what from_pretrained raises on a damaged folder
 
 
 class ExtractiveQA(nn.Module):
@@ -27,30 +24,13 @@ class ExtractiveQA(nn.Module):
         Raises:
             InputError: nothing to load there, no question-answering head for it, or no `inputs_embeds`.
         """
-        try:
-            config = AutoConfig.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"model.name {name}: neither a model on the hub that can be reached nor a local folder "
-                f"with a config.json ({' '.join(str(error).split())[:200]})"
-            ) from None
-        if type(config) not in AutoModelForQuestionAnswering._model_mapping:
-            raise InputError(
-                f"model.name {name}: transformers has no question-answering head for model type "
-                f"{config.model_type!r}: take an encoder such as bert, electra, roberta or deberta-v2"
-            )
-        try:
-            model = AutoModelForQuestionAnswering.from_pretrained(name, config=config, dtype=torch.float32)
-        except UNREADABLE as error:
-            raise InputError(f"model.name {name}: cannot load: {' '.join(str(error).split())[:300]}") from None
-        check_takes_embeddings(model, name)
-        if activation_checkpointing:
-            if not model.supports_gradient_checkpointing:
-                raise InputError(
-                    f"train.activation_checkpointing: {type(model).__name__} does not support it: set it to false"
-                )
-            # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model = load_trainable(
+            AutoModelForQuestionAnswering,
+            name,
+            activation_checkpointing=activation_checkpointing,
+            task="question-answering",
+            advice="take an encoder such as bert, electra, roberta or deberta-v2",
+        )
         return cls(model)
 
     @property
@@ -88,33 +68,8 @@ class ExtractiveQA(nn.Module):
         shares = torch.full_like(nll_NK, 0.5)
         return Reading(nll_NK.mean(1), logits_NKT, shares, output.hidden_states[-1] if hidden else None)
 
-    def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Start and end logits [N, T] of the plain model, as it will be exported."""
         types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
         output = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, return_dict=True, **types)
         return output.start_logits, output.end_logits
-
-
-def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
-    """Tries the model on two tokens' embeddings: signatures promise `inputs_embeds` that some models refuse.
-
-    Raises:
-        InputError: naming model.name.
-    """
-    reason = None
-    try:
-        embeddings = model.get_input_embeddings()(torch.tensor([[0, 1]]))
-        mask = torch.ones(1, 2, dtype=torch.long)
-        with torch.no_grad():
-            output = model.eval()(
-                inputs_embeds=embeddings, attention_mask=mask, output_hidden_states=True, return_dict=True
-            )
-        if output.hidden_states is None:
-            reason = "does not return its hidden states"
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        reason = f"cannot be run on inputs_embeds ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-    if reason:
-        raise InputError(
-            f"model.name {name}: {type(model).__name__} {reason}, which every perturbation of word embeddings "
-            "needs: take a model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, ALBERT or DistilBERT"
-        )

@@ -20,7 +20,7 @@ def test_from_embeddings_equals_the_plain_model(architecture):
         nll, _, _, hidden = qa(embeddings, batch, hidden=True)
         expected = plain(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
         states = plain.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
-        start, end = qa.logits(batch)
+        start, end = qa.predict(batch)
     real = batch.attention_mask.bool()
     torch.testing.assert_close(hidden[real], states[real])
     assert hidden.shape[-1] == qa.hidden_size

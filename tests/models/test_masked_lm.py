@@ -1,0 +1,83 @@
+"""Masked language models: which are taken, and what is drawn from them."""
+
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertModel
+
+from swep_ds.errors import InputError
+from swep_ds.models import masked_lm
+from swep_ds.models.masked_lm import draw, load_masked_lm
+from swep_ds.models.names import QUICKSTART
+from tests import tiny, tiny_models
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return tiny_models.masked_lm(tmp_path_factory.mktemp("bert"), tiny.wordpiece())
+
+
+def refused(name: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_masked_lm(name, CPU)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"--model {name}: ")
+    return str(caught.value)
+
+
+def test_a_masked_language_model_is_ready_to_predict(folder):
+    model, tokenizer = load_masked_lm(folder, CPU)
+    assert not model.training
+    assert model.dtype == torch.float32
+    assert tokenizer.mask_token == "[MASK]"
+
+
+def test_an_encoder_without_the_head(folder, tmp_path):
+    BertModel.from_pretrained(folder).save_pretrained(tmp_path)
+    tiny.wordpiece().save_pretrained(tmp_path)
+    for name in (str(tmp_path), QUICKSTART):
+        assert "has no weights for cls.predictions" in refused(name)
+        assert "name a masked language model" in refused(name)
+
+
+def test_no_model_or_no_tokenizer_or_not_the_models_own(folder, tmp_path):
+    assert "no tokenizer to load" in refused(str(tmp_path / "nowhere"))
+    tiny.wordpiece().save_pretrained(tmp_path / "bare")
+    assert "no masked language model to load" in refused(str(tmp_path / "bare"))
+    tokenizer = tiny.wordpiece.__wrapped__()
+    tokenizer.mask_token = None
+    shutil.copytree(folder, tmp_path / "maskless")
+    tokenizer.save_pretrained(tmp_path / "maskless")
+    assert "has no mask token" in refused(str(tmp_path / "maskless"))
+    shutil.copytree(folder, tmp_path / "other")
+    tiny.byte_bpe().save_pretrained(tmp_path / "other")
+    assert "more tokens than the model" in refused(str(tmp_path / "other"))
+
+
+def test_draws_invert_the_softmax_over_the_candidates(monkeypatch):
+    """Against NumPy; a draw is the number of candidates whose cumulated probability u has passed."""
+    monkeypatch.setattr(masked_lm, "POSITIONS_AT_A_TIME", 7)
+    dice = np.random.default_rng(0)
+    logits = dice.normal(size=(3, 5, 11)).astype(np.float32)
+    logits[1, 2, 4] = -1e30  # of probability 0
+    candidates = np.array([1, 4, 5, 8, 10])
+    rows, positions = dice.integers(0, 3, 200), dice.integers(0, 5, 200)
+    rows[:40], positions[:40] = 1, 2
+    uniforms = dice.random(200)
+    uniforms[:4] = [0.0, 1 - 2**-53, 0.0, 1 - 2**-53]
+
+    inputs = {"input_ids": torch.zeros(3, 5, dtype=torch.long)}
+    model = lambda **inputs: SimpleNamespace(logits=torch.from_numpy(logits))  # noqa: E731
+    drawn = draw(model, inputs, rows, positions, uniforms, torch.from_numpy(candidates))
+
+    weights = np.exp(logits[rows, positions][:, candidates].astype(np.float64))
+    cumulated = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
+    expected = candidates[np.minimum((cumulated <= uniforms[:, None]).sum(1), 4)]
+    assert drawn.tolist() == expected.tolist()
+    assert drawn[:4].tolist() == [1, 10, 1, 10]
+    assert 4 not in drawn[:40]

@@ -1,0 +1,102 @@
+"""Sequence-to-sequence models: loss, h and generated answers are those of the plain model."""
+
+import pytest
+import torch
+
+from swep_ds.data.batches import IGNORED
+from swep_ds.errors import InputError
+from swep_ds.models.reading import symmetric_divergence
+from swep_ds.models.seq2seq import GenerativeQA
+from tests import tiny_batches, tiny_models
+
+
+@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
+def test_from_embeddings_equals_the_plain_model(architecture):
+    plain = tiny_models.model(architecture).eval()
+    qa, batch = GenerativeQA(plain), tiny_batches.generative()
+    embeddings = qa.embed(batch)
+    assert embeddings.shape == (3, 12, qa.embedding_size)
+    with torch.no_grad():
+        reading = qa(embeddings, batch, hidden=True)
+        states = plain.get_encoder()(batch.input_ids, batch.attention_mask).last_hidden_state
+        for row in range(3):  # transformers' own loss of one window is the mean over its target tokens
+            alone = plain(
+                input_ids=batch.input_ids[row : row + 1],
+                attention_mask=batch.attention_mask[row : row + 1],
+                labels=batch.target_ids[row : row + 1],
+            )
+            torch.testing.assert_close(reading.nll[row], alone.loss)
+    real = batch.attention_mask.bool()
+    torch.testing.assert_close(reading.hidden[real], states[real])
+    assert reading.hidden.shape[-1] == qa.hidden_size
+    assert reading.shares.sum(1).tolist() == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
+def test_the_decoder_is_not_perturbed(architecture):
+    """Other encoder embeddings change the logits only through the encoder's states."""
+    plain = tiny_models.model(architecture).eval()
+    qa, batch = GenerativeQA(plain), tiny_batches.generative()
+    other = qa.embed(batch) * 1.3
+    states = plain.get_encoder()(inputs_embeds=other, attention_mask=batch.attention_mask)
+    expected = plain(encoder_outputs=states, attention_mask=batch.attention_mask, labels=batch.target_ids).logits
+    torch.testing.assert_close(qa(other, batch).logits, expected)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_answers_are_transformers_beam_search(architecture, beams):
+    plain = tiny_models.model(architecture, seed=3).eval()
+    qa, batch = GenerativeQA(plain, beams=beams, max_answer_tokens=6), tiny_batches.generative()
+    with torch.no_grad():
+        found, log_probability = qa.predict(batch)
+        for row, length in enumerate((12, 7, 9)):
+            expected = plain.generate(
+                batch.input_ids[row : row + 1, :length], num_beams=beams, max_new_tokens=6, do_sample=False
+            )[0, 1:]
+            kept = found[row][found[row] != IGNORED]
+            assert kept.tolist() == expected[: len(kept)].tolist()
+            assert set(expected[len(kept) :].tolist()) <= {plain.config.pad_token_id}
+            logits = plain(
+                input_ids=batch.input_ids[row : row + 1, :length],
+                decoder_input_ids=torch.cat([torch.tensor([plain.config.decoder_start_token_id]), kept[:-1]])[None],
+            ).logits[0]
+            by_hand = logits.log_softmax(-1).gather(1, kept[:, None]).mean()
+            torch.testing.assert_close(log_probability[row], by_hand)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
+def test_loads_in_float32_from_a_half_precision_folder(architecture, tmp_path):
+    tiny_models.model(architecture).bfloat16().save_pretrained(tmp_path)
+    qa = GenerativeQA.load(str(tmp_path), activation_checkpointing=False, beams=2, max_answer_tokens=5)
+    assert {p.dtype for p in qa.parameters()} == {torch.float32}
+    assert qa.generation.num_beams == 2
+
+
+def test_an_encoder_alone_is_refused(tmp_path):
+    tiny_models.model("bert").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"no sequence-to-sequence head for model type 'bert': take .*t5"):
+        GenerativeQA.load(str(tmp_path), activation_checkpointing=False)
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
+def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
+    tiny_models.model(architecture).save_pretrained(tmp_path)
+    losses = []
+    for checkpointing in (False, True):
+        qa = GenerativeQA.load(str(tmp_path), activation_checkpointing=checkpointing).train()
+        batch = tiny_batches.generative()
+        losses.append(qa(qa.embed(batch), batch).nll.sum())
+        losses[-1].backward()
+    assert losses[0].item() == losses[1].item()
+
+
+def test_divergence_leaves_padding_out():
+    first, other = (tiny_models.model("t5", seed=seed).eval() for seed in (0, 1))
+    batch = tiny_batches.generative()
+    readings = [GenerativeQA(plain)(GenerativeQA(plain).embed(batch), batch) for plain in (first, other)]
+    divergence = symmetric_divergence(*readings)
+    for row, count in enumerate((4, 6, 2)):
+        p, q = (reading.logits[row, :count].log_softmax(-1) for reading in readings)
+        by_hand = ((p.exp() * (p - q)).sum(-1) + (q.exp() * (q - p)).sum(-1)).mean() / 2
+        torch.testing.assert_close(divergence[row], by_hand)
