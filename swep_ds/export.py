@@ -10,22 +10,30 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import distributed as ranks
 from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
 from swep_ds.recipe import Recipe
-from swep_ds.training.checkpoints import full_state_dict
+from swep_ds.training.checkpoints import full_state_dict, master_state_dict
 
 READING = "reading.json"  # how windows are cut and answers decoded; scripts/evaluate.py and answer.py go by it
 WINDOWS = ("max_length", "doc_stride", "max_query_length")
 
 
 def export_model(
-    engine, stage: int, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, scores: Scores
+    engine,
+    stage: int,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    recipe: Recipe,
+    scores: Scores,
+    to_train_on: bool = False,
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card; nothing of the method goes along.
 
     Loads with `AutoModelForQuestionAnswering.from_pretrained(folder)`. All ranks call this together; at ZeRO-3 the
-    weights are gathered one by one into rank 0's CPU memory. `folder` is replaced as a whole.
+    weights are gathered one by one into rank 0's CPU memory. `folder` is replaced as a whole. A model `to_train_on`
+    is written in float32 whatever it was trained in, so that the next training starts where this one ended.
     """
     model = engine.module.qa.model
-    state = full_state_dict(model, stage)
+    half = recipe.train.precision != "fp32"
+    state = master_state_dict(engine, model) if to_train_on and half else full_state_dict(model, stage)
     if ranks.is_main():
         unfinished = folder.with_name(f".{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -47,8 +55,12 @@ def model_card(recipe: Recipe, scores: Scores) -> str:
         rows.append(f"| mean out of domain | {mean['exact_match']:.2f} | {mean['f1']:.2f} | |")
     settings = ", ".join(f"{k} {v}" for k, v in recipe.method.model_dump().items() if k != "name")
     made_with = ", ".join(f"{name} {number}" for name, number in versions().items())
-    table = "\n".join(rows)
-    data, train = recipe.data, recipe.train
+    table = ""
+    if scores:
+        table = "\n".join(["| data set | EM | F1 | questions |", "| --- | --- | --- | --- |", *rows])
+        table += "\n\nThe first row is the source domain. "
+        table += "Scores as the official SQuAD v1.1 and MRQA scorers compute them.\n\n"
+    data, train, first = recipe.data, recipe.train, recipe.pretrain
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists()
     base = f"\nbase_model: {recipe.model.name}" if hub_id else ""
     chosen = {
@@ -58,6 +70,11 @@ def model_card(recipe: Recipe, scores: Scores) -> str:
     }
     subset = "".join(f", {name}: {value}" for name, value in chosen.items() if value)
     length = f"{train.epochs:g} epochs" + (f", at most {train.max_updates} updates" if train.max_updates else "")
+    more = ""
+    if first:
+        more += f"\n- Before that: {first.epochs:g} epochs on `{first.train}`, learning rate {first.learning_rate:g}"
+    if chosen_on := recipe.eval.select_on:
+        more += f"\n- Checkpoint: the best by F1 on one half of `{chosen_on}`; its scores below are of the other half"
     return f"""---
 library_name: transformers
 pipeline_tag: question-answering
@@ -74,15 +91,9 @@ this folder is a plain transformers model.
 - Method: {recipe.method.name}{f" ({settings})" if settings else ""}
 - Training data: `{data.train}`{subset}
 - Windows: {data.max_length} tokens, step {data.doc_stride}
-- Training: {length}, learning rate {train.learning_rate:g}, {train.precision}, seed {recipe.seed}
+- Training: {length}, learning rate {train.learning_rate:g}, {train.precision}, seed {recipe.seed}{more}
 
-| data set | EM | F1 | questions |
-| --- | --- | --- | --- |
-{table}
-
-The first row is the source domain. Scores as the official SQuAD v1.1 and MRQA scorers compute them.
-
-```python
+{table}```python
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 model = AutoModelForQuestionAnswering.from_pretrained("PATH_OF_THIS_FOLDER")

@@ -8,7 +8,7 @@ beside the method (`swep_ds/methods/`), so that adding one touches no other file
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -26,6 +26,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+S = TypeVar("S", bound=Section)
+
+
 class ModelSection(Section):
     name: str  # hub id, local folder, or "quickstart:encoder", the encoder that comes with this package
 
@@ -36,6 +39,7 @@ class DataSection(Section):
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
     train_fraction: float = Field(1.0, gt=0, le=1)  # nested, seeded subset: the 10 % are inside the 30 %
     max_train_examples: int | None = Field(None, ge=1)
+    augmented: str | None = None  # source of samples made from data.train (scripts/augment.py), to train on as well
     max_eval_examples: int | None = Field(None, ge=1)  # per data set
     max_length: int = Field(384, ge=8)  # tokens in a window, question and special tokens included
     doc_stride: int = Field(128, ge=1)  # tokens from one window's start to the next one's
@@ -72,7 +76,22 @@ class TrainSection(Section):
     keep_checkpoints: int = Field(2, ge=1)
 
 
+class PretrainSection(Section):
+    """A first stage of training on other data, as a rule generated questions; all else is as in the recipe."""
+
+    train: str  # a source like data.train, used whole
+    max_train_examples: int | None = Field(None, ge=1)
+    epochs: float = Field(2, gt=0)
+    max_updates: int | None = Field(None, ge=1)
+    micro_batch_size: int = Field(32, ge=1)
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    learning_rate: float = Field(2e-5, gt=0)
+
+
 class EvalSection(Section):
+    # A name in data.eval, or "held_out". Half of that set scores every checkpoint; the best by F1 (then EM, then the
+    # earlier) is what is reported, on the other half of this set and on all of the others, and exported.
+    select_on: str | None = None
     batch_size: int = Field(32, ge=1)  # windows per rank
     n_best: int = Field(20, ge=1)
     max_answer_tokens: int = Field(30, ge=1)
@@ -100,50 +119,139 @@ class Recipe(Section):
     model: ModelSection
     method: Method
     data: DataSection
+    pretrain: PretrainSection | None = None
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
     tracking: TrackingSection = TrackingSection()
 
     @model_validator(mode="after")
     def _something_to_test_on(self) -> "Recipe":
-        if not self.data.eval and not self.data.holdout_fraction:
-            raise ValueError("data.eval names nothing to evaluate on, and data.holdout_fraction is 0: give one")
+        tests = ([HOLDOUT] if self.data.holdout_fraction else []) + list(self.data.eval)
+        if not tests and "eval" not in self.data.model_fields_set:
+            raise ValueError(
+                "data.eval names nothing to evaluate on, and data.holdout_fraction is 0: give one, or data.eval={}"
+            )
+        if self.eval.select_on not in (None, *tests):
+            found = _suggest(self.eval.select_on, tests)
+            raise ValueError(f"eval.select_on: {self.eval.select_on!r} is no data set of data.eval{found}")
+        return self
+
+    @model_validator(mode="after")
+    def _execution(self) -> "Recipe":
+        if self.method.needs_split and self.train.execution == "joint":
+            raise ValueError(
+                f"train.execution: joint goes backward once, and {self.method.name} needs the gradient of one pass for "
+                "the next: set it to split"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _augmented(self) -> "Recipe":
+        if self.method.name == "ssmba" and self.data.augmented is None:
+            raise ValueError(
+                "data.augmented: ssmba trains on samples of data.train: make them with `python scripts/augment.py "
+                f"--data {self.data.train} --model MASKED_LANGUAGE_MODEL --output FILE.json` and set this to FILE.json"
+            )
         return self
 
     @staticmethod
     def load(name_or_path: str, overrides: Sequence[str] = ()) -> "Recipe":
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides in order.
 
-        Setting `method.name` to another method drops the recipe's settings of the former one, so that
+        A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder): it then holds only what it
+        changes in that one. The resolved copy extends nothing.
+
+        Setting `method.name` to another method, in either way, drops the recipe's settings of the former one, so that
         `--set method.name=mle` compares methods under one recipe.
 
         Raises:
             InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value.
         """
-        path = Path(name_or_path)
-        if not path.suffix:
-            path = RECIPES / f"{name_or_path}.yaml"
-        if not path.is_file():
-            known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
-            raise InputError(f"--recipe {name_or_path}: no such recipe; known are {known}, or give a YAML file")
-        try:
-            tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date like 2019-13-45
-            raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(tree, dict):
-            raise InputError(f"{path}: a recipe is a mapping with the sections {', '.join(Recipe.model_fields)}")
+        path, tree = read_settings(name_or_path, RECIPES, "--recipe", Recipe)
+        tree = _inherit(path, tree)
         for override in overrides:
             _apply(tree, override)
-        try:
-            return Recipe.model_validate(tree)
-        except ValidationError as error:
-            raise InputError(f"{path}: " + "; ".join(_explain(e) for e in error.errors())) from None
+        return validate(Recipe, tree, path)
+
+    def first_stage(self) -> "Recipe":
+        """The run on `pretrain.train` that comes first. It tests nothing: choosing and reporting are the second's."""
+        settings = self.pretrain.model_dump()
+        data = {"train": settings.pop("train"), "max_train_examples": settings.pop("max_train_examples")}
+        tree = self.model_dump(mode="json") | {"pretrain": None}
+        tree["data"] |= data | {"train_fraction": 1.0, "augmented": None, "holdout_fraction": 0.0, "eval": {}}
+        if self.method.name == "ssmba":
+            tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
+        tree["train"] |= settings
+        tree["eval"] |= {"select_on": None}
+        return Recipe.model_validate(tree)
 
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:
+    """The path and the content of `<shipped>/<name>.yaml` or of a YAML file; not yet validated as a `model`.
+
+    Raises:
+        InputError: no such file (names those that are shipped), not YAML, no mapping; `option`, like "--recipe", is
+            what the user named it with.
+    """
+    kind = model.__name__.lower()
+    path = Path(name_or_path)
+    if not path.suffix:
+        path = shipped / f"{name_or_path}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
+        raise InputError(f"{option} {name_or_path}: no such {kind}; known are {known}, or give a YAML file")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date like 2019-13-45
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
+    return path, tree
+
+
+def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
+    """`tree`, read from `path`, as typed settings.
+
+    Raises:
+        InputError: an unknown field (names the nearest one), a wrong value; all of them in one line.
+    """
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(f"{path}: " + "; ".join(_explain(e, model) for e in error.errors())) from None
+
+
+def _inherit(path: Path, tree: dict[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """`tree`, read from `path`, laid over the recipe that it extends; `above` are those that extend this one."""
+    if "extends" not in tree:
+        return tree
+    tree, named, chain = dict(tree), tree["extends"], (*above, path.resolve())
+    del tree["extends"]
+    if not isinstance(named, str) or not named:
+        raise InputError(f"{path}: extends {named!r}: name a shipped recipe or a YAML file")
+    named = str(path.parent / named) if Path(named).suffix else named
+    base_path, base = read_settings(named, RECIPES, f"{path}: extends", Recipe)
+    if base_path.resolve() in chain:
+        raise InputError(f"{path}: extends {named}, which extends this one: recipes cannot go round in a circle")
+    base = _inherit(base_path, base, chain)
+    methods = [one.get("method") if isinstance(one.get("method"), dict) else {} for one in (base, tree)]
+    if "name" in methods[1] and methods[1]["name"] != methods[0].get("name"):
+        base.pop("method", None)
+    return _lay_over(base, tree)
+
+
+def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in tree.items():
+        both = isinstance(base.get(key), dict) and isinstance(value, dict)
+        merged[key] = _lay_over(base[key], value) if both else value
+    return merged
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -176,7 +284,7 @@ def _number(text: str) -> str | float:
         return text
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, model: type[BaseModel]) -> str:
     """One pydantic error as field, fault and mend."""
     location = [str(part) for part in error["loc"]]
     if len(location) > 1 and location[0] == "method" and location[1] in METHODS:
@@ -184,7 +292,7 @@ def _explain(error: Any) -> str:
     field = ".".join(location)
     match error["type"]:
         case "extra_forbidden":
-            return f"{field} is not a field{_nearest(location)}"
+            return f"{field} is not a field{_nearest(location, model)}"
         case "missing" if isinstance(error["loc"][-1], str):
             return f"{field} is required: give it in the recipe or with --set {field}=..."
         case "union_tag_invalid":
@@ -198,14 +306,15 @@ def _explain(error: Any) -> str:
             return f"{field}: {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _nearest(location: list[str]) -> str:
+def _nearest(location: list[str], model: type[BaseModel]) -> str:
     *parents, name = location
     if not parents:
-        return _suggest(name, list(Recipe.model_fields))
+        return _suggest(name, list(model.model_fields))
     if parents == ["method"]:
         fields = {field for settings in METHODS.values() for field in settings.model_fields}
         return _suggest(name, fields) + "; a method takes only its own settings"
-    section = Recipe.model_fields[parents[0]].annotation
+    annotation = model.model_fields[parents[0]].annotation
+    (section,) = (one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
     return _suggest(name, list(section.model_fields))
 
 

@@ -1,5 +1,9 @@
-"""One way through: recipe, examples, features, batches, passes, engine, predictions, scores, results."""
+"""One way through: recipe, examples, features, batches, passes, engine, predictions, scores, results.
 
+A recipe with `pretrain` goes that way twice: first on that data, as a run of its own in the folder `pretrain/`.
+"""
+
+import gc
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
@@ -14,10 +19,10 @@ from swep_ds import distributed as ranks
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example, read_examples
-from swep_ds.data.splits import hold_out_articles, subset
+from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.errors import InputError
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
-from swep_ds.evaluation.results import Scores, print_scores, versions, write_results
+from swep_ds.evaluation.results import Score, Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.export import export_model
 from swep_ds.methods import build
@@ -25,7 +30,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.names import load_tokenizer, longest_window, resolve_model
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
-from swep_ds.run_folder import RunFolder, settings_that_bind
+from swep_ds.run_folder import PRETRAIN, RunFolder, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done, write_atomically
 from swep_ds.training.ds_config import QUIET, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
@@ -44,6 +49,7 @@ class Job:
     features: Features  # their windows
     batches: TrainingBatches
     tests: list[EvalSet]  # the source domain first
+    validation: EvalSet | None  # what the checkpoint is chosen by
     evaluation: Evaluation
 
 
@@ -62,9 +68,48 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
     """
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
     folder = RunFolder(output_dir)
-    tag = ranks.gather(ranks.agree(lambda: folder.take(recipe, resume) if ranks.is_main() else None))[0]
+    tag = _take(folder, recipe, resume)
     say(recipe.dump().rstrip(), style="dim")
-    job = prepare(recipe, ds_config)
+    start = recipe.model.name
+    if recipe.pretrain and tag is None:
+        start = str(pretrain(recipe, ds_config, folder, resume, say))
+    _run(recipe, prepare(recipe, ds_config, start), folder, tag, say)
+
+
+def _take(folder: RunFolder, recipe: Recipe, resume: str) -> Path | None:
+    return ranks.gather(ranks.agree(lambda: folder.take(recipe, resume) if ranks.is_main() else None))[0]
+
+
+def pretrain(recipe: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Callable[[str], None]) -> Path:
+    """The folder of the first stage's model, which is trained now unless that is done."""
+    first, own = recipe.first_stage(), RunFolder(folder.path / PRETRAIN)
+    tag = _take(own, first, "never" if resume == "never" else "auto")
+    if not ranks.gather(own.results.is_file())[0]:
+        prepare(recipe, ds_config)  # what is wrong with the second stage must not show hours later
+        say(f"first stage, in {own.path}:")
+        try:
+            job = prepare(first, ds_config)
+        except InputError as error:
+            raise InputError(f"pretrain: {error}") from None
+        _run(first, job, own, tag, say, to_train_on=True)
+        del job
+        gc.collect()  # the engine's reference cycles hold the device's memory
+        get_accelerator().empty_cache()
+        get_accelerator().reset_peak_memory_stats()
+    say(f"second stage, from {own.model}:")
+    return own.model
+
+
+def _run(
+    recipe: Recipe,
+    job: Job,
+    folder: RunFolder,
+    tag: Path | None,
+    say: Callable[[str], None],
+    *,
+    to_train_on: bool = False,
+) -> None:
+    """One stage, from the checkpoint `tag`, or from the start, to the results."""
     stage, updates = zero_stage(job.config), job.batches.updates
     say(
         f"training {recipe.method.name} on {job.questions} questions in {len(job.features.dataset)} windows "
@@ -74,15 +119,20 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
     )
     engine = build_engine(job.objective, job.config, recipe.train, updates)
     try:
-        _carry_out(engine, job, recipe, folder, tag, say)
+        _carry_out(engine, job, recipe, folder, tag, say, to_train_on)
     finally:
         engine.destroy()
 
 
 def _carry_out(
-    engine, job: Job, recipe: Recipe, folder: RunFolder, tag: Path | None, say: Callable[[str], None]
+    engine,
+    job: Job,
+    recipe: Recipe,
+    folder: RunFolder,
+    tag: Path | None,
+    say: Callable[[str], None],
+    to_train_on: bool,
 ) -> None:
-    """From the checkpoint `tag`, or from the start, to the results."""
     stage, updates = zero_stage(job.config), job.batches.updates
     setup = {
         "world_size": ranks.world_size(),
@@ -92,6 +142,12 @@ def _carry_out(
         **{f"ds_config {name}": value for name, value in job.config.items() if name not in QUIET},
         **settings_that_bind(recipe),
     }
+    if job.validation:
+        setup["selection data"] = job.validation.features.fingerprint
+
+    def validate() -> Score:
+        return job.evaluation.score(engine, job.validation)[1]
+
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
     before = Done() if tag is None else checkpoints.load(engine, tag)
     if ranks.is_main():  # not earlier: a start that is refused leaves the folder as it was
@@ -100,27 +156,52 @@ def _carry_out(
     if tag is not None:
         say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
     with ranks.agree(lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main())) as tracker:
-        done = train(engine, job.batches, recipe.train, checkpoints, tracker, before)
+        done = train(
+            engine, job.batches, recipe.train, checkpoints, tracker, before, validate if job.validation else None
+        )
         peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
+        selection = select(engine, checkpoints, recipe, done, say) if job.validation else None
         engine.eval()
         scores = job.evaluation.run(engine, job.tests, folder.path, say)
         tracker.summary(scores)
-    export_model(engine, stage, job.tokenizer, folder.model, recipe, scores)
+    export_model(engine, stage, job.tokenizer, folder.model, recipe, scores, to_train_on)
     if ranks.is_main():
-        write_results(folder.path, results(recipe, job, done, peak, scores))
-        print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
+        write_results(folder.path, results(recipe, job, folder, done, peak, selection, scores))
+        if scores:
+            print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
         say(f"model in {folder.model}, results in {folder.path / 'results.json'}")
 
 
-def prepare(recipe: Recipe, ds_config: str) -> Job:
+def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: Done, say: Callable[[str], None]) -> dict[str, Any]:
+    """Puts the best checkpoint into the engine; returns the results' section `selection`.
+
+    A run that went on from another one's last checkpoint has none of its own, and keeps that.
+    """
+    best = checkpoints.best()
+    update = done.updates if best is None else best
+    if update != done.updates:
+        checkpoints.restore(engine, checkpoints.tag(update))
+    scores = {number: checkpoints.scores[number] for number in sorted(checkpoints.scores)}
+    chosen = scores[update]
+    say(
+        f"selected update {update} of {done.updates}: F1 {chosen['f1']:.2f}, EM {chosen['exact_match']:.2f} on the "
+        f"first half of {recipe.eval.select_on}"
+    )
+    return {"data_set": recipe.eval.select_on, "update": update, **chosen, "checkpoints": scores}
+
+
+def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
     """Loads model and data. Whatever can be wrong is looked at before the first long wait.
+
+    Args:
+        start: where the weights come from; None = `model.name`, whose tokenizer it is in any case.
 
     Raises:
         InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
     tokenizer = ranks.agree(lambda: load_tokenizer(recipe.model.name))
-    qa = ranks.agree(lambda: load_model(recipe, tokenizer))
+    qa = ranks.agree(lambda: load_model(recipe, tokenizer, start or recipe.model.name))
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     config = ranks.agree(
         lambda: resolve_ds_config(
@@ -158,14 +239,16 @@ def prepare(recipe: Recipe, ds_config: str) -> Job:
     )
     spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
     evaluation = Evaluation(tokenizer, windows, spans, recipe.eval.batch_size, CACHE)
+    validation = None
+    if chosen_on := recipe.eval.select_on:
+        half, examples[chosen_on] = ranks.agree(lambda: halves(examples[chosen_on]))
+        [validation] = evaluation.prepare({chosen_on: half})
     tests = evaluation.prepare(examples)
-    return Job(objective, tokenizer, config, len(training), features, batches, tests, evaluation)
+    return Job(objective, tokenizer, config, len(training), features, batches, tests, validation, evaluation)
 
 
-def load_model(recipe: Recipe, tokenizer) -> ExtractiveQA:
-    qa = ExtractiveQA.load(
-        resolve_model(recipe.model.name), activation_checkpointing=recipe.train.activation_checkpointing
-    )
+def load_model(recipe: Recipe, tokenizer, name: str) -> ExtractiveQA:
+    qa = ExtractiveQA.load(resolve_model(name), activation_checkpointing=recipe.train.activation_checkpointing)
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(
@@ -175,7 +258,7 @@ def load_model(recipe: Recipe, tokenizer) -> ExtractiveQA:
 
 
 def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
-    """Training examples, and test examples by data set, held-out articles first."""
+    """Training examples, augmented samples last, and test examples by data set, held-out articles first."""
     data: DataSection = recipe.data
     training = _read("data.train", data.train, training=True)
     tests: dict[str, list[Example]] = {}
@@ -184,6 +267,8 @@ def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example
     for name, source in data.eval.items():
         tests[name] = _read(f"data.eval.{name}", source, training=False)
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
+    if data.augmented:
+        training += samples_of(training, _read("data.augmented", data.augmented, training=True))
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
@@ -196,8 +281,24 @@ def _read(field: str, source: str, *, training: bool) -> list[Example]:
         raise InputError(f"{field}: {error}") from None
 
 
-def results(recipe: Recipe, job: Job, done: Done, peak: int, scores: Scores) -> dict[str, Any]:
-    """What `results.json` holds; scores in percent, memory of the rank that took most."""
+def results(
+    recipe: Recipe,
+    job: Job,
+    folder: RunFolder,
+    done: Done,
+    peak: int,
+    selection: dict[str, Any] | None,
+    scores: Scores,
+) -> dict[str, Any]:
+    """What `results.json` holds; scores in percent, memory of the rank that took most.
+
+    "pretraining" (the first stage's "train", where it was made in this folder) and "selection" are there if such was.
+    """
+    first = {}
+    if recipe.pretrain:
+        file = folder.path / PRETRAIN / "results.json"
+        stage = json.loads(file.read_text())["train"] if file.is_file() else {}
+        first = {"pretraining": {"data": recipe.pretrain.train, **stage}}
     return {
         "method": recipe.method.name,
         "model": recipe.model.name,
@@ -212,6 +313,8 @@ def results(recipe: Recipe, job: Job, done: Done, peak: int, scores: Scores) -> 
             "tokens_per_second": done.tokens / done.seconds,
             "peak_memory_bytes": peak,
         },
+        **first,
+        **({"selection": selection} if selection else {}),
         "eval": scores,
         "versions": versions(),
     }

@@ -9,17 +9,23 @@ from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import find_checkpoint, read_manifest
 
 # what may change between two starts of the same run
-FREE = ("data.eval", "data.max_eval_examples", "eval", "tracking", "train.log_every", "train.checkpoint_every")
+FREE = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
 FREE += ("train.keep_checkpoints",)
+FREE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens")
+PRETRAIN = "pretrain"
 
 
 class RunFolder:
-    """`recipe.yaml`, `ds_config.json`, `metrics.jsonl`, `checkpoints/`, `model/`, `predictions/`, `results.json`."""
+    """`recipe.yaml`, `ds_config.json`, `metrics.jsonl`, `checkpoints/`, `model/`, `predictions/`, `results.json`.
+
+    A run of two stages has the folder of the first one, `pretrain/`, in its own.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.results = path / "results.json"
 
     def take(self, recipe: Recipe, resume: str) -> Path | None:
         """Locks the folder for this process; returns the checkpoint to go on from, None to start anew.
@@ -31,9 +37,10 @@ class RunFolder:
             InputError: the folder is in use, by another process, another run or other files; or no such checkpoint.
         """
         saved = self.path / "recipe.yaml"
+        own = {".lock", PRETRAIN} if recipe.pretrain else {".lock"}
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"--output_dir {self.path}: is a file: name a folder")
-        if self.path.is_dir() and not saved.is_file() and any(f.name != ".lock" for f in self.path.iterdir()):
+        if self.path.is_dir() and not saved.is_file() and {f.name for f in self.path.iterdir()} - own:
             raise InputError(f"--output_dir {self.path}: holds files of no run: name a new or empty folder")
         if saved.is_file():
             if resume == "never":
@@ -73,11 +80,16 @@ class RunFolder:
 
 
 def settings_that_bind(recipe: Recipe) -> dict[str, Any]:
-    """The settings by dotted name that a run must keep from its first update to its last."""
+    """The settings by dotted name that a run must keep from its first update to its last.
+
+    Where the run selects its checkpoint, what its scores on the selection data depend on is among them.
+    """
     flat: dict[str, Any] = {}
+    selects = recipe.eval.select_on is not None
+    free = FREE if selects else FREE + FREE_UNLESS_SELECTING
 
     def walk(node: Any, name: str) -> None:
-        if name in FREE:
+        if name in free:
             return
         if isinstance(node, dict):
             for key, value in node.items():
@@ -86,4 +98,6 @@ def settings_that_bind(recipe: Recipe) -> dict[str, Any]:
             flat[name] = node
 
     walk(recipe.model_dump(mode="json"), "")
+    if selects:
+        flat["data.eval, to select on"] = recipe.data.eval.get(recipe.eval.select_on)
     return flat

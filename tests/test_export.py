@@ -118,9 +118,10 @@ def test_the_model_card_has_the_runs_scores(runs):
     assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in card
 
 
-def card(method: dict, scores: dict) -> tuple[dict, str]:
+def card(method: dict, scores: dict, **more: dict) -> tuple[dict, str]:
     recipe = Recipe.model_validate(
-        {
+        more
+        | {
             "model": {"name": "owner/encoder"},
             "method": method,
             "data": {"train": "wiki.json", "eval": {"x": "y"}, "max_length": 200},
@@ -143,7 +144,7 @@ def test_model_card_states_method_data_and_scores():
     assert "swep" in head["tags"]
     for part in (
         "Fine-tuned from `owner/encoder`",
-        "Method: swep (beta 0.01, ",
+        "Method: swep (noise learned, beta 0.01, ",
         "Training data: `wiki.json`",
         "200 tokens, step 128",
         "2 epochs, at most 70 updates, learning rate 2e-05, bf16, seed 4",
@@ -158,3 +159,16 @@ def test_model_card_of_a_method_without_settings_and_one_data_set():
     assert "mle" in head["tags"]
     assert "- Method: mle\n" in text
     assert "mean out of domain" not in text
+
+
+def test_model_card_of_two_stages_and_a_chosen_checkpoint():
+    score = {"exact_match": 80.0, "f1": 90.0, "total": 10}
+    _, text = card({"name": "mle"}, {"x": score}, pretrain={"train": "pairs.json"}, eval={"select_on": "x"})
+    assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
+    assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
+
+
+def test_model_card_of_a_run_that_was_not_tested_has_no_table():
+    _, text = card({"name": "mle"}, {})
+    assert "| data set |" not in text
+    assert "\n\n\n" not in text

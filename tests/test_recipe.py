@@ -47,36 +47,130 @@ def test_defaults_are_the_papers_extractive_setup(path):
 # Shipped recipes
 
 
+def head(shipped: Path) -> str:
+    """The comment that a recipe begins with, on one line."""
+    lines = shipped.read_text().splitlines()
+    return " ".join(
+        line.lstrip("# ").rstrip("\\") for line in lines[: next(i for i, x in enumerate(lines) if x[:1] != "#")]
+    )
+
+
+def load(shipped: Path, *more: str) -> Recipe:
+    """With what its launch line sets: a recipe may leave required values to that."""
+    return Recipe.load(shipped.stem, [*re.findall(r"--set (\S+)", head(shipped)), *more])
+
+
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_recipe_loads_by_name(shipped):
-    tree = yaml.safe_load(shipped.read_text())
-    overrides = [
-        f"{section}.{field}=placeholder"
-        for section, field in (("model", "name"), ("data", "train"))
-        if field not in tree.get(section, {})
-    ]
-    made = Recipe.load(shipped.stem, overrides)
-    assert Recipe.load(str(shipped), overrides) == made
+    made = load(shipped)
+    assert Recipe.load(str(shipped), re.findall(r"--set (\S+)", head(shipped))) == made
     assert made.method.name in METHODS
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_recipe_names_its_launch_line_at_its_head(shipped):
-    lines = shipped.read_text().splitlines()
-    head = " ".join(
-        line.lstrip("# ").rstrip("\\") for line in lines[: next(i for i, x in enumerate(lines) if x[:1] != "#")]
-    )
-    assert head.startswith("deepspeed scripts/train.py --ds_config ")
-    assert (ROOT / re.search(r"--ds_config (\S+)", head)[1]).is_file()
-    named = re.search(r"--recipe (\S+)", head)
+    line = head(shipped)
+    assert line.startswith("deepspeed scripts/train.py --ds_config ")
+    assert (ROOT / re.search(r"--ds_config (\S+)", line)[1]).is_file()
+    named = re.search(r"--recipe (\S+)", line)
     assert (named[1] if named else "quickstart") == shipped.stem  # the script's default
-    Recipe.load(shipped.stem, re.findall(r"--set (\S+)", head))  # the line is enough as it stands
 
 
 def test_no_such_recipe_lists_those_that_exist(tmp_path):
     said = message("quickstrat")
     assert all(shipped.stem in said for shipped in SHIPPED)
     assert "no such recipe" in message(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("additive", {"noise": "additive"}),
+        ("fixed_mu", {"noise": "fixed_mu"}),
+        ("fixed_sigma", {"noise": "fixed_sigma"}),
+        ("no_eps", {"noise": "no_eps"}),
+        ("no_kl", {"beta": 0.0}),
+        ("no_mle", {"mle_weight": 0.0}),
+    ],
+)
+def test_an_ablation_changes_one_setting_of_the_papers_setup(name, settings):
+    whole, ablated = Recipe.load("electra_small_squad").model_dump(), Recipe.load(f"ablation_{name}").model_dump()
+    assert ablated == whole | {"method": whole["method"] | settings}
+
+
+def test_synthetic_is_the_papers_protocol_and_asks_for_its_data():
+    with pytest.raises(InputError, match=r"pretrain\.train is required: .* --set pretrain\.train="):
+        Recipe.load("synthetic")
+    made = Recipe.load("synthetic", ["pretrain.train=pairs.json"])
+    assert (made.pretrain.epochs, made.pretrain.micro_batch_size, made.pretrain.learning_rate) == (2, 32, 2e-5)
+    assert (made.train.epochs, made.train.micro_batch_size, made.train.learning_rate) == (2, 8, 3e-5)
+    assert (made.eval.select_on, next(iter(made.data.eval))) == ("squad", "squad")
+
+
+# One recipe on top of another
+
+
+def test_a_recipe_that_extends_another_holds_what_it_changes(path, tmp_path):
+    changes = {"extends": "mine.yaml", "seed": 7, "data": {"eval": {"more": "z"}, "max_length": 100}}
+    mine = write(tmp_path / "changed.yaml", changes | {"method": {"beta": 0.5}})
+    expected = Recipe.load(str(path), ["seed=7", "data.eval.more=z", "data.max_length=100", "method.beta=0.5"])
+    assert Recipe.load(str(mine)) == expected
+    assert list(Recipe.load(str(mine)).data.eval) == ["x", "more"]
+    assert "extends" not in expected.dump()
+    above = write(tmp_path / "again.yaml", {"extends": str(mine), "seed": 8, "train": {"epochs": 1}})
+    assert Recipe.load(str(above), ["train.epochs=3"]) == Recipe.load(str(mine), ["seed=8", "train.epochs=3"])
+
+
+def test_extending_with_another_method_drops_the_former_ones_settings(tmp_path):
+    write(tmp_path / "base.yaml", MINIMAL | {"method": {"name": "swep", "beta": 0.01, "prior_variance": 0.2}})
+    mine = write(tmp_path / "mine.yaml", {"extends": "base.yaml", "method": {"name": "prior_aug"}})
+    assert Recipe.load(str(mine)).method.prior_variance == 0.1
+    same = write(tmp_path / "same.yaml", {"extends": "base.yaml", "method": {"name": "swep", "beta": 1}})
+    assert Recipe.load(str(same)).method.prior_variance == 0.2
+
+
+def test_extending_a_shipped_recipe_by_name(tmp_path):
+    mine = write(tmp_path / "mine.yaml", {"extends": "quickstart", "train": {"epochs": 3}})
+    assert Recipe.load(str(mine)) == Recipe.load("quickstart", ["train.epochs=3"])
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("quickstrat", "mine.yaml: extends quickstrat: no such recipe; known are"),
+        ("none.yaml", "none.yaml: no such recipe"),
+        ("mine.yaml", "which extends this one: recipes cannot go round in a circle"),
+        ("between.yaml", "which extends this one: recipes cannot go round in a circle"),
+        (["a"], "mine.yaml: extends ['a']: name a shipped recipe or a YAML file"),
+        (None, "mine.yaml: extends None: name a shipped recipe or a YAML file"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path, named, said):
+    write(tmp_path / "between.yaml", {"extends": "mine.yaml"})
+    assert said in message(write(tmp_path / "mine.yaml", {"extends": named}))
+
+
+# Two stages and the choice of a checkpoint
+
+
+def test_the_first_stage_is_the_recipe_on_other_data(path):
+    settings = ["pretrain.train=pairs", "pretrain.epochs=3", "pretrain.max_train_examples=50", "eval.select_on=x"]
+    others = ["data.holdout_fraction=0.2", "data.train_fraction=0.5", "train.precision=bf16", "train.max_updates=7"]
+    first = Recipe.load(str(path), settings + others).first_stage()
+    expected = ["data.train=pairs", "data.max_train_examples=50", "data.eval={}", "train.epochs=3"]
+    expected += ["train.precision=bf16", "train.micro_batch_size=32", "train.learning_rate=2e-5"]
+    assert first == Recipe.load(str(path), expected)
+    path.write_text(first.dump())
+    assert Recipe.load(str(path)) == first
+
+
+def test_selection_needs_a_data_set_of_the_recipe(path):
+    assert "eval.select_on: 'y' is no data set of data.eval; known are x" in message(path, "eval.select_on=y")
+    assert "did you mean 'held_out'?" in message(path, "data.holdout_fraction=0.1", "eval.select_on=heldout")
+    assert "eval.select_on: 'held_out' is no data set" in message(path, "eval.select_on=held_out")
+    for name in ("x", "held_out"):
+        made = Recipe.load(str(path), ["data.holdout_fraction=0.1", f"eval.select_on={name}"])
+        assert made.eval.select_on == name
 
 
 # Overrides
@@ -166,6 +260,7 @@ def test_an_override_below_a_value(path):
         ("model.nam=1", "model.nam", "name"),
         ("eval.nbest=1", "eval.nbest", "n_best"),
         ("tracking.projects=1", "tracking.projects", "project"),
+        ("pretrain.epocs=1", "pretrain.epocs", "epochs"),
         ("method.prior_varience=1", "method.prior_varience", "prior_variance"),
     ],
 )
@@ -176,7 +271,8 @@ def test_an_unknown_field_names_the_nearest(path, override, field, meant):
 
 
 def test_an_unknown_field_near_nothing_lists_what_there_is(path):
-    assert "known are data, eval, method, model, seed, task, tracking, train" in message(path, "zzzz.a=1")
+    known = "data, eval, method, model, pretrain, seed, task, tracking, train"
+    assert f"known are {known}" in message(path, "zzzz.a=1")
 
 
 def test_an_unknown_method_names_the_nearest(path):
@@ -203,9 +299,25 @@ def test_a_missing_field_says_how_to_give_it(tmp_path):
     assert "data.train is required: give it in the recipe or with --set data.train=..." in message(path)
 
 
-def test_nothing_to_evaluate_on(path):
-    assert "data.eval names nothing" in message(path, "data.eval={}")
+def test_nothing_to_evaluate_on(path, tmp_path):
+    forgotten = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t"}})
+    assert "data.eval names nothing" in message(forgotten)
+    assert Recipe.load(str(path), ["data.eval={}"]).data.eval == {}  # said, not forgotten
     assert Recipe.load(str(path), ["data.eval={}", "data.holdout_fraction=0.2"]).data.eval == {}
+
+
+def test_ssmba_needs_its_samples_and_says_how_to_make_them(path):
+    said = message(path, "method.name=ssmba")
+    assert "data.augmented: ssmba trains on samples of data.train" in said
+    assert "`python scripts/augment.py --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`" in said
+    assert Recipe.load(str(path), ["method.name=ssmba", "data.augmented=a.json"]).method.name == "ssmba"
+    assert Recipe.load(str(path), ["method.name=swep", "data.augmented=a.json"]).data.augmented == "a.json"
+
+
+def test_samples_are_of_the_second_stage(path):
+    made = Recipe.load(str(path), ["method.name=ssmba", "data.augmented=a.json", "pretrain.train=p.json"])
+    first = made.first_stage()
+    assert (first.method.name, first.data.augmented, first.data.train) == ("mle", None, "p.json")
 
 
 def test_all_faults_in_one_message(path):

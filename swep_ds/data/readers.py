@@ -5,6 +5,7 @@ Local files are recognised by content, never by name, gzip or not:
   - MRQA 2019 shared-task lines: a header (or none), then one context with its questions a line (offsets inclusive);
   - rows of the `datasets` layout (id, question, context, answers{text, answer_start}) as JSON lines, as one
     JSON list, as Parquet or as Arrow.
+A question without an id in the first and the last gets one from its place in the file.
 Everything here is extractive question answering as SQuAD v1.1 poses it: every question has an answer.
 """
 
@@ -231,7 +232,7 @@ def _squad(source: str, document: dict[str, Any], training: bool) -> Iterator[Ex
             where = f"{source}: data[{a}].paragraphs[{p}]"
             context = _text(paragraph, "context", where)
             for q, qa in enumerate(_field(paragraph, "qas", list, where)):
-                id_ = _id(qa, "id", f"{where}.qas[{q}]")
+                id_ = _id(qa, "id", f"{where}.qas[{q}]", otherwise=f"{Path(source).name}-{a}.{p}.{q}")
                 where_q = f"{source}: question {id_!r}"
                 question = _text(qa, "question", where_q)
                 answers = _field(qa, "answers", list, where_q)
@@ -252,7 +253,7 @@ def _table_rows(source: str, table: pa.Table, training: bool) -> Iterator[Exampl
 def _rows(source: str, rows: Iterable[tuple[str, Any]], training: bool) -> Iterator[Example]:
     contexts: dict[str, str] = {}  # rows repeat their paragraph: one copy in memory serves them all
     for label, row in rows:
-        id_ = _id(row, "id", f"{source}: {label}")
+        id_ = _id(row, "id", f"{source}: {label}", otherwise=f"{Path(source).name}-{label.split()[1]}")
         where = f"{source}: question {id_!r}"
         question, context = _text(row, "question", where), _text(row, "context", where)
         answers = _field(row, "answers", dict, where)
@@ -352,7 +353,10 @@ def _text(mapping: Any, name: str, where: str) -> str:
     return value
 
 
-def _id(mapping: Any, name: str, where: str) -> str:
+def _id(mapping: Any, name: str, where: str, otherwise: str | None = None) -> str:
+    """`otherwise` stands in for an id that is missing, as in generated pairs; None = every question needs one."""
+    if otherwise and isinstance(mapping, dict) and mapping.get(name) is None:
+        return otherwise
     return str(_field(mapping, name, (str, int), where))
 
 

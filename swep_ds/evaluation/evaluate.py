@@ -12,7 +12,7 @@ from swep_ds.data.batches import Padding
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.predict import Logits, predict
-from swep_ds.evaluation.results import Scores, write_predictions
+from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import score
 from swep_ds.evaluation.spans import SpanSettings
 
@@ -66,8 +66,13 @@ class Evaluation:
                 f"evaluating {test.name}: {len(test.examples)} questions in {len(windows)} windows"
                 + (f", {cut} questions cut" if cut else "")
             )
-            answers = predict(logits, test.examples, windows, self.padding, self.spans, self.batch_size)
+            answers, scores[test.name] = self.score(logits, test)
             if ranks.is_main():
                 write_predictions(folder, test.name, answers)
-            scores[test.name] = score(answers, {example.id: example.answers for example in test.examples})
         return scores
+
+    def score(self, logits: Logits, test: EvalSet) -> tuple[dict[str, str], Score]:
+        """Answers by question id and their score, on every rank. All ranks call this together."""
+        windows = test.features.dataset
+        answers = predict(logits, test.examples, windows, self.padding, self.spans, self.batch_size)
+        return answers, score(answers, {example.id: example.answers for example in test.examples})

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 PACKAGES = ("swep-ds", "torch", "deepspeed", "transformers", "datasets")
-Scores = dict[str, dict[str, float | int]]
+Score = dict[str, float | int]  # exact_match and f1 in percent, total
+Scores = dict[str, Score]  # by data set
 
 
 def versions() -> dict[str, str]:
@@ -34,7 +35,10 @@ def write_predictions(folder: Path, name: str, predictions: dict[str, str]) -> N
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
-    (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    """`results.json`, the last thing that a run writes: where it is there, it is whole, and the run is done."""
+    unfinished = folder / ".results.json.unfinished"
+    unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    unfinished.replace(folder / "results.json")
 
 
 def print_scores(scores: Scores, title: str) -> None:

@@ -8,21 +8,25 @@ cut off: it is passed over. One whose files do not match is damaged.
 A checkpoint is read through pickle: resume only from folders that you trust.
 """
 
+import itertools
 import json
 import logging
 import os
 import shutil
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.utils import safe_get_full_fp32_param
 
 from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import Score
 
 MANIFEST = "complete.json"
 LATEST = "latest"
@@ -40,7 +44,9 @@ class Done:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run, and how they scored on validation data where they did.
+
+    The scores travel in the manifests, so that a run that goes on chooses as one that was never stopped.
 
     Args:
         folder: the run's `checkpoints/`, on a file system that all ranks share.
@@ -51,10 +57,20 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int, setup: dict[str, Any]):
         self.folder, self.keep, self.setup = folder, keep, setup
+        self.scores: dict[int, Score] = {}  # on validation data, by update
 
-    def save(self, engine, done: Done) -> None:
-        """Writes the state and moves `latest` to it. All ranks call this together."""
-        tag = self.folder / f"update-{done.updates:08d}"
+    def tag(self, update: int) -> Path:
+        return self.folder / f"update-{update:08d}"
+
+    def save(self, engine, done: Done, score: Score | None = None) -> None:
+        """Writes the state and moves `latest` to it. All ranks call this together.
+
+        Older ones are deleted, but for the newest `keep` and for the best as of each of them: whichever of them a run
+        goes on from, it finds the best one so far.
+        """
+        tag = self.tag(done.updates)
+        if score is not None:
+            self.scores[done.updates] = score
         if ranks.is_main() and tag.exists():
             (tag / MANIFEST).unlink(missing_ok=True)  # cut off by an earlier stop, or of an abandoned branch
             shutil.rmtree(tag)
@@ -65,19 +81,45 @@ class Checkpoints:
         seen = ranks.gather({str(f.relative_to(tag)): f.stat().st_size for f in tag.rglob("*") if f.is_file()})
         if ranks.is_main():
             files = dict(sorted(item for part in seen for item in part.items()))
-            manifest = {"done": asdict(done), "setup": self.setup, "files": files}
+            manifest = {"done": asdict(done), "setup": self.setup, "scores": self.scores, "files": files}
             write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
             write_atomically(self.folder / LATEST, tag.name)
-            complete = sorted(f.parent for f in self.folder.glob(f"update-*/{MANIFEST}"))
+            complete = self._complete()
             # a run that went on from an earlier checkpoint leaves later ones behind: they are of an abandoned branch
-            present = complete.index(tag) + 1
-            for old in [*complete[:present][: -self.keep], *complete[present:]]:
+            newest = [update for update in complete if update <= done.updates][-self.keep :]
+            kept = {*newest, *(self._best(u for u in complete if u <= one) for one in newest)}
+            for old in (self.tag(update) for update in complete if update not in kept):
                 (old / MANIFEST).unlink()  # first: a half-deleted folder must not look complete
                 shutil.rmtree(old)
         ranks.gather(None)
 
+    def best(self) -> int | None:
+        """The update whose checkpoint scored best: by F1, then EM, then the earlier one; None if none has a score.
+
+        Of this folder's own: a run that went on from another run's checkpoint knows that one's scores, but does not
+        have its files. All ranks call this together.
+        """
+        return ranks.gather(self._best(self._complete()))[0]
+
+    def _best(self, updates: Iterable[int]) -> int | None:
+        scored = [update for update in updates if update in self.scores]
+        return max(scored, key=lambda u: (self.scores[u]["f1"], self.scores[u]["exact_match"], -u), default=None)
+
+    def _complete(self) -> list[int]:
+        return sorted(int(f.parent.name.removeprefix("update-")) for f in self.folder.glob(f"update-*/{MANIFEST}"))
+
     def load(self, engine, tag: Path) -> Done:
-        """Restores engine and schedule from a complete checkpoint; returns how far it is. All ranks call this together.
+        """Goes on from a complete checkpoint; returns how far it is. All ranks call this together.
+
+        Raises:
+            InputError: as `restore`.
+        """
+        manifest = self.restore(engine, tag)
+        self.scores = {int(update): score for update, score in manifest.get("scores", {}).items()}
+        return Done(**manifest["done"])
+
+    def restore(self, engine, tag: Path) -> dict[str, Any]:
+        """Engine and schedule as they were saved; returns the manifest. All ranks call this together.
 
         Every file is read through once before DeepSpeed opens any: its loading has collectives, in which the other
         ranks would wait for one that found a damaged file.
@@ -98,7 +140,7 @@ class Checkpoints:
             )
         ranks.agree(lambda: check_contents(tag, sorted(manifest["files"])[ranks.rank() :: ranks.world_size()]))
         engine.load_checkpoint(str(tag.parent), tag=tag.name)
-        return Done(**manifest["done"])
+        return manifest
 
 
 def check_contents(tag: Path, files: list[str]) -> None:
@@ -184,4 +226,22 @@ def full_state_dict(module: torch.nn.Module, stage: int) -> dict[str, torch.Tens
                 state[name] = parameter.detach().cpu().clone()
     if ranks.is_main():
         state |= {name: b.detach().cpu() for name, b in module.state_dict().items() if name not in state and b.numel()}
+    return state
+
+
+def master_state_dict(engine, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """As `full_state_dict`, of a half-precision engine: the float32 weights that its optimizer steps.
+
+    The module's own are roundings of them. Not for DeepSpeed's fused optimizers at stage 0, which keep them flat.
+    """
+    stage = engine.zero_optimization_stage()
+    state = full_state_dict(module, stage)
+    if stage == 0:
+        groups = (engine.optimizer.fp16_groups, engine.optimizer.fp32_groups)
+        rounded, masters = (itertools.chain.from_iterable(group) for group in groups)
+        master = dict(zip(map(id, rounded), masters, strict=True))
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        value = safe_get_full_fp32_param(parameter) if stage else master[id(parameter)]
+        if ranks.is_main():
+            state[name] = value.detach().cpu()
     return state

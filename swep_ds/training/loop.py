@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.errors import TrainingDiverged
+from swep_ds.evaluation.results import Score
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.tracking import Tracker
@@ -27,8 +29,11 @@ def train(
     checkpoints: Checkpoints,
     tracker: Tracker,
     before: Done,
+    validate: Callable[[], Score] | None,
 ) -> Done:
     """Trains from where the run stands to the end of `batches`, logging and saving on the way.
+
+    `validate` scores the engine, in evaluation mode, before each save; what it takes is not part of the run's seconds.
 
     Raises:
         TrainingDiverged: loss or gradient not finite, noticed when next logged or before being saved; on all ranks.
@@ -52,11 +57,11 @@ def train(
         seed_dropout(batches.seed, update)
         rate = engine.get_lr()[0]  # of this update; the engine's step moves on to the next one's
         for _ in range(batches.accumulation):
-            batch, hidden = next(micro_batches).to(device), None
+            batch, carried = next(micro_batches).to(device), None
             seen = {"loss": torch.zeros((), device=device)}
             for part in parts:
-                loss, hidden, statistics = engine(
-                    batch, update, update / batches.updates, part, hidden, measure_noise=logs
+                loss, carried, statistics = engine(
+                    batch, update, update / batches.updates, part, carried, measure_noise=logs
                 )
                 engine.backward(loss * micro_steps)  # the engine takes the mean over micro-steps; passes add up
                 step(engine)
@@ -84,10 +89,16 @@ def train(
         ranks.synchronize()
         if not np.isfinite(means.get("grad_norm", 0.0)):
             del means["grad_norm"]  # an overflow in fp16; JSON has no infinity
-        done = Done(number, windows, tokens, time.perf_counter() - began)
+        done, score = Done(number, windows, tokens, time.perf_counter() - began), None
+        if saves and validate:
+            engine.eval()
+            score = validate()
+            engine.train()
+            means |= {f"validation_{name}": score[name] for name in ("exact_match", "f1")}
+            began = time.perf_counter() - done.seconds
         tracker.log(done, means, objective.method.remark(means, number / batches.updates))
         if saves:
-            checkpoints.save(engine, done)
+            checkpoints.save(engine, done, score)
     return done
 
 

@@ -33,6 +33,7 @@ SHOWN = (
     ("kl_per_token", "KL/token", ".3g"),
     ("mu", "mu", ".3f"),
     ("sigma", "sigma", ".3f"),
+    ("validation_f1", "validation F1", ".2f"),
     ("learning_rate", "lr", ".2e"),
     ("samples_per_second", "samples/s", ".1f"),
 )

@@ -142,6 +142,23 @@ def test_numbers_as_ids_and_contexts_kept_once(save):
     assert first.context is second.context
 
 
+@pytest.mark.parametrize("layout", ["squad", "JSON lines", "JSON list", "Parquet"])
+def test_missing_ids_are_made_up_from_the_place_in_the_file(save, layout):
+    """Of the file's name, not its folder: the same data gives the same ids wherever it lies."""
+    source = save(LAYOUTS[layout](WHEN | {"id": None}, WHAT | {"id": None}))
+    made = [example.id for example in read_examples(source, training=True)]
+    expected = {"squad": ["data-0.0.0", "data-0.0.1"], "JSON lines": ["data-1", "data-2"]}
+    assert made == expected.get(layout, ["data-0", "data-1"])
+
+
+def test_missing_ids_do_not_clash_with_those_of_another_file(save, tmp_path):
+    bare = [{key: value for key, value in row.items() if key != "id"} for row in rows(WHEN)]
+    (tmp_path / "folder").mkdir()
+    for name in ("folder/a.json", "folder/b.json"):
+        save(bare, name)
+    assert len(read_examples(str(tmp_path / "folder"), training=True)) == 2
+
+
 def test_articles_are_titles_or_else_what_questions_share(save):
     untitled = squad(WHEN)["data"] + squad(WHAT)["data"]
     for article in untitled:
@@ -337,7 +354,8 @@ def test_bad_training_questions(save, layout, changes, message):
     [
         (squad(WHEN, WHAT | {"id": "q1"}), "question id 'q1' occurs twice"),
         (squad(WHEN, context=" \n"), "data[0].paragraphs[0]: context is empty"),
-        (squad({"question": "When?"}), "data[0].paragraphs[0].qas[0]: field 'id' is missing"),
+        (squad({"question": "When?"}), "question 'data-0.0.0': field 'answers' is missing"),
+        (squad(WHEN | {"id": [1]}), "data[0].paragraphs[0].qas[0]: field 'id' is [1]; expected a string or number"),
         (squad(WHEN | {"question": 5}), "question 'q1': field 'question' is 5; expected a string"),
         (squad(WHEN | {"question": "When\ud800?"}), "question 'q1': question holds half of a surrogate pair"),
         (squad(WHEN | {"answers": [{"text": "1998"}]}), "question 'q1': answers: field 'answer_start' is missing"),

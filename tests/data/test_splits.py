@@ -1,13 +1,14 @@
-"""Subsets and held-out articles: nested, by article, the same every time."""
+"""Subsets, held-out articles and halves: nested, by article, the same every time."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.data.readers import Example
-from swep_ds.data.splits import hold_out_articles, subset
+from swep_ds.data.splits import halves, hold_out_articles, sample_id, samples_of, subset
 from swep_ds.errors import InputError
 
 
@@ -53,6 +54,27 @@ def test_seeds_choose_differently():
     assert ids(subset(examples, 0.3, None, 0)) != ids(subset(examples, 0.3, None, 1))
 
 
+# Augmented samples
+
+
+@given(n=st.integers(2, 30), fraction=st.floats(0.1, 1), count=st.integers(1, 4), seed=st.integers(0, 9))
+def test_samples_are_those_of_the_subset_and_no_others(n, fraction, count, seed):
+    examples = [replace(e, id=f"q{i}-ssmba1") for i, e in enumerate(questions(["t"] * n))]  # even of samples
+    samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(count)]
+    chosen = subset(examples, fraction, None, seed)
+    found = samples_of(chosen, samples)
+    assert [sample.id for sample in found] == [f"{e.id}-ssmba{k}" for e in chosen for k in range(count)]
+
+
+def test_samples_of_other_questions_only():
+    others = [replace(e, id=f"x{e.id}-ssmba0") for e in questions(["t"] * 3)]
+    for augmented in (others, questions(["t"] * 3)):  # the second: originals, no samples
+        with pytest.raises(InputError, match=r"^data\.augmented: none of its 3 questions is a sample.*augment\.py"):
+            samples_of(questions(["t"] * 3), augmented)
+
+
+# Articles
+
 SEVERAL_ARTICLES = st.lists(st.sampled_from("abcdefgh"), min_size=2).filter(lambda names: len(set(names)) > 1)
 
 
@@ -81,3 +103,27 @@ def test_the_choice_of_articles_does_not_hang_on_the_order_of_the_questions():
 def test_a_single_article_cannot_be_split():
     with pytest.raises(InputError, match=r"data\.holdout_fraction.*single article.*data\.eval"):
         hold_out_articles(questions(["t"] * 5), 0.2)
+
+
+@given(SEVERAL_ARTICLES)
+def test_halves_share_no_article_and_are_about_as_large(articles):
+    examples = questions(articles)
+    first, second = halves(examples)
+    assert not {e.article for e in first} & {e.article for e in second}
+    assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
+    for half in (first, second):
+        assert ids(half) == sorted(ids(half), key=ids(examples).index)
+    assert abs(len(first) - len(second)) <= max(Counter(articles).values())
+    assert {e.article for e in halves(examples[::-1])[0]} == {e.article for e in first}
+
+
+def test_a_single_article_is_halved_by_context():
+    examples = [Example(f"q{i}", "?", f"context {i // 3}", ("a",), None, "t") for i in range(12)]
+    first, second = halves(examples)
+    assert len(first) == len(second) == 6
+    assert not {e.context for e in first} & {e.context for e in second}
+
+
+def test_a_single_text_cannot_be_halved():
+    with pytest.raises(InputError, match=r"eval\.select_on: all questions are about one text"):
+        halves(questions(["t"] * 5))

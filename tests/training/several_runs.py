@@ -5,6 +5,7 @@ A run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "fails"       true: ends in an InputError, whose message goes to `<output_dir>.error`
     "stop_after"  n: stopped by an exception on all ranks after update n, before that update is saved
     "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
+    "kill_between"  true: SIGKILL to every rank when the first of two stages is done
 """
 
 import gc
@@ -17,10 +18,10 @@ from unittest import mock
 
 import torch
 
+import swep_ds.run
 from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from swep_ds.run import run
 from swep_ds.training.checkpoints import Checkpoints
 from swep_ds.training.tracking import Tracker
 
@@ -30,26 +31,36 @@ class Stopped(Exception):
 
 
 def make(one: dict) -> None:
-    log, save, write = Tracker.log, Checkpoints.save, torch.save
+    log, save, write, pretrain = Tracker.log, Checkpoints.save, torch.save, swep_ds.run.pretrain
 
     def log_and_stop(self, done, *arguments):
         log(self, done, *arguments)
         if done.updates == one.get("stop_after"):
             raise Stopped
 
-    def save_and_die(self, engine, done):
+    def save_and_die(self, engine, done, *score):
         if [ranks.rank(), done.updates] == one.get("kill"):
             torch.save = write_half
-        save(self, engine, done)
+        save(self, engine, done, *score)
 
     def write_half(state, path, *arguments, **settings):
         write(state, path, *arguments, **settings)
         os.truncate(path, os.path.getsize(path) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with mock.patch.object(Tracker, "log", log_and_stop), mock.patch.object(Checkpoints, "save", save_and_die):
+    def pretrain_and_die(*arguments):
+        folder = pretrain(*arguments)
+        if one.get("kill_between"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return folder
+
+    with (
+        mock.patch.object(Tracker, "log", log_and_stop),
+        mock.patch.object(Checkpoints, "save", save_and_die),
+        mock.patch.object(swep_ds.run, "pretrain", pretrain_and_die),
+    ):
         recipe = Recipe.load(one["recipe"], one["set"])
-        run(recipe, one["ds_config"], Path(one["output_dir"]), one.get("resume", "auto"))
+        swep_ds.run.run(recipe, one["ds_config"], Path(one["output_dir"]), one.get("resume", "auto"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,43 @@
+"""Makes training data of generated question-answer pairs that come in another layout than data sources have.
+
+    python scripts/convert_pairs.py 0.4_replaced_1.0_harv_features.txt synthetic.jsonl
+    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe synthetic \\
+        --set pretrain.train=synthetic.jsonl
+
+Reads what Info-HCVAE (Lee et al., ACL 2020) publishes, lines of token ids, and what its generator writes, JSON lines
+{"context", "question", "answer"}. SQuAD-like JSON needs no converting: name it as it is.
+Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+"""
+
+import argparse
+from pathlib import Path
+
+from swep_ds.command import main
+
+
+def convert() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="file of generated pairs")
+    parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl", help="a new file")
+    parser.add_argument(
+        "--tokenizer",
+        default="google-bert/bert-base-uncased",
+        help="hub id or local folder of the tokenizer that made the ids (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+
+    from swep_ds.data.pairs import convert_pairs  # after the arguments: these imports take seconds
+
+    def load():
+        from swep_ds.models.names import load_tokenizer
+
+        return load_tokenizer(arguments.tokenizer)
+
+    counts = convert_pairs(arguments.source, arguments.output, load)
+    print(f"{arguments.output}: {counts.pop('written')} pairs")
+    for reason, count in counts.items():
+        print(f"dropped: {count} ({reason})")
+
+
+if __name__ == "__main__":
+    main(convert)

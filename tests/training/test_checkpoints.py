@@ -1,0 +1,110 @@
+"""Which checkpoints are kept and which is the best, over any history of scores."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swep_ds.training import checkpoints
+from swep_ds.training.checkpoints import Checkpoints, Done, read_manifest
+
+
+class Engine:
+    """Writes a file where DeepSpeed would write its own."""
+
+    def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
+        (Path(folder) / tag).mkdir(parents=True)
+        (Path(folder) / tag / "state").write_text(tag)
+
+    def load_checkpoint(self, folder: str, tag: str) -> None:
+        self.loaded = Path(folder) / tag
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_rank():
+    """In place of a process group."""
+    alone = SimpleNamespace(
+        rank=lambda: 0, world_size=lambda: 1, is_main=lambda: True, gather=lambda v: [v], agree=lambda step: step()
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "ranks", alone)
+        yield
+
+
+def score(f1: float, exact_match: float = 0.0) -> dict:
+    return {"exact_match": exact_match, "f1": f1, "total": 10}
+
+
+def present(folder: Path) -> list[int]:
+    return sorted(int(f.parent.name.split("-")[1]) for f in folder.glob("update-*/complete.json"))
+
+
+def best_of(scores: list[dict]) -> int:
+    """By hand: the first of the highest F1, among those of the highest EM. Updates count from 1."""
+    ranked = sorted(range(len(scores)), key=lambda i: (-scores[i]["f1"], -scores[i]["exact_match"], i))
+    return ranked[0] + 1
+
+
+few = st.integers(0, 3).map(float)  # so that there are ties
+
+
+@settings(max_examples=50)
+@given(scores=st.lists(st.builds(score, few, few), min_size=1, max_size=9), keep=st.integers(1, 3), data=st.data())
+def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    mine, engine = Checkpoints(folder, keep, {}), Engine()
+    for update, one in enumerate(scores, 1):
+        mine.save(engine, Done(update), one)
+        assert mine.best() == best_of(scores[:update])
+        newest = range(max(1, update - keep + 1), update + 1)
+        assert present(folder) == sorted({*newest, *(best_of(scores[:last]) for last in newest)})
+    # going on from any of the newest, a run finds the best so far and the scores so far
+    from_update = data.draw(st.sampled_from(newest))
+    again = Checkpoints(folder, keep, {})
+    assert again.load(engine, again.tag(from_update)) == Done(from_update)
+    assert again.scores == dict(enumerate(scores[:from_update], 1))
+    for update in range(from_update + 1, len(scores) + 1):
+        again.save(engine, Done(update), scores[update - 1])
+    assert again.best() == best_of(scores)
+
+
+def test_without_scores_the_newest_are_kept_and_none_is_best(tmp_path):
+    mine, engine = Checkpoints(tmp_path, 2, {}), Engine()
+    for update in (3, 6, 9):
+        mine.save(engine, Done(update))
+    assert present(tmp_path) == [6, 9]
+    assert mine.best() is None
+
+
+def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
+    other, engine = Checkpoints(tmp_path / "other", 2, {}), Engine()
+    other.save(engine, Done(1), score(90))
+    other.save(engine, Done(2), score(50))
+    mine = Checkpoints(tmp_path / "mine", 2, {})
+    mine.load(engine, other.tag(2))
+    assert mine.best() is None
+    mine.save(engine, Done(3), score(60))
+    assert mine.best() == 3
+    assert mine.scores == {1: score(90), 2: score(50), 3: score(60)}
+
+
+def test_restoring_the_best_forgets_no_score(tmp_path):
+    mine, engine = Checkpoints(tmp_path, 1, {}), Engine()
+    mine.save(engine, Done(1), score(90))
+    mine.save(engine, Done(2), score(50))
+    mine.restore(engine, mine.tag(mine.best()))
+    assert engine.loaded == tmp_path / "update-00000001"
+    assert sorted(mine.scores) == [1, 2]
+
+
+def test_a_checkpoint_written_before_there_were_scores(tmp_path):
+    mine, engine = Checkpoints(tmp_path, 1, {}), Engine()
+    mine.save(engine, Done(1))
+    manifest = read_manifest(mine.tag(1))
+    del manifest["scores"]
+    (mine.tag(1) / "complete.json").write_text(json.dumps(manifest))
+    mine.load(engine, mine.tag(1))
+    assert mine.scores == {}
