@@ -29,6 +29,7 @@ def answer() -> None:
 
     from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
     from swep_ds.evaluation.saved import answer_question
+    from swep_ds.evaluation.spans import Answer
 
     try:
         context = arguments.text_file.read_text(encoding="utf-8") if arguments.text_file else arguments.text
@@ -36,8 +37,10 @@ def answer() -> None:
         raise InputError(f"--text_file {arguments.text_file}: cannot be read as UTF-8 text ({error})") from None
     with process_group():
         for one in answer_question(arguments.model, arguments.question, context)[: arguments.n_best]:
-            around = context[max(0, one.start - 40) : one.end + 40].replace("\n", " ")
-            print(f"{one.probability:6.1%}  {one.text}    ...{around}...")
+            place = ""
+            if isinstance(one, Answer):  # a generated answer stands nowhere
+                place = f"    ...{context[max(0, one.start - 40) : one.end + 40]}...".replace("\n", " ")
+            print(f"{one.probability:6.1%}  {one.text}{place}")
 
 
 if __name__ == "__main__":

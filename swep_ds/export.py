@@ -13,7 +13,7 @@ from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import full_state_dict, master_state_dict
 
 READING = "reading.json"  # how windows are cut and answers decoded; scripts/evaluate.py and answer.py go by it
-WINDOWS = ("max_length", "doc_stride", "max_query_length")
+WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 
 
 def export_model(
@@ -49,6 +49,10 @@ def export_model(
 
 def model_card(recipe: Recipe, scores: Scores) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
+    pipeline, kind, auto_class = {
+        "extractive": ("question-answering", "Extractive", "AutoModelForQuestionAnswering"),
+        "generative": ("text-generation", "Generative", "AutoModelForSeq2SeqLM"),
+    }[recipe.task]
     rows = [f"| {name} | {s['exact_match']:.2f} | {s['f1']:.2f} | {s['total']} |" for name, s in scores.items()]
     mean = out_of_domain_mean(scores)
     if mean:
@@ -75,14 +79,15 @@ def model_card(recipe: Recipe, scores: Scores) -> str:
         more += f"\n- Before that: {first.epochs:g} epochs on `{first.train}`, learning rate {first.learning_rate:g}"
     if chosen_on := recipe.eval.select_on:
         more += f"\n- Checkpoint: the best by F1 on one half of `{chosen_on}`; its scores below are of the other half"
+    prompt = ', as "question: ... context: ..."' if recipe.task == "generative" else ""
     return f"""---
 library_name: transformers
-pipeline_tag: question-answering
-tags: [question-answering, extractive-qa, swep-ds, {recipe.method.name}]{base}
+pipeline_tag: {pipeline}
+tags: [question-answering, {kind.lower()}-qa, swep-ds, {recipe.method.name}]{base}
 metrics: [exact_match, f1]
 ---
 
-# Extractive question answering, trained with {recipe.method.name}
+# {kind} question answering, trained with {recipe.method.name}
 
 Fine-tuned from `{recipe.model.name}` on one source data set, to hold up on text from other domains. SWEP learns to
 multiply word embeddings with noise during training (Lee et al., ACL 2021); at inference nothing is perturbed, and
@@ -90,13 +95,13 @@ this folder is a plain transformers model.
 
 - Method: {recipe.method.name}{f" ({settings})" if settings else ""}
 - Training data: `{data.train}`{subset}
-- Windows: {data.max_length} tokens, step {data.doc_stride}
+- Windows: {data.max_length} tokens, step {data.doc_stride}{prompt}
 - Training: {length}, learning rate {train.learning_rate:g}, {train.precision}, seed {recipe.seed}{more}
 
 {table}```python
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+from transformers import {auto_class}, AutoTokenizer
 
-model = AutoModelForQuestionAnswering.from_pretrained("PATH_OF_THIS_FOLDER")
+model = {auto_class}.from_pretrained("PATH_OF_THIS_FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("PATH_OF_THIS_FOLDER")
 ```
 

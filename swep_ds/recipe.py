@@ -44,7 +44,8 @@ class DataSection(Section):
     max_length: int = Field(384, ge=8)  # tokens in a window, question and special tokens included
     doc_stride: int = Field(128, ge=1)  # tokens from one window's start to the next one's
     max_query_length: int = Field(64, ge=1)  # longer questions are cut, and counted
-    windows_without_answer: Literal["cls", "drop"] = "cls"  # train them towards [CLS], or leave them out
+    max_target_length: int = Field(32, ge=2)  # generative: longer answers are cut, and counted
+    windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
 
     @field_validator("eval")
     @classmethod
@@ -63,8 +64,10 @@ class TrainSection(Section):
     micro_batch_size: int = Field(8, ge=1)  # windows per rank and forward pass
     gradient_accumulation_steps: int = Field(1, ge=1)
     learning_rate: float = Field(3e-5, gt=0)
-    warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates; linear decay to 0 follows
+    warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
+    schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
     weight_decay: float = Field(0.0, ge=0)
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
     adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     adam_epsilon: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
@@ -93,8 +96,9 @@ class EvalSection(Section):
     # earlier) is what is reported, on the other half of this set and on all of the others, and exported.
     select_on: str | None = None
     batch_size: int = Field(32, ge=1)  # windows per rank
-    n_best: int = Field(20, ge=1)
+    n_best: int = Field(20, ge=1)  # extractive: best starts and ends per window that are paired
     max_answer_tokens: int = Field(30, ge=1)
+    beams: int = Field(4, ge=1)  # generative: width of the beam search; 1 = greedy
 
 
 class TrackingSection(Section):
@@ -114,7 +118,7 @@ Method = Annotated[MethodSettings, Field(discriminator="name")]
 class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
-    task: Literal["extractive"] = "extractive"
+    task: Literal["extractive", "generative"] = "extractive"
     seed: int = Field(0, ge=0, lt=2**63)
     model: ModelSection
     method: Method

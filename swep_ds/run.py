@@ -29,6 +29,7 @@ from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.names import load_tokenizer, longest_window, resolve_model
+from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.run_folder import PRETRAIN, RunFolder, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done, write_atomically
@@ -36,6 +37,8 @@ from swep_ds.training.ds_config import QUIET, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker, peak_memory_bytes
+
+OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5")
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def _carry_out(
     checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
     before = Done() if tag is None else checkpoints.load(engine, tag)
     if ranks.is_main():  # not earlier: a start that is refused leaves the folder as it was
+        folder.results.unlink(missing_ok=True)  # those of an earlier start, perhaps with other settings for testing
         write_atomically(folder.path / "recipe.yaml", recipe.dump())
         write_atomically(folder.path / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
     if tag is not None:
@@ -215,7 +219,9 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
     )
     training, examples = ranks.agree(lambda: load_examples(recipe))
     data, settings = recipe.data, recipe.train
-    windows = WindowSettings(data.max_length, data.doc_stride, data.max_query_length)
+    windows = WindowSettings(
+        data.max_length, data.doc_stride, data.max_query_length, recipe.task, data.max_target_length
+    )
     features = ranks.first_on_each_node(
         lambda: build_features(
             training,
@@ -247,8 +253,18 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
     return Job(objective, tokenizer, config, len(training), features, batches, tests, validation, evaluation)
 
 
-def load_model(recipe: Recipe, tokenizer, name: str) -> ExtractiveQA:
-    qa = ExtractiveQA.load(resolve_model(name), activation_checkpointing=recipe.train.activation_checkpointing)
+def load_model(recipe: Recipe, tokenizer, name: str) -> ExtractiveQA | GenerativeQA:
+    source, checkpointing = resolve_model(name), recipe.train.activation_checkpointing
+    if recipe.task == "generative":
+        search = {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
+        qa = GenerativeQA.load(source, activation_checkpointing=checkpointing, **search)
+    else:
+        qa = ExtractiveQA.load(source, activation_checkpointing=checkpointing)
+    if recipe.train.precision == "fp16" and qa.model.config.model_type in OVERFLOWS_IN_FP16:
+        raise InputError(
+            f"train.precision fp16: activations of {qa.model.config.model_type} overflow in it (it was trained in "
+            "bfloat16): set it to bf16 or fp32"
+        )
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(

@@ -33,15 +33,19 @@ def squad(count: int, seed: int = 0) -> dict:
     return {"data": [{"title": f"t{i}", "paragraphs": paragraphs[i::4]} for i in range(4)]}
 
 
-def prepare(folder: Path, dropout: float = 0.0) -> Path:
+def prepare(folder: Path, dropout: float = 0.0, architecture: str = "bert") -> Path:
     """Writes model/, train.json, test.json and recipe.yaml; returns the recipe's path."""
     tokenizer = tiny.wordpiece()
-    model = tiny_models.model("bert", dropout, vocab_size=len(tokenizer))
+    changes = {"vocab_size": len(tokenizer)}
+    if architecture in tiny_models.SEQ2SEQ:
+        changes["eos_token_id"] = tokenizer.sep_token_id
+    model = tiny_models.model(architecture, dropout, **changes)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     (folder / "train.json").write_text(json.dumps(squad(42)))
     (folder / "test.json").write_text(json.dumps(squad(9, seed=1)))
     recipe = {
+        "task": "generative" if model.config.is_encoder_decoder else "extractive",
         "model": {"name": str(folder / "model")},
         "method": {"name": "swep", "beta": 1e-3, "initialisation": "default"},
         "data": {

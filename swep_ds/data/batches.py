@@ -79,6 +79,12 @@ def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
     return torch.from_numpy(padded)
 
 
+def _answers(columns: dict[str, list]) -> dict[str, Tensor]:
+    if "target_ids" in columns:
+        return {"target_ids": _pad(columns["target_ids"], max(map(len, columns["target_ids"])), IGNORED)}
+    return {name: torch.tensor(columns[name]) for name in ("start_position", "end_position")}
+
+
 class TrainingBatches(torch.utils.data.Dataset):
     """Item k is this rank's batch of micro-step k; update u has micro-steps u * accumulation onwards.
 
@@ -147,8 +153,7 @@ class TrainingBatches(torch.utils.data.Dataset):
         columns = self.features[mine.tolist()]
         return Batch(
             **self.padding.inputs(columns, int(self.lengths[everywhere].max())),
-            start_position=torch.tensor(columns["start_position"]),
-            end_position=torch.tensor(columns["end_position"]),
+            **_answers(columns),
             sample_id=torch.from_numpy(mine.astype(np.int64)),
             weight=torch.full((len(mine),), share / len(everywhere)),
             token_weight=torch.full((len(mine),), share / int(self.lengths[everywhere].sum())),

@@ -1,6 +1,7 @@
 """Questions and contexts as overlapping windows of token ids, cached as Arrow.
 
-A window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a pair.
+A window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a pair; for
+generated answers it is "question: " question " context: " part of the context, in its special tokens for one text.
 Windows follow the rules of Google's BERT for SQuAD:
   - the next window of a context starts `doc_stride` tokens after the one before (a STEP, where a Hugging Face
     tokenizer's `stride` is the overlap), until one reaches the context's end;
@@ -30,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
-FORMAT_VERSION = 1  # part of every cache file's name: raise it when the columns or their meaning change
+FORMAT_VERSION = 2  # part of every cache file's name: raise it when the columns or their meaning change
 EXAMPLES_AT_A_TIME = 1024
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WindowSettings:
-    """In tokens: the longest window, the step between windows, the longest question (others are cut to it)."""
+    """In tokens: the longest window, the step between windows, the longest question and target (others are cut).
+
+    Extractive answers are spans of a window, generative ones are targets to write.
+    """
 
     max_length: int = 384
     doc_stride: int = 128
     max_query_length: int = 64
+    task: Literal["extractive", "generative"] = "extractive"
+    max_target_length: int = 32
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,11 @@ class Features:
     for training:
         start_position, end_position  int32, the answer's first and last token; 0 and 0 if it is not all there
         has_answer                    bool, whether the whole answer is in this window
+    for training to generate:
+        target_ids                    int32 list, the answer's tokens with the tokenizer's special ones
     for evaluation:
         example                       int32, index in the list of examples
+    and where the answer is to be found, not generated:
         context_begin, context_end    int32, positions [context_begin, context_end) of the context tokens
         own_begin, own_end            int32, positions [own_begin, own_end) whose maximum context is here
         offset_start, offset_end      int32 lists, characters [start, end) of every context token of this window
@@ -67,6 +76,7 @@ class Features:
     dataset: Dataset
     examples: int
     questions_cut: int  # questions longer than max_query_length
+    targets_cut: int  # answers longer than max_target_length, where they are generated
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
     fingerprint: str  # changes with the examples, the tokenizer and the settings
 
@@ -82,7 +92,8 @@ def build_features(
 ) -> Features:
     """Tokenises `examples` (at least one) into windows, or maps them from `cache_dir` if nothing changed.
 
-    Training windows without the whole answer are trained towards position 0 ("cls") or left out ("drop").
+    Training windows without the whole answer are trained towards position 0 ("cls") or left out ("drop"), always so
+    where answers are generated.
     Several processes may build the same features at once: a file appears in the cache complete or not at all.
 
     Raises InputError for a tokenizer without offsets, sizes that leave no room for context, a context without
@@ -97,10 +108,11 @@ def build_features(
     backend.no_padding()
     backend.no_truncation()
     has_types = "token_type_ids" in tokenizer.model_input_names
-    template = _Template.learn(backend, examples[0])
+    generative = settings.task == "generative"
+    template = Template.prompt(backend) if generative else Template.learn(backend, examples[0])
     _check_sizes(settings, template.specials)
 
-    drop = training and windows_without_answer == "drop"
+    drop = training and (generative or windows_without_answer == "drop")
     how = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop, "types": has_types}
     digest = hashlib.sha256(f"{how} {type(tokenizer).__name__} {backend.to_str()}".encode())
     for example in examples:
@@ -109,8 +121,8 @@ def build_features(
     cached = cache_dir / f"{'train' if training else 'eval'}-{digest.hexdigest()[:32]}.arrow"
 
     if (features := _load(cached)) is None:
-        counts = Counter(examples=len(examples), questions_cut=0, windows_without_answer=0)
-        schema = _schema(training=training, has_types=has_types)
+        counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
+        schema = _schema(settings, training=training, has_types=has_types)
         batches = _batches(examples, backend, template, settings, schema, counts, training=training, drop=drop)
         _save(cached, schema, batches, counts)
         features = _load(cached)
@@ -130,7 +142,7 @@ def _check_sizes(settings: WindowSettings, specials: int) -> None:
         )
 
 
-class _Template(NamedTuple):
+class Template(NamedTuple):
     """The special tokens around a pair, and the token types of everything."""
 
     prefix: np.ndarray  # ids before the question, int32; likewise the next two
@@ -139,7 +151,7 @@ class _Template(NamedTuple):
     types: np.ndarray  # int8, with the whole question and the whole context as one entry each
 
     @classmethod
-    def learn(cls, backend: Tokenizer, example: Example) -> "_Template":
+    def learn(cls, backend: Tokenizer, example: Example) -> "Template":
         """Reads them off the encoding of a context paired with itself."""
         count = len(backend.encode(example.context, add_special_tokens=False))
         _require_tokens(count, example)
@@ -152,6 +164,15 @@ class _Template(NamedTuple):
             suffix=ids[second + count :],
             types=np.array(types[: first + 1] + types[first + count : second + 1] + types[second + count :], np.int8),
         )
+
+    @classmethod
+    def prompt(cls, backend: Tokenizer) -> "Template":
+        """That of "question: ... context: ...", in the tokenizer's special tokens for one text."""
+        around = backend.encode("question:")
+        behind = len(around) - around.special_tokens_mask[::-1].index(0)
+        ids, middle = np.array(around.ids, np.int32), backend.encode("context:", add_special_tokens=False).ids
+        types = np.zeros(len(ids) + 1 + len(middle) + 1, np.int8)
+        return cls(ids[:behind], np.array(middle, np.int32), ids[behind:], types)
 
     @property
     def specials(self) -> int:
@@ -209,10 +230,12 @@ class _Context(NamedTuple):
         return int(behind[0]), int(before[-1])
 
 
-def _schema(*, training: bool, has_types: bool) -> pa.Schema:
+def _schema(settings: WindowSettings, *, training: bool, has_types: bool) -> pa.Schema:
     int32, int32s = pa.int32(), pa.list_(pa.int32())
     types = {"token_type_ids": pa.list_(pa.int8())} if has_types else {}
-    if training:
+    if settings.task == "generative":
+        task = {"target_ids": int32s} if training else {"example": int32}
+    elif training:
         task = {"start_position": int32, "end_position": int32, "has_answer": pa.bool_()}
     else:
         task = {"example": int32, "context_begin": int32, "context_end": int32}
@@ -223,7 +246,7 @@ def _schema(*, training: bool, has_types: bool) -> pa.Schema:
 def _batches(
     examples: Sequence[Example],
     backend: Tokenizer,
-    template: _Template,
+    template: Template,
     settings: WindowSettings,
     schema: pa.Schema,
     counts: Counter,
@@ -236,6 +259,7 @@ def _batches(
     A context's tokens stay in memory from its first question to its last.
     """
     prefix, middle, suffix, types = template
+    generative = settings.task == "generative"
     uses = Counter(example.context for example in examples)
     contexts: dict[str, _Context] = {}
     for at in range(0, len(examples), EXAMPLES_AT_A_TIME):
@@ -244,6 +268,7 @@ def _batches(
         questions = backend.encode_batch_fast([example.question for example in some], add_special_tokens=False)
         columns: dict[str, list] = {name: [] for name in schema.names}  # of list columns, the pieces to join
         sizes: list[int] = []  # context tokens of every window
+        target_sizes: list[int] = []
         repeats: list[int] = []
         for row, (example, encoding) in enumerate(zip(some, questions, strict=True), start=at):
             question = np.array(encoding.ids[: settings.max_query_length], np.int32)
@@ -253,6 +278,11 @@ def _batches(
             room = settings.max_length - template.specials - len(question)
             if training:
                 first, last = context.answer_tokens(example.span)
+            if training and generative:
+                target = np.array(backend.encode(example.context[slice(*example.span)]).ids, np.int32)
+                if len(target) > settings.max_target_length:
+                    counts["targets_cut"] += 1
+                    target = np.delete(target, np.s_[settings.max_target_length - 1 : -1])  # the end stays
             for begin, end, own_begin, own_end in context_windows(
                 len(context.ids), room, min(settings.doc_stride, room)
             ):
@@ -262,11 +292,16 @@ def _batches(
                     counts["windows_without_answer"] += not has_answer
                     if drop and not has_answer:
                         continue
+                if training and generative:
+                    columns["target_ids"].append(target)
+                    target_sizes.append(len(target))
+                elif training:
                     columns["start_position"].append(first + shift if has_answer else 0)
                     columns["end_position"].append(last + shift if has_answer else 0)
                     columns["has_answer"].append(has_answer)
                 else:
                     columns["example"].append(row)
+                if not training and not generative:
                     columns["context_begin"].append(context_begin)
                     columns["context_end"].append(end + shift)
                     columns["offset_start"].append(context.starts[begin:end])
@@ -281,7 +316,7 @@ def _batches(
             if not uses[example.context]:
                 del contexts[example.context]
         if sizes:
-            lengths = {"input_ids": columns["length"], "token_type_ids": columns["length"]}
+            lengths = dict.fromkeys(("input_ids", "token_type_ids"), columns["length"]) | {"target_ids": target_sizes}
             columns["token_type_ids"] = [np.repeat(np.tile(types, len(sizes)), repeats)]
             yield pa.record_batch(
                 [
@@ -328,8 +363,8 @@ def _save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], co
                 rows += batch.num_rows
         if rows == 0:
             raise InputError(
-                "data.windows_without_answer is 'drop' and no window holds its whole answer; raise "
-                "data.max_length or keep the windows ('cls')"
+                "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, for "
+                "extractive answers, keep such windows (data.windows_without_answer: cls)"
             )
         facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}))
         os.replace(windows, cached)

@@ -11,10 +11,11 @@ from swep_ds import distributed as ranks
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
-from swep_ds.evaluation.predict import Logits, predict
+from swep_ds.evaluation.generated import GeneratedAnswers
+from swep_ds.evaluation.predict import Decoder, Outputs, predict
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import score
-from swep_ds.evaluation.spans import SpanSettings
+from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 
 CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # of tokenised windows; moves with HF_HOME
 
@@ -57,7 +58,7 @@ class Evaluation:
             for name, examples in tests.items()
         ]
 
-    def run(self, logits: Logits, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
+    def run(self, outputs: Outputs, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes `predictions/` under `folder`."""
         scores: Scores = {}
         for test in tests:
@@ -66,13 +67,19 @@ class Evaluation:
                 f"evaluating {test.name}: {len(test.examples)} questions in {len(windows)} windows"
                 + (f", {cut} questions cut" if cut else "")
             )
-            answers, scores[test.name] = self.score(logits, test)
+            answers, scores[test.name] = self.score(outputs, test)
             if ranks.is_main():
                 write_predictions(folder, test.name, answers)
         return scores
 
-    def score(self, logits: Logits, test: EvalSet) -> tuple[dict[str, str], Score]:
+    def decoder(self, examples: list[Example]) -> Decoder:
+        """What makes answers of a model's outputs, for the task of these windows."""
+        if self.windows.task == "generative":
+            return GeneratedAnswers(examples, self.tokenizer)
+        return SpanDecoder(examples, self.spans)
+
+    def score(self, outputs: Outputs, test: EvalSet) -> tuple[dict[str, str], Score]:
         """Answers by question id and their score, on every rank. All ranks call this together."""
-        windows = test.features.dataset
-        answers = predict(logits, test.examples, windows, self.padding, self.spans, self.batch_size)
+        decoder = self.decoder(test.examples)
+        answers = predict(outputs, decoder, test.features.dataset, self.padding, self.batch_size)
         return answers, score(answers, {example.id: example.answers for example in test.examples})

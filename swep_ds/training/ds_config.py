@@ -54,7 +54,15 @@ def resolve_ds_config(
         "bf16.enabled": (train.precision == "bf16", "train.precision"),
         "fp16.enabled": (train.precision == "fp16", "train.precision"),
     }
-    if "optimizer" in config:
+    if train.optimizer == "adafactor":
+        if "optimizer" in config:
+            faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
+        if zero_stage(config) or train.precision != "fp32":
+            faults.append(
+                "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
+                "DeepSpeed hands an optimizer flat pieces of them: take ds_configs/zero0.json in fp32, or adamw"
+            )
+    elif "optimizer" in config:
         kind = config["optimizer"].get("type")
         if kind not in ("AdamW", "Adam") or config["optimizer"].get("params", {}).get("adam_w_mode") is False:
             faults.append(f'optimizer.type = {json.dumps(kind)}: the recipe trains with "AdamW": name that')
@@ -72,7 +80,7 @@ def resolve_ds_config(
         if config.get(field, {}).get("enabled"):
             faults.append(f"{field}: the recipe's train.precision decides the precision: remove this block")
     if "scheduler" in config:
-        faults.append("scheduler: the recipe's train.warmup_fraction and linear decay decide it: remove this block")
+        faults.append("scheduler: the recipe's train.warmup_fraction and train.schedule decide it: remove this block")
     for field, (value, origin) in given.items():
         present = _get(config, field)
         if present is not None and present != AUTO and not _equal(present, value):
@@ -120,7 +128,7 @@ def read_ds_config(source: str) -> dict[str, Any]:
 
 
 def zero_stage(config: dict[str, Any]) -> int:
-    return int(config["zero_optimization"].get("stage", 0))
+    return int(config.get("zero_optimization", {}).get("stage", 0))
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -4,24 +4,34 @@ from typing import Any
 
 import deepspeed
 import torch
+from transformers.optimization import Adafactor
 
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int):
-    """DeepSpeed engine with AdamW and linear decay (warm-up first, if the recipe asks for it).
+    """DeepSpeed engine with the recipe's optimizer and schedule.
 
-    The optimizer is PyTorch's AdamW, which compiles nothing, unless the ds_config names one of its own
-    (`"optimizer": {"type": "AdamW", ...}` is DeepSpeed's fused or CPU Adam).
+    AdamW is PyTorch's, which compiles nothing, unless the ds_config names one of its own (`"optimizer": {"type":
+    "AdamW", ...}` is DeepSpeed's fused or CPU Adam). Adafactor is transformers', at the recipe's learning rate and
+    without its own schedule, as T5 is fine-tuned.
 
     Args:
         config: from `resolve_ds_config`.
-        updates: optimizer steps of the whole run; the learning rate reaches 0 after the last.
+        updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
     """
     config = dict(config)
     optimizer = None
-    if "optimizer" not in config:
+    if train.optimizer == "adafactor":
+        optimizer = Adafactor(
+            objective.parameters(),
+            lr=train.learning_rate,
+            weight_decay=train.weight_decay,
+            scale_parameter=False,
+            relative_step=False,
+        )
+    elif "optimizer" not in config:
         optimizer = torch.optim.AdamW(
             objective.parameters(),
             lr=train.learning_rate,
@@ -35,18 +45,22 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         model=objective,
         model_parameters=[p for p in objective.parameters() if p.requires_grad],
         optimizer=optimizer,
-        lr_scheduler=lambda inner: linear_decay(inner, updates, round(train.warmup_fraction * updates)),
+        lr_scheduler=lambda inner: schedule(inner, train.schedule, updates, round(train.warmup_fraction * updates)),
         config=config,
     )
     return engine
 
 
-def linear_decay(optimizer: torch.optim.Optimizer, updates: int, warmup: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """Factor of the learning rate at update u: u / warmup, then (updates - u) / (updates - warmup)."""
+def schedule(
+    optimizer: torch.optim.Optimizer, kind: str, updates: int, warmup: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Factor of the learning rate at update u: u / warmup, then 1 or, linear, (updates - u) / (updates - warmup)."""
 
     def factor(update: int) -> float:
         if update < warmup:
             return update / warmup
+        if kind == "constant":
+            return 1.0
         return max(0.0, (updates - update) / max(1, updates - warmup))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

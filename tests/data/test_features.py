@@ -1,6 +1,7 @@
 """Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import tempfile
@@ -375,7 +376,68 @@ def test_a_slow_tokenizer(tmp_path):
 
 def test_training_data_of_which_every_window_is_dropped():
     answer = " ".join(tiny.SENTENCES[:3])
-    with pytest.raises(InputError, match=r"no window holds its whole answer; raise data.max_length"):
+    with pytest.raises(InputError, match=r"no window holds its whole answer.*raise data.max_length"):
         build(
             [tiny.example("When?", CONTEXT, answer)], "wordpiece", SMALL, training=True, windows_without_answer="drop"
         )
+
+
+# Generated answers
+
+
+GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=8, task="generative", max_target_length=5)
+
+
+LONG = "The old bridge was built in 1204 by an abbot. " + "The river, the valley and the tea are very nice. " * 5
+
+
+def prompts(tokenizer, context=LONG):
+    """A question's features by `training`, to be made in a folder."""
+    example = tiny.example("Who founded the monastery?", context, "an abbot")
+    return {
+        training: lambda folder, training=training: build_features(
+            [example], tokenizer, GENERATIVE, training=training, cache_dir=folder
+        )
+        for training in (True, False)
+    }
+
+
+@pytest.mark.parametrize("name", tiny.TOKENIZERS)
+def test_a_prompt_is_question_and_context_in_words(name, tmp_path):
+    """Each of the four parts is tokenised by itself, in the special tokens for one text."""
+    tokenizer = tiny.TOKENIZERS[name]()
+    make = prompts(tokenizer, "an abbot")
+    features = make[True](tmp_path)
+    (row,) = features.dataset
+    first, last = tokenizer("").input_ids
+    plain = [
+        tokenizer(part, add_special_tokens=False).input_ids for part in ("question:", "Who founded the monastery?")
+    ]
+    plain[1] = plain[1][:8]
+    plain += [tokenizer(part, add_special_tokens=False).input_ids for part in ("context:", "an abbot")]
+    assert row["input_ids"] == [first, *itertools.chain(*plain), last]
+    target = tokenizer("an abbot").input_ids
+    assert row["target_ids"] == (target if len(target) <= 5 else target[:4] + target[-1:])
+
+
+@pytest.mark.parametrize("name", tiny.TOKENIZERS)
+def test_only_windows_with_the_answer_are_learned(name, tmp_path):
+    tokenizer = tiny.TOKENIZERS[name]()
+    make = prompts(tokenizer)
+    training, evaluation = make[True](tmp_path), make[False](tmp_path)
+    assert len(training.dataset) + training.windows_without_answer == len(evaluation.dataset) > 1
+    assert training.windows_without_answer > 0
+    for row in training.dataset:
+        assert len(row["target_ids"]) <= 5
+        assert "an abbot" in tokenizer.decode(row["input_ids"]).lower()
+    assert set(evaluation.dataset["example"]) == {0}
+
+
+def test_long_targets_are_cut_and_end_properly(tmp_path):
+    tokenizer = tiny.wordpiece()
+    context = "The monastery was founded in 1204 by an abbot."
+    example = tiny.example("What was founded?", context, "The monastery was founded in 1204")
+    features = build_features([example], tokenizer, GENERATIVE, training=True, cache_dir=tmp_path)
+    whole = tokenizer("The monastery was founded in 1204").input_ids
+    assert features.targets_cut == 1
+    assert features.dataset[0]["target_ids"] == whole[:4] + whole[-1:]

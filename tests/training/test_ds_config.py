@@ -22,13 +22,13 @@ TRAIN = {
 }
 
 
-def resolve(source: Path | str, precision="fp32", micro_steps=2, world_size=2, on_cpu=True) -> dict:
+def resolve(source: Path | str, precision="fp32", micro_steps=2, world_size=2, on_cpu=True, optimizer="adamw") -> dict:
     recipe = Recipe.model_validate(
         {
             "model": {"name": "m"},
             "method": {"name": "swep"},
             "data": {"train": "t", "eval": {"x": "y"}},
-            "train": TRAIN | {"precision": precision},
+            "train": TRAIN | {"precision": precision, "optimizer": optimizer},
         }
     )
     return resolve_ds_config(
@@ -141,7 +141,7 @@ def test_all_disagreements_in_one_error_name_both_sides(write):
         "optimizer.params.betas = [0.9, 0.98], but the recipe's train.adam_betas gives [0.8, 0.98]",
         "optimizer.params.eps = 1e-08, but the recipe's train.adam_epsilon gives 1e-06",
         "optimizer.params.weight_decay = 0, but the recipe's train.weight_decay gives 0.01",
-        "scheduler: the recipe's train.warmup_fraction and linear decay decide it: remove this block",
+        "scheduler: the recipe's train.warmup_fraction and train.schedule decide it: remove this block",
         'zero_optimization.allgather_bucket_size is "auto", but no field of the recipe decides it',
     ):
         assert part in said
@@ -156,6 +156,18 @@ def test_train_batch_size_counts_the_ranks(write):
 def test_fp16_needs_a_gpu(write):
     assert "fp16 needs a GPU" in message(write({}), precision="fp16")
     assert resolve(write({}), precision="fp16", on_cpu=False)["fp16"]["enabled"] is True
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16")])
+def test_adafactor_needs_whole_matrices(write, stage, precision):
+    config = {"zero_optimization": {"stage": stage}}
+    assert "flat pieces" in message(write(config), precision=precision, optimizer="adafactor")
+
+
+def test_adafactor_and_an_optimizer_of_the_ds_config_contradict(write):
+    config = {"optimizer": {"type": "AdamW"}}
+    assert "optimizer: the recipe's train.optimizer is adafactor" in message(write(config), optimizer="adafactor")
+    assert "optimizer" not in resolve(write({}), optimizer="adafactor")
 
 
 def test_missing_file():

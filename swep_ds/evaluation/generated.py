@@ -1,0 +1,45 @@
+"""From generated token ids to answer texts: of the windows of a context, the surest answer counts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from swep_ds.data.batches import IGNORED
+from swep_ds.data.readers import Example
+
+
+class GeneratedAnswer(NamedTuple):
+    text: str
+    probability: float  # geometric mean over its tokens
+
+
+class GeneratedAnswers:
+    """Collects the windows of `examples` batch by batch, in any order, and answers those it has seen windows of.
+
+    Every window proposes one answer; the one of the largest mean log probability wins, the earlier in text order of
+    equals.
+    """
+
+    def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast):
+        self.examples, self.tokenizer = examples, tokenizer
+        self._best: dict[int, tuple[float, str]] = {}
+
+    def add(self, columns: Mapping[str, Sequence], token_ids_NK: Tensor, log_probability_N: Tensor) -> None:
+        """Takes in N windows: their evaluation columns (`Features.dataset`) and what `GenerativeQA.predict` gave."""
+        ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
+        texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
+        for example, text, score in zip(columns["example"], texts, log_probability_N.tolist(), strict=True):
+            proposal = (-score, text.strip())
+            self._best[example] = min(self._best.get(example, proposal), proposal)
+
+    def answers(self) -> dict[str, str]:
+        """The best answer's text by example id."""
+        return {id_: best[0].text for id_, best in self.n_best().items()}
+
+    def n_best(self) -> dict[str, list[GeneratedAnswer]]:
+        """The best answer by example id, in a list like `SpanDecoder`'s."""
+        best = sorted(self._best.items())
+        return {self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss))] for row, (loss, text) in best}

@@ -1,0 +1,22 @@
+"""Generated token ids become the texts that the tokenizer makes of them; the surest window of a question wins."""
+
+import torch
+
+from swep_ds.data.batches import IGNORED
+from swep_ds.evaluation.generated import GeneratedAnswers
+from tests import tiny
+
+
+def test_the_surest_window_wins_whatever_the_order():
+    tokenizer = tiny.wordpiece()
+    examples = [tiny.example("Who?", "an abbot of the valley", "an abbot", id_=name) for name in ("a", "b")]
+    texts = ["the bridge", "an abbot", "", "the river"]
+    rows = [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.sep_token_id] for text in texts]
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [IGNORED] * (width - len(row)) for row in rows])
+    columns, scores = {"example": [1, 0, 1, 0]}, torch.tensor([-0.5, -0.1, -0.7, -0.2])
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        decoder = GeneratedAnswers(examples, tokenizer)
+        for row in order:
+            decoder.add({"example": [columns["example"][row]]}, ids[[row]], scores[[row]])
+        assert decoder.answers() == {"a": "an abbot", "b": "the bridge"}

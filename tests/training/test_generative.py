@@ -1,0 +1,125 @@
+"""Generated answers: tiny T5 under every ZeRO stage, its beam search on one rank and on two, and what is exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.run import load_model
+from tests.tiny_run import ROOT, ds_config, launch, losses, prepare
+
+pytestmark = pytest.mark.slow
+
+STAGES = (0, 1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("generative")
+    prepare(path, architecture="t5")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(folder) -> dict[tuple[str, int], Path]:
+    """The folders of all runs by name and world size."""
+    folders = {}
+    for world_size in (1, 2):
+        runs = []
+
+        def add(name: str, config: Path, runs=runs, world_size=world_size, **settings) -> None:
+            output = folder / f"{name}-on{world_size}"
+            settings |= {"train.micro_batch_size": 8 // world_size, "data.max_target_length": 12}
+            overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+            one = {"recipe": str(folder / "recipe.yaml"), "set": overrides}
+            runs.append(one | {"ds_config": str(config), "output_dir": str(output)})
+            folders[name, world_size] = output
+
+        if world_size == 1:
+            add("zero0-joint", ds_config(folder, 0), **{"train.execution": "joint"})
+            add("zero2_offload", ROOT / "ds_configs" / "zero2_offload.json")
+            adafactor = {"train.optimizer": "adafactor", "train.schedule": "constant", "method.name": "mle"}
+            add("adafactor", ds_config(folder, 0), **adafactor)
+            add("bf16", ds_config(folder, 2), **{"train.precision": "bf16"})
+        for stage in STAGES:  # 3 last: DeepSpeed leaves torch's `linear` replaced
+            add(f"zero{stage}", ds_config(folder, stage))
+        if world_size == 1:
+            add("zero3_offload", ROOT / "ds_configs" / "zero3_offload.json")
+        listed = folder / f"runs{world_size}.json"
+        listed.write_text(json.dumps(runs))
+        launch(world_size, ROOT / "tests" / "training" / "several_runs.py", str(listed))
+    return folders
+
+
+def predictions(run: Path) -> dict[str, str]:
+    return json.loads((run / "predictions" / "test.json").read_text())
+
+
+def test_the_runs_are_worth_comparing(made):
+    first, *_, last = losses(made["zero0", 1])
+    assert abs(last - first) > 0.1
+    found = predictions(made["zero0", 1])
+    assert len(found) == 9
+    assert any(found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [("zero0-joint", 1), ("zero2_offload", 1), ("zero3_offload", 1)]
+    + [(f"zero{s}", n) for s in STAGES for n in (1, 2)],
+)
+def test_stages_offload_and_world_sizes_agree(made, name, world_size):
+    assert losses(made[name, world_size]) == pytest.approx(losses(made["zero0", 1]), rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_beam_search_on_two_ranks_answers_as_on_one(made, stage):
+    assert predictions(made[f"zero{stage}", 2]) == predictions(made[f"zero{stage}", 1])
+
+
+def test_bf16_is_close_to_fp32(made):
+    assert losses(made["bf16", 1]) == pytest.approx(losses(made["zero0", 1]), rel=0.02)
+
+
+def test_adafactor_is_transformers_with_a_constant_rate(made):
+    rates = {json.loads(line)["learning_rate"] for line in (made["adafactor", 1] / "metrics.jsonl").open()}
+    assert rates == {1e-3}
+    assert len(losses(made["adafactor", 1])) == 10
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_export_answers_without_this_package(made, stage, folder):
+    """transformers alone, in a strict load, generates what the run predicted."""
+    model, report = AutoModelForSeq2SeqLM.from_pretrained(made[f"zero{stage}", 2] / "model", output_loading_info=True)
+    assert not any(report.values())
+    assert model.get_input_embeddings().weight is model.lm_head.weight  # tied
+    tokenizer = AutoTokenizer.from_pretrained(made[f"zero{stage}", 2] / "model")
+    paragraphs = [
+        p for article in json.loads((folder / "test.json").read_text())["data"] for p in article["paragraphs"]
+    ]
+    short = [p for p in paragraphs if len(tokenizer(p["context"]).input_ids) < 20]
+    assert short
+    for paragraph in short:
+        [qa] = paragraph["qas"]
+        parts = ("question:", qa["question"], "context:", paragraph["context"])
+        ids = [tokenizer(part, add_special_tokens=False).input_ids for part in parts]
+        ids[1] = ids[1][:16]
+        first, last = tokenizer("").input_ids
+        inputs = torch.tensor([[first, *ids[0], *ids[1], *ids[2], *ids[3], last]])
+        if inputs.shape[1] > 48:
+            continue
+        found = model.eval().generate(
+            inputs, num_beams=4, max_new_tokens=30, decoder_start_token_id=0, eos_token_id=tokenizer.sep_token_id
+        )
+        text = tokenizer.decode(found[0], skip_special_tokens=True).strip()
+        assert text == predictions(made[f"zero{stage}", 2])[qa["id"]]
+
+
+def test_t5_in_fp16_is_refused(folder):
+    recipe = Recipe.load(str(folder / "recipe.yaml"), ["train.precision=fp16"])
+    with pytest.raises(InputError, match="activations of t5 overflow"):
+        load_model(recipe, AutoTokenizer.from_pretrained(folder / "model"), str(folder / "model"))
