@@ -88,16 +88,20 @@ def _complete_environment() -> None:
         env["SWEP_DS_LOCAL_ID"] = env["SLURM_LOCALID"]
         env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
     if "RANK" not in env and "WORLD_SIZE" not in env:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        env.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        env.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     missing = [n for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if n not in env]
     if missing:
         raise InputError(
             f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
             "`deepspeed`, `torchrun` or `srun`, or unset RANK and WORLD_SIZE for one process"
         )
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def rank() -> int:

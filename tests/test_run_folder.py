@@ -104,7 +104,29 @@ def test_every_other_setting_binds():
     bound = settings_that_bind(recipe())
     for name in ("seed", "task", "model.name", "method.beta", "data.train", "data.doc_stride", "train.max_updates"):
         assert name in bound
-    assert not [name for name in bound if name.startswith(("data.eval", "eval.", "tracking."))]
+    free = [name for name in bound if name.startswith(("data.eval", "data.max_eval", "eval.", "tracking."))]
+    assert free == ["eval.select_on"]
+
+
+def test_what_selection_depends_on_binds_where_there_is_one(used):
+    selecting = {"eval__select_on": "x"}
+    assert "eval.select_on None there, 'x' here" in message(used, recipe(**selecting))
+    (used / "recipe.yaml").write_text(recipe(**selecting).dump())
+    assert take(used, recipe(**selecting, data__eval={"x": "y", "more": "z"}, eval__batch_size=3))[1] is None
+    assert "eval.select_on 'x' there, None here" in message(used, recipe())
+    for changes, said in [
+        ({"data__eval": {"x": "elsewhere"}}, "data.eval, to select on 'y' there, 'elsewhere' here"),
+        ({"data__max_eval_examples": 5}, "data.max_eval_examples None there, 5 here"),
+        ({"eval__n_best": 3}, "eval.n_best 20 there, 3 here"),
+    ]:
+        tree = selecting | changes
+        assert said in message(used, recipe(**tree))
+
+
+def test_a_first_stage_may_be_there_already(tmp_path):
+    (tmp_path / "pretrain").mkdir()
+    assert take(tmp_path, recipe(pretrain={"train": "generated"}))[1] is None
+    assert "holds files of no run" in message(tmp_path)
 
 
 def test_resume_never_wants_no_run_there(used, tmp_path):

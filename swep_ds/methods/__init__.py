@@ -11,6 +11,7 @@ from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.methods.neftune import Neftune, NeftuneSettings
 from swep_ds.methods.prior_aug import PriorAug, PriorAugSettings
 from swep_ds.methods.r_drop import RDrop, RDropSettings
+from swep_ds.methods.ssmba import Ssmba, SsmbaSettings
 from swep_ds.methods.swep import Swep, SwepSettings
 from swep_ds.methods.word_dropout import WordDropout, WordDropoutSettings
 
@@ -22,6 +23,7 @@ _CLASSES: dict[type[Settings], type[Method]] = {
     BernoulliDropoutSettings: BernoulliDropout,
     WordDropoutSettings: WordDropout,
     AdvAugSettings: AdvAug,
+    SsmbaSettings: Ssmba,
     NeftuneSettings: Neftune,
     RDropSettings: RDrop,
     FreelbSettings: Freelb,

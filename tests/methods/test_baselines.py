@@ -116,6 +116,13 @@ def test_r_drop():
     assert made.micro_steps("split") == 1
 
 
+def test_r_drop_says_so_where_there_is_no_dropout():
+    made, batch = objective("r_drop"), tiny_batches.batch(LENGTHS)
+    _, _, statistics = made(batch, UPDATE)
+    assert "no dropout" in made.method.remark({name: float(value) for name, value in statistics.items()}, 0.1)
+    assert made.method.remark({"divergence": 1e-4}, 0.1) is None
+
+
 def freelb_by_hand(made: Objective, batch: Batch, steps: int, step_size: float, radius: float) -> torch.Tensor:
     """Algorithm 1 of Zhu et al. 2020 with autograd.grad, one window after the other; the loss, mean over windows."""
     losses = []

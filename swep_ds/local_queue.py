@@ -1,0 +1,193 @@
+"""Runs the cells of a sweep on this machine, each as a process of its own, some at a time.
+
+Notable (DeepSpeed 0.19): a signal to the `deepspeed` command ends the command and leaves its ranks training on, so each
+run gets a process group: the group is signalled and waited for, and what is left of it in the end is killed.
+"""
+
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+from deepspeed.accelerator import get_accelerator
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from swep_ds.distributed import free_port
+from swep_ds.errors import InputError
+from swep_ds.sweep import EXIT_LINE, START_LINE, Cell
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_SECONDS = 60  # from SIGTERM to SIGKILL; a second signal cuts it short
+POLL_SECONDS = 0.2
+LAST_LINES = 5  # of a failed run's log, shown
+
+
+class Run:
+    """A started cell: a process group whose output goes to the end of the cell's log."""
+
+    def __init__(self, cell: Cell, command: Sequence[str], place: dict[str, str]):
+        self.cell, self.place, self.began = cell, place, time.monotonic()
+        self.log = cell.log.open("a")
+        self._note(START_LINE + shlex.join(command))
+        streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(command, env=os.environ | place, start_new_session=True, **streams)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def alive(self) -> bool:
+        """Whether any process of the group still runs; the first one may end before the others."""
+        for process in psutil.process_iter(["status"]):
+            with suppress(ProcessLookupError):
+                if os.getpgid(process.pid) == self.process.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
+                    return True
+        return False
+
+    def send(self, number: signal.Signals) -> None:
+        """To all processes of the group that are left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def close(self) -> int:
+        """Kills what is left of the group; returns the exit code, that of a shell where a signal ended the run."""
+        self.send(signal.SIGKILL)
+        code = self.process.wait()
+        code = code if code >= 0 else 128 - code
+        self._note(f"{EXIT_LINE}{code}")
+        self.log.close()
+        return code
+
+    def _note(self, line: str) -> None:
+        self.log.write(line + "\n")
+        self.log.flush()
+
+
+def places(jobs: int, ranks: int) -> list[dict[str, str]]:
+    """For each of `jobs` runs at a time what it adds to the environment: its devices, or its processes' threads.
+
+    Raises:
+        InputError: there are fewer devices than processes.
+    """
+    accelerator, processes = get_accelerator(), jobs * ranks
+    if accelerator.device_name() == "cpu":
+        return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}] * jobs
+    count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
+    if processes > count:
+        raise InputError(f"--jobs {jobs} x --num_accelerators {ranks}: there are {count} devices: lower one of them")
+    devices = (os.environ.get(variable) or ",".join(map(str, range(count)))).split(",")
+    return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
+
+
+def launcher(ranks: int) -> list[str]:
+    """What stands before a script to start it: `python` for one process, the `deepspeed` command for more."""
+    if ranks == 1:
+        return [sys.executable, "-u"]
+    options = ["-q", "--master_port", str(free_port())]
+    if get_accelerator().device_name() == "cpu":  # elsewhere it takes the devices that it sees: those of the place
+        options += ["--num_accelerators", str(ranks)]
+    return [sys.executable, "-u", "-m", "deepspeed.launcher.runner", *options]
+
+
+def work_off(
+    cells: Sequence[Cell], command: Sequence[str], folder: Path, *, jobs: int, ranks: int
+) -> tuple[list[Cell], bool]:
+    """Runs the cells that have no results yet, and goes on where one fails.
+
+    Args:
+        command: script and options that all cells share.
+        folder: of the sweep; made if it is not there.
+        jobs: runs at a time.
+        ranks: processes of each, one per device.
+
+    Returns:
+        (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs).
+
+    Raises:
+        InputError: there are fewer devices than processes, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    free = places(jobs, ranks)
+    waiting = deque(cell for cell in cells if cell.results() is None)
+    running: list[Run] = []
+    failed: list[Cell] = []
+    took: list[float] = []
+    stop = threading.Event()
+    former = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        if former[number] is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda *_: stop.set())
+    try:
+        with _progress(console) as progress:
+            bar = progress.add_task("", total=len(cells), completed=len(cells) - len(waiting), left="")
+            while (waiting or running) and not stop.is_set():
+                while waiting and free:
+                    cell = waiting.popleft()
+                    running.append(Run(cell, [*launcher(ranks), *command, *cell.options()], free.pop()))
+                    console.print(f"{cell.name}: started, its log is {cell.log}")
+                for run in [run for run in running if run.ended()]:
+                    running.remove(run)
+                    free.append(run.place)
+                    code, name, seconds = run.close(), run.cell.name, run.seconds
+                    if code == 0 and run.cell.results() is not None:
+                        took.append(seconds)
+                        console.print(f"{name}: done in {timedelta(seconds=round(seconds))}")
+                    else:
+                        failed.append(run.cell)
+                        console.print(f"{name}: FAILED, {run.cell.fault()}", style="bold red")
+                        console.print(f"the end of {run.cell.log}:")
+                        console.print("\n".join(run.cell.log.read_text(errors="replace").splitlines()[-LAST_LINES:]))
+                    progress.advance(bar)
+                names = ", ".join(run.cell.name for run in running)
+                progress.update(bar, description=names, left=_time_left(took, running, len(waiting), jobs))
+                stop.wait(POLL_SECONDS)
+        return failed, stop.is_set()
+    finally:
+        _end(running, stop)
+        for number in SIGNALS:
+            signal.signal(number, former[number])
+
+
+def _progress(console: Console) -> Progress:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.fields[left]}", "{task.description}")
+    return Progress(*columns, console=console)
+
+
+def _time_left(took: Sequence[float], running: Sequence[Run], waiting: int, jobs: int) -> str:
+    """From the mean of the runs that are done."""
+    if not took:
+        return ""
+    mean = statistics.mean(took)
+    seconds = mean * waiting + sum(max(0.0, mean - run.seconds) for run in running)
+    return f"{timedelta(seconds=round(seconds / jobs))} left"
+
+
+def _end(running: Sequence[Run], stop: threading.Event) -> None:
+    """Stops runs: SIGTERM, so that they can save; SIGKILL after a while or at the user's next signal."""
+    stop.clear()
+    for run in running:
+        run.send(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(run.alive() for run in running) and time.monotonic() < deadline and not stop.is_set():
+        stop.wait(POLL_SECONDS)
+    for run in running:
+        run.close()

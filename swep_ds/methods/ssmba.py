@@ -1,0 +1,17 @@
+"""SSMBA (Ng, Cho, Ghassemi, EMNLP 2020): plain fine-tuning on the questions and on their augmented samples.
+
+The method is in the data: `scripts/augment.py` makes the samples once, `data.augmented` names them.
+"""
+
+from typing import Literal
+
+from swep_ds.methods.base import Settings
+from swep_ds.methods.mle import Mle
+
+
+class SsmbaSettings(Settings):
+    name: Literal["ssmba"] = "ssmba"
+
+
+class Ssmba(Mle):
+    """The passes of MLE."""

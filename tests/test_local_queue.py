@@ -1,0 +1,233 @@
+"""The local queue, with a stand-in for scripts/train.py that ends as told; tests/test_sweep.py runs the real one."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from swep_ds import local_queue
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.sweep import Cell
+
+# Called as: script --output_dir FOLDER --set do=BEHAVIOUR
+STAND_IN = """
+import os, pathlib, shutil, signal, subprocess, sys, time
+folder, behaviour = pathlib.Path(sys.argv[2]), sys.argv[-1].partition("=")[2]
+folder.mkdir(exist_ok=True)
+print("threads", os.environ["OMP_NUM_THREADS"], flush=True)
+if behaviour == "fail":
+    print("working", flush=True)
+    print("error: data.train: gone.json: no such file", file=sys.stderr, flush=True)
+    print("killing the others", flush=True)
+    sys.exit(2)
+if behaviour in ("leave", "hang", "hang on"):
+    if behaviour == "hang on":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
+    if behaviour != "leave":
+        time.sleep(600)
+if behaviour == "end before the others":
+    subprocess.Popen([sys.executable, "-c", '''
+import os, pathlib, signal, sys, time
+def save(*_):
+    time.sleep(1)
+    pathlib.Path("saved").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("pids").write_text(str(os.getpid()))
+time.sleep(600)
+'''], cwd=folder)
+    time.sleep(600)
+if behaviour == "meet":  # ends when the other one is there
+    (folder / "here").touch()
+    began = time.time()
+    while len(list(folder.parent.glob("*/here"))) < 2:
+        assert time.time() < began + 30
+        time.sleep(0.05)
+if behaviour != "nothing":
+    shutil.copy(folder.parent / "recipe.yaml", folder)
+    (folder / "results.json").write_text('{"eval": {}}')
+if behaviour == "die":
+    os.kill(os.getpid(), signal.SIGABRT)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {"x": "y"}}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    return tmp_path
+
+
+def cells(folder: Path, *behaviours: str) -> list[Cell]:
+    recipe = Recipe.load(str(folder / "recipe.yaml"))
+    return [Cell(b, 0, recipe, (f"do={b}",), folder / f"{n}-{b.replace(' ', '-')}") for n, b in enumerate(behaviours)]
+
+
+def work_off(folder: Path, several: list[Cell], jobs: int = 1) -> tuple[list[str], bool]:
+    failed, stopped = local_queue.work_off(several, [str(folder / "stand_in.py")], folder, jobs=jobs, ranks=1)
+    return [cell.variant for cell in failed], stopped
+
+
+def alive(folder: Path) -> list[int]:
+    """The processes that a cell started and that still run; a killed one may take a moment."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    pids, deadline = list(map(int, (folder / "pids").read_text().split())), time.monotonic() + 10
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return list(filter(runs, pids))
+
+
+def test_a_failed_cell_is_reported_and_the_others_go_on(folder, capsys):
+    several = cells(folder, "fail", "work", "nothing", "die")
+    assert work_off(folder, several) == (["fail", "nothing", "die"], False)
+    assert [cell.results() is not None for cell in several] == [False, True, False, True]
+    said = capsys.readouterr().out
+    assert "0-fail: FAILED, exit code 2: error: data.train: gone.json: no such file" in said
+    assert f"the end of {folder}/0-fail.log:\n" in said
+    assert "\nkilling the others\n" in said
+    assert "2-nothing: FAILED, exit code 0: threads" in said
+    assert "3-die: FAILED, exit code 134: threads" in said
+    assert "1-work: done in 0:00:0" in said
+    assert f"stand_in.py --output_dir {folder}/0-fail --set do=fail\n" in (folder / "0-fail.log").read_text()
+
+
+def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder):
+    several = cells(folder, "work", "fail")
+    work_off(folder, several)
+    work_off(folder, several)
+    assert (folder / "0-work.log").read_text().count("$ ") == 1
+    assert (folder / "1-fail.log").read_text().count("$ ") == 2
+    (folder / "1-fail" / "results.json").touch()  # half written
+    (folder / "recipe.yaml").replace(folder / "1-fail" / "recipe.yaml")
+    assert several[1].results() is None
+    assert several[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
+
+
+def test_jobs_run_at_the_same_time_and_share_the_threads(folder, monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    several = cells(folder, "meet", "meet")
+    assert work_off(folder, several, jobs=2) == ([], False)
+    assert all("threads 3\n" in cell.log.read_text() for cell in several)
+
+
+def test_what_a_run_leaves_behind_is_killed(folder):
+    several = cells(folder, "leave")
+    assert work_off(folder, several) == ([], False)
+    assert alive(several[0].folder) == []
+
+
+def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> tuple[Cell, float]:
+    """Sends signals to this process once a cell runs; returns the cell and the seconds until the queue returned."""
+    several, sent = cells(folder, behaviour, "work"), []
+
+    def send() -> None:
+        for number in numbers:
+            while not sent and not (several[0].folder / "pids").is_file():
+                time.sleep(0.05)
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), number)
+            time.sleep(0.5)
+
+    former = signal.getsignal(numbers[0])
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert work_off(folder, several) == ([], True)
+    took = time.monotonic() - sent[0]
+    thread.join()
+    assert signal.getsignal(numbers[0]) is former
+    assert not several[1].log.exists()
+    assert alive(several[0].folder) == []
+    return several[0], took
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_queue_and_its_runs(folder, number):
+    cell, _ = stop(folder, [number], "hang")
+    assert cell.fault().startswith("exit code 143: ")
+
+
+def test_every_process_of_a_run_has_time_to_save(folder):
+    cell, _ = stop(folder, [signal.SIGTERM], "end before the others")
+    assert (cell.folder / "saved").exists()
+
+
+def test_a_run_that_does_not_stop_is_killed_after_a_while(folder, monkeypatch):
+    monkeypatch.setattr(local_queue, "GRACE_SECONDS", 1)
+    cell, took = stop(folder, [signal.SIGTERM], "hang on")
+    assert took >= 1
+    assert cell.fault().startswith("exit code 137: ")
+
+
+def test_a_second_signal_kills_at_once(folder):
+    _, took = stop(folder, [signal.SIGINT, signal.SIGINT], "hang on")
+    assert took < local_queue.GRACE_SECONDS / 2
+
+
+def test_a_queue_that_breaks_stops_its_runs(folder, monkeypatch):
+    several = cells(folder, "hang", "work")
+
+    def launcher(ranks: int) -> list[str]:
+        if not several[0].log.exists():
+            return [sys.executable]
+        while not (several[0].folder / "pids").is_file():
+            time.sleep(0.05)
+        raise OSError("no port is free")
+
+    monkeypatch.setattr(local_queue, "launcher", launcher)
+    with pytest.raises(OSError, match="no port is free"):
+        work_off(folder, several, jobs=2)
+    assert alive(several[0].folder) == []
+
+
+# Devices
+
+
+class Gpus:
+    """The part of DeepSpeed's accelerator that the queue asks, with four devices."""
+
+    device_name = staticmethod(lambda: "cuda")
+    device_count = staticmethod(lambda: 4)
+    visible_devices_envs = staticmethod(lambda: ["CUDA_VISIBLE_DEVICES"])
+
+
+def test_each_place_has_devices_of_its_own(monkeypatch):
+    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in local_queue.places(2, 2)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in local_queue.places(3, 1)] == ["4", "5", "6"]
+    with pytest.raises(InputError, match="--jobs 3 x --num_accelerators 2: there are 4 devices"):
+        local_queue.places(3, 2)
+
+
+def test_several_processes_start_under_deepspeed(monkeypatch):
+    assert local_queue.launcher(1) == [sys.executable, "-u"]
+    on_cpu = local_queue.launcher(2)
+    assert on_cpu[2:4] == ["-m", "deepspeed.launcher.runner"]
+    assert on_cpu[on_cpu.index("--num_accelerators") + 1] == "2"
+    ports = {on_cpu[on_cpu.index("--master_port") + 1], *local_queue.launcher(2)[6:7]}
+    assert len(ports) == 2
+    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)  # the devices are those of the place
+    assert "--num_accelerators" not in local_queue.launcher(2)
+
+
+def test_a_folder_that_cannot_be_made_is_bad_input(folder):
+    (folder / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written to"):
+        local_queue.work_off(cells(folder, "work"), ["stand_in.py"], folder / "file" / "sub", jobs=1, ranks=1)

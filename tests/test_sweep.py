@@ -1,0 +1,197 @@
+"""Sweep files and cells, and a real sweep of a tiny model, one cell of which fails at first."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.sweep import SWEEPS, Sweep, read_sweep
+from tests import tiny_run
+
+SHIPPED = sorted(SWEEPS.glob("*.yaml"))
+SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
+MINIMAL = {"variants": {"MLE": {"method.name": "mle"}}}
+
+
+def write(folder: Path, **fields) -> str:
+    (folder / "mine.yaml").write_text(yaml.safe_dump(fields, sort_keys=False))
+    return str(folder / "mine.yaml")
+
+
+def message(folder: Path, overrides=(), **fields) -> str:
+    with pytest.raises(InputError) as caught:
+        read_sweep(write(folder, **fields), folder, overrides)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith((str(folder / "mine.yaml"), "--set"))
+    return str(caught.value)
+
+
+# Cells
+
+
+def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
+    # the method's name comes first wherever it stands; then the variant's settings over the sweep's, and --set's last
+    variants = {
+        "MLE": {"method.name": "mle"},
+        "SWEP, beta = 1": {"method.beta": 1, "train.epochs": 0.5, "method.name": "swep"},
+        "Prior-Aug": {"method.prior_variance": "1e-1", "method.name": "prior_aug"},
+    }
+    both = {"train.epochs": 0.3, "train.adam_betas": [0.8, 0.98], "data.eval": {"only": "a b.json"}}
+    path = write(tmp_path, recipe="quickstart", set=both, variants=variants, seeds=[3, 5])
+    sweep, cells = read_sweep(path, tmp_path / "runs", ["train.max_updates=7"])
+    assert sweep.ds_config is None
+    assert [(cell.variant, cell.seed) for cell in cells] == [(name, seed) for seed in (3, 5) for name in variants]
+    assert [cell.recipe.seed for cell in cells] == [3, 3, 3, 5, 5, 5]
+    assert [cell.recipe.train.epochs for cell in cells[:3]] == [0.3, 0.5, 0.3]
+    assert [cell.recipe.method.name for cell in cells[:3]] == ["mle", "swep", "prior_aug"]
+    assert cells[1].recipe.method.beta == 1
+    assert cells[2].recipe.method.prior_variance == 0.1
+    assert cells[4].folder == tmp_path / "runs" / "swep-beta-1-seed5"
+    assert cells[4].log == tmp_path / "runs" / "swep-beta-1-seed5.log"
+    for cell in cells:
+        assert cell.recipe.train.adam_betas == (0.8, 0.98)
+        assert cell.recipe.train.max_updates == 7
+        assert cell.recipe.data.eval == {"only": "a b.json"}
+        options = cell.options()  # of the command, which the cell's process reads as the sweep did
+        assert options[:2] == ["--output_dir", str(cell.folder)]
+        assert Recipe.load("quickstart", options[3::2]) == cell.recipe
+
+
+def test_the_docstrings_sweep_is_one(tmp_path):
+    text = sys.modules[Sweep.__module__].__doc__
+    example = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))
+    _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
+    assert len(cells) == 6
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_sweep_loads_and_names_its_launch_line_at_its_head(shipped, tmp_path):
+    sweep, cells = read_sweep(shipped.stem, tmp_path)
+    assert cells
+    assert (tiny_run.ROOT / sweep.ds_config).is_file()
+    assert shipped.read_text().startswith(f"# python scripts/sweep.py {shipped.stem}\n")
+
+
+# Bad sweeps
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
+        ({}, "variants names nothing to train"),
+        ({"variants": {"MLE": None}}, "variants.MLE: None: input should be a valid dictionary"),
+        ({**MINIMAL, "seeds": []}, "seeds: []: list should have at least 1 item"),
+        ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds one of them twice"),
+        ({**MINIMAL, "seeds": [-1]}, "variants.MLE: .*quickstart.yaml: seed: -1: input should be greater"),
+        ({**MINIMAL, "set": {"seed": 1}}, "set: seed: a sweep's seeds stand in its field seeds"),
+        ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: .* train.field"),
+        ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder name 'a-b', which must be unique"),
+        ({"variants": {"β": {}}}, "variants: 'β' becomes the folder name '', which must be"),
+        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: --recipe quickstrat: no such recipe; known are"),
+        ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'epochs'?"),
+        (
+            {"variants": {"MLE": {"method.name": "mle"}, "Bad": {"method.name": "swepp"}}},
+            "variants.Bad: .*'swepp' is not a method; did you mean 'swep'?",
+        ),
+        (
+            {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
+            "variants.B is tested otherwise than A: .* give data.eval",
+        ),
+        ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested otherwise than A"),
+    ],
+)
+def test_bad_sweeps_are_one_line(tmp_path, fields, said):
+    assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
+
+
+def test_seeds_on_the_command_line_are_refused(tmp_path):
+    assert "a sweep's seeds stand in its file" in message(tmp_path, ["seed=1"], **MINIMAL)
+
+
+def test_no_such_sweep_lists_those_that_exist(tmp_path):
+    with pytest.raises(InputError, match=r"sweep nothing: no such sweep; known are .*quickstart_methods"):
+        read_sweep("nothing", tmp_path)
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(InputError, match="a sweep is a mapping with the sections recipe, ds_config, set, variants"):
+        read_sweep(str(tmp_path / "list.yaml"), tmp_path)
+
+
+# What a cell says of itself
+
+
+def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
+    path = write(tmp_path, **MINIMAL)
+    _, [cell] = read_sweep(path, tmp_path)
+    assert (cell.results(), cell.fault()) == (None, "not run")
+    cell.folder.mkdir()
+    (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+    cell.log.write_text("$ python train.py\nworking\n")
+    assert (cell.results(), cell.fault()) == (None, "not finished")
+    (cell.folder / "results.json").write_text('{"eval": {')
+    assert cell.results() is None
+    (cell.folder / "results.json").write_text('{"eval": {}}')
+    assert cell.results() == {"eval": {}}
+    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3"])
+    assert other.results() is None
+
+
+# The real thing
+
+
+@pytest.mark.slow
+def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
+    recipe = tiny_run.prepare(tmp_path)
+    here, away = tmp_path / "train.json", tmp_path / "away.json"
+    variants = {
+        "MLE": {"method.name": "mle"},
+        "SWEP [elsewhere]": {"data.train": str(away)},
+    }
+    path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
+    output, config = tmp_path / "runs", str(tiny_run.ds_config(tmp_path, 0))
+    command = [sys.executable, str(SWEEP), path, "--output_dir", str(output)]
+
+    away.write_text("")  # there when the recipes are looked at
+    ended = tiny_run.execute([*command, "--ds_config", config, "--jobs", "2"], check=False)
+    assert ended.returncode == 1
+    assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
+    assert "mle-seed0: done in" in ended.stdout
+    table = json.loads((output / "table.json").read_text())
+    scores = json.loads((output / "mle-seed0" / "results.json").read_text())["eval"]["test"]
+    assert [row["runs"] for row in table["rows"]] == [1, 0]
+    assert table["rows"][0]["scores"]["test"]["f1"] == {"mean": scores["f1"], "std": None}
+    [missing] = table["missing"]
+    assert (missing["name"], missing["seed"], missing["log"]) == (
+        "SWEP [elsewhere]",
+        0,
+        f"{output}/swep-elsewhere-seed0.log",
+    )
+    assert str(away) in missing["reason"]
+    lines = (output / "table.md").read_text().splitlines()
+    assert lines[0] == "| EM / F1 | test | runs |"
+    assert lines[3] == "| SWEP [elsewhere] | - | 0 |"
+    assert lines[-1].startswith("- SWEP [elsewhere], seed 0: exit code 2: error: ")
+
+    finished = (output / "mle-seed0" / "results.json").stat().st_mtime_ns
+    away.write_text(here.read_text())
+    ended = tiny_run.execute([*command, "--ds_config", config])
+    assert (output / "mle-seed0" / "results.json").stat().st_mtime_ns == finished
+    assert "mle-seed0" not in ended.stdout.replace("swep", "")
+    table = json.loads((output / "table.json").read_text())
+    assert [row["runs"] for row in table["rows"]] == [1, 1]
+    assert table["missing"] == []
+    assert tiny_run.losses(output / "swep-elsewhere-seed0")
+
+
+def test_a_sweep_without_a_ds_config_says_so_and_its_table_needs_none(tmp_path):
+    command = [sys.executable, str(SWEEP), write(tmp_path, **MINIMAL), "--output_dir", str(tmp_path / "runs")]
+    ended = tiny_run.execute([*command, "--table"], seconds=60)
+    assert "missing: MLE, seed 0: not run" in ended.stdout
+    ended = tiny_run.execute([*command, "--ds_config", "none.json"], check=False, seconds=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error: ds_config none.json: no such file: name one in the sweep or with --ds_config\n"
