@@ -1,25 +1,24 @@
 """Masked language models: which are taken, and what is drawn from them."""
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import BertModel
+from transformers import AutoModelForMaskedLM, BertModel, MobileBertConfig
 
 from swep_ds.errors import InputError
 from swep_ds.models import masked_lm
-from swep_ds.models.masked_lm import draw, load_masked_lm
+from swep_ds.models.masked_lm import draw, load_masked_lm, logits_at
 from swep_ds.models.names import QUICKSTART
-from tests import tiny, tiny_models
+from tests import tiny, tiny_masked_lm, tiny_models
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    return tiny_models.masked_lm(tmp_path_factory.mktemp("bert"), tiny.wordpiece())
+    return tiny_masked_lm.save(tmp_path_factory.mktemp("bert"), tiny.wordpiece())
 
 
 def refused(name: str) -> str:
@@ -59,25 +58,44 @@ def test_no_model_or_no_tokenizer_or_not_the_models_own(folder, tmp_path):
     assert "more tokens than the model" in refused(str(tmp_path / "other"))
 
 
+SMALL = {"hidden_size": 16, "embedding_size": 8, "intra_bottleneck_size": 8, "true_hidden_size": 8}
+CONFIGS = {name: tiny_models.config(name) for name in tiny_models.ARCHITECTURES}
+CONFIGS["mobilebert"] = MobileBertConfig(**tiny_models.COMMON | SMALL)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_logits_at_some_places_are_those_of_all(architecture):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(CONFIGS[architecture]).eval()
+    ids, mask = torch.randint(5, 60, (3, 9)), torch.ones(3, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    rows, positions = torch.tensor([0, 0, 1, 2]), torch.tensor([1, 8, 3, 0])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        some = logits_at(model, inputs, rows, positions)
+        everywhere = model(**inputs).logits  # after: the hook is gone
+    assert everywhere.shape == (3, 9, 64)
+    torch.testing.assert_close(some, everywhere[rows, positions])
+
+
 def test_draws_invert_the_softmax_over_the_candidates(monkeypatch):
     """Against NumPy; a draw is the number of candidates whose cumulated probability u has passed."""
-    monkeypatch.setattr(masked_lm, "POSITIONS_AT_A_TIME", 7)
+    monkeypatch.setattr(masked_lm, "PLACES_AT_A_TIME", 7)
     dice = np.random.default_rng(0)
     logits = dice.normal(size=(3, 5, 11)).astype(np.float32)
-    logits[1, 2, 4] = -1e30  # of probability 0
+    logits[1, 2, 1] = logits[1, 2, 5] = -1e30  # of probability 0
     candidates = np.array([1, 4, 5, 8, 10])
     rows, positions = dice.integers(0, 3, 200), dice.integers(0, 5, 200)
     rows[:40], positions[:40] = 1, 2
     uniforms = dice.random(200)
     uniforms[:4] = [0.0, 1 - 2**-53, 0.0, 1 - 2**-53]
 
-    inputs = {"input_ids": torch.zeros(3, 5, dtype=torch.long)}
-    model = lambda **inputs: SimpleNamespace(logits=torch.from_numpy(logits))  # noqa: E731
-    drawn = draw(model, inputs, rows, positions, uniforms, torch.from_numpy(candidates))
+    monkeypatch.setattr(masked_lm, "logits_at", lambda model, inputs, *at: torch.from_numpy(logits)[at])
+    drawn = draw(None, {}, rows, positions, uniforms, torch.from_numpy(candidates))
 
     weights = np.exp(logits[rows, positions][:, candidates].astype(np.float64))
     cumulated = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
     expected = candidates[np.minimum((cumulated <= uniforms[:, None]).sum(1), 4)]
     assert drawn.tolist() == expected.tolist()
-    assert drawn[:4].tolist() == [1, 10, 1, 10]
-    assert 4 not in drawn[:40]
+    assert drawn[:4].tolist() == [4, 10, 4, 10]
+    assert not {1, 5} & set(drawn[:40].tolist())

@@ -1,0 +1,42 @@
+"""Makes training data for `method.name: ssmba`: samples of every question, rebuilt by a masked language model.
+
+    python scripts/augment.py --data train-v1.1.json --model bert-base-uncased --output train-ssmba.json
+    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set method.name=ssmba \\
+        --set data.train=train-v1.1.json --set data.augmented=train-ssmba.json --set data.eval.squad=dev-v1.1.json
+
+SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted anew; the
+answer stays as it is. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over
+the ranks. Started again after a stop it goes on where it was.
+Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+"""
+
+import argparse
+from pathlib import Path
+
+from swep_ds.command import main
+
+
+def augment() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, metavar="SOURCE", help="training data, as data.train names it")
+    parser.add_argument("--model", required=True, help="hub id or local folder of a masked language model")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="a new SQuAD v1.1 file")
+    parser.add_argument("--samples", type=int, default=8, help="per question (default: 8)")
+    parser.add_argument("--share", type=float, default=0.25, help="of the tokens that are corrupted (default: 0.25)")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
+    parser.add_argument("--max_examples", type=int, help="only the first ones, to try it out (default: all)")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+    arguments = parser.parse_args()
+
+    from swep_ds.data.augment import augment  # after the arguments: these imports take seconds
+    from swep_ds.data.rebuild import Settings
+    from swep_ds.distributed import process_group
+
+    settings = Settings(arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
+    with process_group():
+        augment(arguments.data, arguments.model, arguments.output, settings, arguments.max_examples)
+
+
+if __name__ == "__main__":
+    main(augment)

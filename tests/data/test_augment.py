@@ -1,0 +1,183 @@
+"""scripts/augment.py: one file whatever the ranks and the stops, chunks that are whole, refusals in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from swep_ds.data.augment import Chunks, _check, _digest, _read
+from swep_ds.data.readers import read_examples
+from swep_ds.data.rebuild import Settings
+from swep_ds.errors import InputError
+from tests import tiny, tiny_masked_lm
+from tests.tiny_run import ROOT, execute, launch, squad
+
+AUGMENT = ROOT / "scripts" / "augment.py"
+QUESTIONS = 200  # 7 chunks
+
+
+def arguments(folder: Path, output: str, *more: str) -> list[str]:
+    data, model = str(folder / "train.json"), str(folder / "model")
+    return ["--data", data, "--model", model, "--output", str(folder / output), *more]
+
+
+def error_line(stderr: str) -> str:
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+# Chunks
+
+SETUP = {"model": "m", "samples": 8, "seed": 0}
+ARTICLE = {"title": "Zürich", "paragraphs": []}
+
+
+def test_chunks_become_the_output_in_their_order(tmp_path):
+    output = tmp_path / "new" / "out.json"
+    chunks = Chunks(output, 3)
+    assert chunks.take(SETUP) == [0, 1, 2]
+    for number in (2, 0, 1):
+        chunks.write(number, [{"title": str(number), "paragraphs": []}, ARTICLE], Counter(kept=number))
+        assert not output.exists()
+    assert chunks.merge(SETUP) == Counter(kept=3)
+    assert [file.name for file in output.parent.iterdir()] == ["out.json"]
+    document = json.loads(output.read_text(encoding="utf-8"))
+    assert [article["title"] for article in document["data"]] == ["0", "Zürich", "1", "Zürich", "2", "Zürich"]
+    assert document["ssmba"] == SETUP | {"kept": 3}
+
+
+def test_only_missing_chunks_are_made_again(tmp_path):
+    first = Chunks(tmp_path / "out.json", 3)
+    first.take(SETUP)
+    first.write(1, [ARTICLE], Counter())
+    (first.folder / ".000002.json.123").write_text('{"articles"')  # cut off while being written
+    del first  # and with it its lock
+    assert Chunks(tmp_path / "out.json", 3).take(SETUP) == [0, 2]
+
+
+def refused(chunks: Chunks, setup: dict) -> str:
+    with pytest.raises(InputError) as caught:
+        chunks.take(setup)
+    assert "\n" not in str(caught.value)
+    assert str(chunks.output) in str(caught.value)
+    return str(caught.value)
+
+
+def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tmp_path):
+    chunks = Chunks(tmp_path / "out.json", 3)
+    chunks.take(SETUP)
+    assert "another process is writing it" in refused(Chunks(tmp_path / "out.json", 3), SETUP)
+    del chunks
+    said = refused(Chunks(tmp_path / "out.json", 3), SETUP | {"seed": 1})
+    assert "seed 0 there, 1 here" in said
+    assert "model" not in said
+    (tmp_path / "strange.json.chunks").mkdir()
+    (tmp_path / "strange.json.chunks" / "thesis.tex").write_text("")
+    assert "holds files of something else" in refused(Chunks(tmp_path / "strange.json", 3), SETUP)
+    (tmp_path / "done.json").write_text("")
+    assert "exists already" in refused(Chunks(tmp_path / "done.json", 3), SETUP)
+    assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
+
+
+# Settings and data
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "said"),
+    [
+        (Settings(samples=0), None, "--samples 0"),
+        (Settings(batch_size=0), None, "--batch_size 0"),
+        (Settings(share=0.0), None, "--share 0.0"),
+        (Settings(share=1.01), None, "--share 1.01"),
+        (Settings(share=float("nan")), None, "--share nan"),
+        (Settings(), 0, "--max_examples 0"),
+    ],
+)
+def test_settings_out_of_range(settings, limit, said):
+    with pytest.raises(InputError, match=said):
+        _check(settings, limit)
+
+
+def test_data_that_cannot_be_read_names_the_option(tmp_path):
+    with pytest.raises(InputError, match=r"^--data: .*nowhere\.json.*no such file"):
+        _read("nowhere.json", None)
+
+
+def test_the_digest_knows_other_data(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(squad(5)))
+    examples = _read(str(tmp_path / "train.json"), None)
+    assert [e.id for e in _read(str(tmp_path / "train.json"), 2)] == [e.id for e in examples[:2]]
+    digests = {_digest(examples), _digest(examples[:4]), _digest(examples[::-1])}
+    assert len(digests) == 3
+    assert _digest(list(examples)) in digests
+
+
+# The script
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds two.json, of two ranks, and one.json, of one that was killed once; its messages in one.txt, refused.txt."""
+    path = tmp_path_factory.mktemp("augment")
+    tiny_masked_lm.save(path / "model", tiny.wordpiece())
+    (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
+    launch(2, AUGMENT, *arguments(path, "two.json"))
+    command = [sys.executable, str(AUGMENT), *arguments(path, "one.json")]
+    kill_after_two_chunks(command, path / "one.json.chunks")
+    kept = {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")}
+    assert 2 <= len(kept) < 7
+    assert not (path / "one.json").exists()
+    ended = execute([*command, "--seed", "1"], check=False)
+    (path / "refused.txt").write_text(f"{ended.returncode}\n{error_line(ended.stderr)}")
+    assert {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")} == kept
+    (path / "one.txt").write_text(execute(command).stdout)
+    return path
+
+
+def kill_after_two_chunks(command: list[str], chunks: Path) -> None:
+    env = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+    end = time.monotonic() + 120
+    while len(list(chunks.glob("0*.json"))) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_file_of_two_ranks(folder):
+    one, two = ((folder / name).read_bytes() for name in ("one.json", "two.json"))
+    assert one == two
+    assert not list(folder.glob("*.chunks"))
+    assert "of 7 chunks are done" in (folder / "one.txt").read_text()
+
+
+@pytest.mark.slow
+def test_other_settings_do_not_go_on(folder):
+    code, said = (folder / "refused.txt").read_text().splitlines()
+    assert code == "2"
+    assert "seed 0 there, 1 here" in said
+
+
+@pytest.mark.slow
+def test_the_output_is_training_data_and_the_summary_is_true(folder):
+    samples = read_examples(str(folder / "two.json"), training=True)
+    ids = {sample.id.rpartition("-ssmba")[0] for sample in samples}
+    originals = read_examples(str(folder / "train.json"), training=True)
+    assert ids == {example.id for example in originals}
+    document = json.loads((folder / "two.json").read_text(encoding="utf-8"))["ssmba"]
+    assert document["kept"] == len(samples)
+    dropped = document.get("unchanged", 0) + document.get("repeated", 0)
+    assert len(samples) + dropped == 8 * QUESTIONS
+    said = (folder / "one.txt").read_text()
+    assert f"kept {len(samples)} of {8 * QUESTIONS} samples of {QUESTIONS} questions, dropped {dropped}: " in said
+    assert "7/7 chunks" in said
