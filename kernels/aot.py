@@ -24,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import triton_kernels
+from . import ladder, triton_kernels
 from .modes import MODES, elements_moved
 from .philox import ROUNDS
 from .tiles import Tile, tile
@@ -51,7 +51,10 @@ MACHINES = (
     Machine("A100", "sm_80", 1.75e12, 108, 1.41e9, 128, 16),
     Machine("H100", "sm_90", 3.0e12, 132, 1.755e9, 128, 16),
     Machine("H200", "sm_90", 4.3e12, 132, 1.755e9, 128, 16),
-    Machine("MI300X", "gfx942", 4.2e12, 304, 2.1e9, 64, 16),  # copy rate assumed: 80% of the 5.3 TB/s peak
+    # copy rates assumed below: of the peak, 90% on NVIDIA's, as above, and 80% on AMD's
+    Machine("B200", "sm_100", 7.2e12, 148, 1.965e9, 128, 16),
+    Machine("MI250X, one die", "gfx90a", 1.3e12, 110, 1.7e9, 64, 16),
+    Machine("MI300X", "gfx942", 4.2e12, 304, 2.1e9, 64, 16),
 )
 
 NVIDIA_CLASSES = (  # first match wins
@@ -110,22 +113,35 @@ class Report:
         }
 
 
+def _compile(kernel, arch: str, signature: dict[str, str], fixed: dict[str, object], aligned: list[str], warps: int):
+    """The compiled kernel; `aligned` names arguments divisible by 16, which a launch would find out."""
+    index = kernel.arg_names.index
+    source = ASTSource(
+        kernel,
+        signature | dict.fromkeys(fixed, "constexpr"),
+        {(index(name),): value for name, value in fixed.items()},
+        {(index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    backend, name = ("hip", arch) if arch.startswith("gfx") else ("cuda", int(arch.removeprefix("sm_")))
+    target = GPUTarget(backend, name, WARP_SIZES[arch])
+    return triton.compile(source, target=target, options={"num_warps": warps, "enable_fp_fusion": True})
+
+
 def compile_kernel(
     direction: str,
     arch: str,
     d: int,
     dtype: str = "bf16",
     mode: str = "learned",
-    rounds: int = ROUNDS,
     types: dict[str, str] | None = None,
     constants: dict[str, object] | None = None,
 ):
     """(tile, compiled kernel) for contiguous, 16-byte aligned tensors of `dtype` ("fp32", "bf16", "fp16").
 
-    `types` and `constants` replace the types of arguments, and make arguments compile-time constants.
+    `types` replaces the types of arguments; `constants` replaces compile-time arguments, or makes others such.
     """
-    flags, amd, warp_size = MODES[mode], arch.startswith("gfx"), WARP_SIZES[arch]
-    shape = tile(arch, direction, d, BITS[dtype] // 8, warp_size)
+    flags, types = MODES[mode], types or {}
+    shape = tile(arch, direction, d, BITS[dtype] // 8, WARP_SIZES[arch])
     kernel = getattr(triton_kernels, f"perturb_{direction}")
     fixed = {
         "D": d,
@@ -134,48 +150,66 @@ def compile_kernel(
         "ADDITIVE": flags.additive,
         "DRAWS": flags.draws,
         "KEY_ON_DEVICE": False,
-        "ROUNDS": rounds,
-        "MATH": "amd" if amd else "nvidia",
+        "ROUNDS": ROUNDS,
+        "MATH": "amd" if arch.startswith("gfx") else "nvidia",
         "BLOCK_ROWS": shape.rows,
         "BLOCK_COLS": shape.cols,
     }
     # the innermost strides of contiguous tensors are 1, which Triton makes a constant at launch too
     fixed |= dict.fromkeys([a for a in kernel.arg_names if re.search(r"_d$|^(mask|grad_kl)_t$|^ids_n$", a)], 1)
-    fixed = {name: value for name, value in fixed.items() if name not in (types or {})} | (constants or {})
+    fixed = {name: value for name, value in fixed.items() if name not in types} | (constants or {})
     pointers = {"mask_ptr": "*i1", "sample_ids_ptr": "*i64", "kl_ptr": "*fp32", "grad_kl_ptr": "*fp32"}
     signature, aligned = {}, []
     for name in kernel.arg_names:
-        if name in fixed:
-            signature[name] = "constexpr"
-        elif name in (types or {}):
+        if name in types:
             signature[name] = types[name]
         elif name.endswith("_ptr"):
             signature[name] = pointers.get(name, f"*{dtype}")
             aligned.append(name)
         elif name in ("inverse_alpha", "log_alpha", "fixed_sigma", "fixed_kl"):
             signature[name] = "fp32"
-        else:
+        elif name not in fixed:
             signature[name] = "i32"
             if re.match(r"(embeddings|params|grad)_[nt]$", name):
                 aligned.append(name)
-    source = ASTSource(
-        kernel,
-        signature,
-        {(kernel.arg_names.index(name),): value for name, value in fixed.items()},
-        {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
-    )
-    target = GPUTarget("hip", arch, warp_size) if amd else GPUTarget("cuda", int(arch.removeprefix("sm_")), warp_size)
-    return shape, triton.compile(source, target=target, options={"num_warps": shape.warps, "enable_fp_fusion": True})
+    return shape, _compile(kernel, arch, signature, fixed, aligned, shape.warps)
 
 
 def report(
-    direction: str, arch: str, d: int, dtype: str = "bf16", mode: str = "learned", rounds: int = ROUNDS
+    direction: str,
+    arch: str,
+    d: int,
+    dtype: str = "bf16",
+    mode: str = "learned",
+    types: dict[str, str] | None = None,
+    constants: dict[str, object] | None = None,
 ) -> Report:
-    """Compile a kernel and take its machine code apart."""
-    shape, compiled = compile_kernel(direction, arch, d, dtype, mode, rounds)
+    """Compile a kernel (arguments: `compile_kernel`) and take its machine code apart."""
+    shape, compiled = compile_kernel(direction, arch, d, dtype, mode, types, constants)
+    return _report(direction, arch, d, dtype, shape, compiled, *elements_moved(direction, MODES[mode]))
+
+
+def rung_reports(arch: str) -> dict[str, Report]:
+    """The rungs of ladder.py, bfloat16: the forward with dearer and dearer noise.
+
+    At d = 1024, where a row is one tile. In a loop, the slow paths of dear noise would lie outside its body, and count
+    once for all trips.
+    """
+    d = 1024
+    found = {name: report("forward", arch, d, constants=constants) for name, constants in ladder.RUNGS.items()}
+    # one program a row in four warps, Triton's default: in the terms of the report, one trip over the whole row
+    kernel, shape = ladder.randn_forward, Tile(1, d // 4, 4)
+    signature = {name: "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
+    aligned = list(signature)
+    signature |= {"kl_ptr": "*fp32", "inverse_alpha": "fp32", "log_alpha": "fp32", "seed": "i32"}
+    compiled = _compile(kernel, arch, signature, {"D": d, "BLOCK_D": d}, aligned, shape.warps)
+    moved = elements_moved("forward", MODES["learned"])
+    return found | {ladder.RANDN: _report("forward", arch, d, "bf16", shape, compiled, *moved)}
+
+
+def _report(direction, arch, d, dtype, shape, compiled, reads, writes) -> Report:
     amd = arch.startswith("gfx")
     code, resources = _amd_code(compiled.asm["amdgcn"]) if amd else _nvidia_code(compiled.asm["cubin"])
-    reads, writes = elements_moved(direction, MODES[mode])
     lanes = WARP_SIZES[arch] * shape.warps
     tile_elements = 4 * shape.rows * shape.cols
     trips = math.ceil(d // 4 / shape.cols)

@@ -14,27 +14,24 @@ import torch
 from torch import Tensor
 
 from . import naive, torch_impl
+from .arguments import LENGTH
 from .dispatch import implementation
 from .modes import MODES, elements_moved
-from .op import perturb
+from .op import perturb, perturb_op
 
-LENGTH = 512
-"""Tokens of a sample."""
 ALPHA = 0.1
 SEED = 2**40 + 3
 QUANTILES = (0.5, 0.2, 0.8)
 PASSES = ("forward", "backward", "both")
 
 
-def inputs(tokens: int, d: int, dtype: torch.dtype, device: str, length: int = LENGTH) -> dict[str, Tensor]:
-    """A batch of samples of at most `length` tokens without padding, params near the prior.
+def shape(tokens: int) -> tuple[int, int]:
+    """(samples, tokens of each) of a number that `arguments.tokens` lets through."""
+    return max(1, tokens // LENGTH), min(tokens, LENGTH)
 
-    Raises: ValueError where `tokens` beyond `length` do not fill whole samples.
-    """
-    t = min(tokens, length)
-    n, rest = divmod(tokens, t)
-    if rest:
-        raise ValueError(f"tokens must be at most {length} or a multiple of it; got {tokens}")
+
+def inputs(n: int, t: int, d: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    """A batch of n samples of t tokens without padding, params near the prior, and gradients of both outputs."""
     generator = torch.Generator(device).manual_seed(0)
     normal = functools.partial(torch.randn, dtype=dtype, device=device, generator=generator)
     params = normal(n, t, 2 * d).mul_(0.1)
@@ -57,7 +54,7 @@ def check(d: int, dtype: torch.dtype, device: str) -> None:
     The largest one may be more: a normal of a radius under 0.01 is good to 1e-3 only (docs/kernels.md).
     Raises: RuntimeError on larger ones.
     """
-    batch = inputs(96, d, dtype, device, length=32)
+    batch = inputs(3, 32, d, dtype, device)
     batch["mask"][1, 20:] = False
     tensors = [batch[name].detach() for name in ("embeddings", "params", "mask", "sample_ids")]
     key = (SEED, 7, ALPHA, MODES["learned"])
@@ -77,7 +74,7 @@ def check(d: int, dtype: torch.dtype, device: str) -> None:
                 raise RuntimeError(f"{name} is wrong at d = {d} in {dtype}: {found_error}")
 
 
-def calls(batch: dict[str, Tensor], run: Callable) -> dict[str, Callable[[], object]]:
+def calls_of(batch: dict[str, Tensor], run: Callable) -> dict[str, Callable[[], object]]:
     """A function for each pass; `run()` gives (perturbed, kl)."""
     leaves, grads = (batch["embeddings"], batch["params"]), (batch["grad"], batch["grad_kl"])
 
@@ -100,11 +97,11 @@ def implementations(batch: dict[str, Tensor], device: str) -> Iterator[tuple[str
     """Name, and what makes the functions of each pass."""
     tensors = [batch[name] for name in ("embeddings", "params", "mask")]
     fused = functools.partial(perturb, *tensors, batch["sample_ids"], seed=SEED, draw=1, prior_variance=ALPHA)
-    yield "fused", lambda: calls(batch, fused)
-    yield "eager", lambda: calls(batch, functools.partial(naive.perturb, *tensors, ALPHA))
+    yield "fused", lambda: calls_of(batch, fused)
+    yield "eager", lambda: calls_of(batch, functools.partial(naive.perturb, *tensors, ALPHA))
     if device != "cpu":
         compiled = torch.compile(naive.perturb, dynamic=False)
-        yield "compiled", lambda: calls(batch, functools.partial(compiled, *tensors, ALPHA))
+        yield "compiled", lambda: calls_of(batch, functools.partial(compiled, *tensors, ALPHA))
     yield "copy", lambda: copies(batch)
 
 
@@ -154,7 +151,7 @@ def extra_memory(call: Callable[[], object], device: str) -> int | None:
 def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
     """One record for each implementation and pass; a baseline that runs out of memory is recorded as such."""
     torch.compiler.reset()
-    batch = inputs(tokens, d, dtype, device)
+    batch = inputs(*shape(tokens), d, dtype, device)
     moved = bytes_moved(batch)
     records = []
     for name, make in implementations(batch, device):
@@ -184,11 +181,36 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
     return records
 
 
+def aims(records: list[dict]) -> list[str]:
+    """How far a benchmark on a GPU is from what the kernels aim at, in bfloat16 at d >= 768 and 32k tokens or more.
+
+    Each line names the worst of those sizes; none where the benchmark holds no such size.
+    """
+    sizes: dict[tuple, dict] = {}
+    for r in records:
+        if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and "pass" in r:
+            sizes.setdefault((r["tokens"], r["d"]), {})[r["implementation"], r["pass"]] = r["seconds"]
+    lines = []
+    for base, name, aim in (
+        ("copy", "forward", 0.95),
+        ("copy", "backward", 0.95),
+        ("compiled", "both", 1.5),
+        ("eager", "both", 8.0),
+    ):
+        found = [(t[base, name] / t["fused", name], *size) for size, t in sizes.items() if (base, name) in t]
+        if found:
+            ratio, tokens, d = min(found)
+            where = f"{tokens} tokens, d = {d}"
+            verdict = "met" if ratio >= aim else "missed"
+            lines.append(f"{name}: {ratio:.2f} times the speed of {base} at {where}; aim {aim:g}, {verdict}")
+    return lines
+
+
 def ladder(tokens: int, d: int) -> dict[str, float]:
     """Median seconds of the rungs of ladder.py, a copy of the same bytes first: bfloat16, forward, on a GPU."""
     from .ladder import rungs
 
-    batch = inputs(tokens, d, torch.bfloat16, "cuda")
+    batch = inputs(*shape(tokens), d, torch.bfloat16, "cuda")
     tensors = [batch[name].detach() for name in ("embeddings", "params", "mask", "sample_ids")]
     functions = {"copy": copies(batch)["forward"]} | rungs(*tensors, ALPHA)
     return {name: seconds(call, "cuda")[0] for name, call in functions.items()}
@@ -218,13 +240,63 @@ def share_of_update(n: int = 8, t: int = 192, d: int = 384, layers: int = 6, rou
         optimizer.step()
         optimizer.zero_grad()
 
-    batch = inputs(n * t, d, torch.float32, "cpu", length=t)
+    batch = inputs(n, t, d, torch.float32, "cpu")
     both = {name: make()["both"] for name, make in implementations(batch, "cpu") if name in ("fused", "eager")}
-    times = {name: [] for name in ("fused", "eager", "update")}
-    for _ in range(rounds):
-        for name, call in (both | {"update": update}).items():
-            call()
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
+    times = in_turns(both | {"update": update}, rounds)
     return {name: sorted(values)[rounds // 2] for name, values in times.items()}
+
+
+def in_turns(functions: dict[str, Callable[[], object]], rounds: int, calls: int = 1) -> dict[str, list[float]]:
+    """Seconds of the host for one call of each, `rounds` times in turns, each time the mean of `calls` calls."""
+    times = {name: [] for name in functions}
+    for number in range(rounds + 1):
+        for name, call in functions.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            if number:  # the first round warms up
+                times[name].append((time.perf_counter() - start) / calls)
+    return times
+
+
+class _Least(torch.autograd.Function):
+    """The least that an autograd function around the two passes can do: no checks, no choice, no care for keys."""
+
+    @staticmethod
+    def forward(ctx, run, key, *tensors):
+        ctx.save_for_backward(*tensors)
+        ctx.settings = run, key
+        return run.forward(*tensors, *key)
+
+    @staticmethod
+    def backward(ctx, grad_perturbed, grad_kl):
+        run, key = ctx.settings
+        return None, None, *run.backward(grad_perturbed, grad_kl, *ctx.saved_tensors, *key), None, None
+
+
+def host_times(device: str, rounds: int = 40, calls: int = 100) -> dict[str, dict[str, float]]:
+    """Least seconds of the host for a call, in eager mode, by way and by what is called.
+
+    Ways: `least` (the implementation in the plainest autograd function), `perturb`, and `operator` (the registered
+    operator, which `perturb` spares an eager call). Called: `forward` and `both` of an empty batch, where there is
+    nothing to compute or to launch, and of 4 tokens of width 8, where there is. The least of many turns, because
+    what others do on the machine only ever adds.
+    """
+    functions = {}
+    for name, n in (("empty", 0), ("4 tokens", 1)):
+        batch = inputs(n, 4, 8, torch.float32, device)
+        tensors = [batch[key] for key in ("embeddings", "params", "mask", "sample_ids")]
+        run, key = implementation(batch["mask"].device.type, torch.float32), (SEED, 1, ALPHA, MODES["learned"])
+        on_device = [torch.tensor(part, device=device) for part in key[:2]]
+        ways = {
+            "least": functools.partial(_Least.apply, run, key, *tensors),
+            "perturb": functools.partial(perturb, *tensors, seed=SEED, draw=1, prior_variance=ALPHA),
+            "operator": functools.partial(perturb_op, *tensors, *on_device, ALPHA, "learned"),
+        }
+        for way, call in ways.items():
+            passes = calls_of(batch, call)
+            functions |= {(way, f"{name}, {p}"): passes[p] for p in ("forward", "both")}
+    found: dict[str, dict[str, float]] = {}
+    for (way, called), values in in_turns(functions, rounds, calls).items():
+        found.setdefault(way, {})[called] = min(values)
+    return found

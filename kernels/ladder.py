@@ -1,4 +1,7 @@
-"""Rungs between a copy and the forward kernel, to see on a GPU what each part of the noise costs."""
+"""Rungs from the forward kernel without noise to `tl.randn`: what each way to draw costs.
+
+`aot.py` counts their instructions, `bench.py` times them on a GPU.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,6 +13,15 @@ from torch import Tensor
 
 from . import triton_impl
 from .modes import MODES
+
+RUNGS = {
+    "no noise": {"DRAWS": False},
+    "four words, 7 rounds": {"ROUNDS": 7},
+    "four words (the kernel)": {},
+    "four words, Triton's log, sin, cos": {"MATH": "portable"},
+}
+"""Compile-time arguments of the forward kernel; all rungs read and write the same."""
+RANDN = "tl.randn"
 
 
 @triton.jit
@@ -33,24 +45,17 @@ def randn_forward(
 
 def rungs(
     embeddings: Tensor, params: Tensor, mask: Tensor, ids: Tensor, alpha: float
-) -> dict[str, Callable[[], object]]:
-    """Forward passes from cheapest to dearest noise; `no noise` reads and writes all that the others do."""
+) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
+    """Forward passes (perturbed, kl) from cheapest to dearest noise; the inputs contiguous and without padding."""
     n, t, d = embeddings.shape
-    constants = (1.0 / alpha, math.log(alpha), 7)
+
+    def fused(constants):
+        return lambda: triton_impl.forward(embeddings, params, mask, ids, 5, 1, alpha, MODES["learned"], **constants)
 
     def randn():
         perturbed, kl = torch.empty_like(embeddings), torch.empty(n, t, device=embeddings.device)
-        block = triton.next_power_of_2(d)
-        randn_forward[(n * t,)](embeddings, params, perturbed, kl, *constants, D=d, BLOCK_D=block)
+        tensors, block = (embeddings, params, perturbed, kl), triton.next_power_of_2(d)
+        randn_forward[(n * t,)](*tensors, 1.0 / alpha, math.log(alpha), 7, D=d, BLOCK_D=block)
         return perturbed, kl
 
-    def fused(**overrides):
-        return lambda: triton_impl.forward(embeddings, params, mask, ids, 5, 1, alpha, MODES["learned"], **overrides)
-
-    return {
-        "no noise": fused(DRAWS=False),
-        "four words, 7 rounds": fused(ROUNDS=7),
-        "four words (the kernel)": fused(),
-        "four words, Triton's log, sin, cos": fused(MATH="portable"),
-        "tl.randn": randn,
-    }
+    return {name: fused(constants) for name, constants in RUNGS.items()} | {RANDN: randn}

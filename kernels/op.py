@@ -18,23 +18,26 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 class _Perturb(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
-        # tensors are saved, so that a key changed in place before the backward raises instead of drawing other noise
-        key_tensors = (part if isinstance(part, Tensor) else None for part in (seed, draw))
+    def forward(ctx, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode, run):
+        # a key in tensors is saved, so that one changed in place before the backward raises instead of drawing
+        # other noise
+        key_tensors = [part if isinstance(part, Tensor) else None for part in (seed, draw)]
         ctx.save_for_backward(embeddings, params, mask, sample_ids, *key_tensors)
-        ctx.key_ints = tuple(None if isinstance(part, Tensor) else part for part in (seed, draw))
-        ctx.settings = (prior_variance, MODES[mode])
-        run = implementation(embeddings.device.type, embeddings.dtype).forward
-        return run(embeddings, params, mask, sample_ids, seed, draw, *ctx.settings)
+        ctx.settings = seed, draw, prior_variance, mode, run
+        ctx.set_materialize_grads(mode.needs_params)  # nothing reads the gradient of a constant KL
+        return run.forward(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_perturbed, grad_kl):
-        run = implementation(grad_perturbed.device.type, grad_perturbed.dtype).backward
-        *tensors, seed, draw = ctx.saved_tensors
-        key = (part if tensor is None else tensor for tensor, part in zip((seed, draw), ctx.key_ints, strict=True))
-        grads = run(grad_perturbed, grad_kl, *tensors, *key, *ctx.settings)
-        return *grads, None, None, None, None, None, None
+        if torch.is_grad_enabled():
+            raise RuntimeError("perturb is differentiable once: its backward cannot run with create_graph=True")
+        if grad_perturbed is None:  # only the KL of noise from the prior, which is a constant
+            return (None,) * 9
+        *tensors, seed_tensor, draw_tensor = ctx.saved_tensors
+        seed, draw, prior_variance, mode, run = ctx.settings
+        key = seed if seed_tensor is None else seed_tensor, draw if draw_tensor is None else draw_tensor
+        grads = run.backward(grad_perturbed, grad_kl, *tensors, *key, prior_variance, mode)
+        return *grads, None, None, None, None, None, None, None
 
 
 @torch.library.custom_op("swep_ds::perturb", mutates_args=())
@@ -135,17 +138,19 @@ def perturb(
         Arithmetic is float32 whatever the storage, float64 for float64 embeddings. Differentiable once.
     Raises:
         ValueError, TypeError: on wrong shapes, dtypes, devices or settings, before anything is computed.
-        RuntimeError: where no implementation can run (`dispatch.py`), or where a CUDA graph would freeze a host key.
+        RuntimeError: where no implementation can run (`dispatch.py`), where a CUDA graph would freeze a host key, and
+            from the backward, under create_graph=True.
     """
     _check(embeddings, params, mask, sample_ids, prior_variance, mode)
-    seed, draw = (_checked_key(name, part, embeddings.device) for name, part in (("seed", seed), ("draw", draw)))
+    seed, draw = _checked_key("seed", seed, embeddings.device), _checked_key("draw", draw, embeddings.device)
     if torch.compiler.is_compiling():
         # on the device, so that a CUDA graph made of the compiled code reads them there
         seed, draw = (
             part if isinstance(part, Tensor) else torch.tensor(part, device=embeddings.device) for part in (seed, draw)
         )
         return perturb_op(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
-    return _Perturb.apply(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode)
+    run = implementation(embeddings.device.type, embeddings.dtype)
+    return _Perturb.apply(embeddings, params, mask, sample_ids, seed, draw, prior_variance, MODES[mode], run)
 
 
 def _checked_key(name: str, part: int | Tensor, device: torch.device) -> int | Tensor:

@@ -1,12 +1,10 @@
-"""Tiles of the Triton kernels per architecture, width and direction: a checked-in table, no tuning at run time.
+"""The tile a Triton kernel runs with: a measured one where there is one, else the default of its width.
 
-Ranks that tune apart would sum the KL in different orders, and a run would stall while it tunes. The noise does
-not depend on the tile. `scripts/tune_kernels.py` measures tiles on a GPU and prints rows for this table.
+Nothing is tuned at run time: a run would stall, and ranks that tune apart would sum the KL in different orders. The
+noise does not depend on the tile.
 """
 
 from typing import NamedTuple
-
-UNTUNED = "untuned"
 
 
 class Tile(NamedTuple):
@@ -17,16 +15,13 @@ class Tile(NamedTuple):
     warps: int
 
 
-class Entry(NamedTuple):
-    """Tiles for storage of two bytes an element, and where they come from: a GPU's name, or UNTUNED."""
-
-    forward: Tile
-    backward: Tile
-    source: str
+MEASURED: dict[tuple[str, str, int], Tile] = {}
+"""(architecture, direction, d): the fastest tile for storage of two bytes an element, as `scripts/tune_kernels.py`
+prints it on a GPU. Empty, because no GPU has run the kernels yet."""
 
 
-def untuned(d: int, warp_size: int) -> Tile:
-    """The tile, for storage of two bytes an element, of a width that nobody has tuned.
+def default(d: int, warp_size: int) -> Tile:
+    """The tile of a width that nobody has measured, for storage of two bytes an element: a rule, not a measurement.
 
     One warp a program, so that nothing waits at a barrier and padding is skipped in small steps; 8 counters a
     thread, so that a thread's share of a word is one access of 128 bits; `cols` the largest power of two that
@@ -43,63 +38,8 @@ def untuned(d: int, warp_size: int) -> Tile:
 
 def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Tile:
     """The tile to launch on `arch` ("sm_90", "gfx942", ...) for `direction` ("forward", "backward")."""
-    entry = TABLE.get(arch, {}).get(d)
-    wide = getattr(entry, direction) if entry else untuned(d, warp_size)
+    wide = MEASURED.get((arch, direction, d)) or default(d, warp_size)
     if itemsize <= 2:
         return wide
     # four bytes an element: half as many counters fill the same 128-bit accesses
     return wide._replace(rows=wide.rows // 2) if wide.rows > 1 else wide._replace(cols=wide.cols // 2)
-
-
-TABLE: dict[str, dict[int, Entry]] = {
-    "sm_80": {
-        128: Entry(Tile(8, 32, 1), Tile(8, 32, 1), UNTUNED),
-        256: Entry(Tile(4, 64, 1), Tile(4, 64, 1), UNTUNED),
-        384: Entry(Tile(8, 32, 1), Tile(8, 32, 1), UNTUNED),
-        512: Entry(Tile(2, 128, 1), Tile(2, 128, 1), UNTUNED),
-        768: Entry(Tile(4, 64, 1), Tile(4, 64, 1), UNTUNED),
-        1024: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-        2048: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-        4096: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-    },
-    "sm_90": {
-        128: Entry(Tile(8, 32, 1), Tile(8, 32, 1), UNTUNED),
-        256: Entry(Tile(4, 64, 1), Tile(4, 64, 1), UNTUNED),
-        384: Entry(Tile(8, 32, 1), Tile(8, 32, 1), UNTUNED),
-        512: Entry(Tile(2, 128, 1), Tile(2, 128, 1), UNTUNED),
-        768: Entry(Tile(4, 64, 1), Tile(4, 64, 1), UNTUNED),
-        1024: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-        2048: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-        4096: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-    },
-    "sm_100": {
-        128: Entry(Tile(8, 32, 1), Tile(8, 32, 1), UNTUNED),
-        256: Entry(Tile(4, 64, 1), Tile(4, 64, 1), UNTUNED),
-        384: Entry(Tile(8, 32, 1), Tile(8, 32, 1), UNTUNED),
-        512: Entry(Tile(2, 128, 1), Tile(2, 128, 1), UNTUNED),
-        768: Entry(Tile(4, 64, 1), Tile(4, 64, 1), UNTUNED),
-        1024: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-        2048: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-        4096: Entry(Tile(1, 256, 1), Tile(1, 256, 1), UNTUNED),
-    },
-    "gfx90a": {
-        128: Entry(Tile(16, 32, 1), Tile(16, 32, 1), UNTUNED),
-        256: Entry(Tile(8, 64, 1), Tile(8, 64, 1), UNTUNED),
-        384: Entry(Tile(16, 32, 1), Tile(16, 32, 1), UNTUNED),
-        512: Entry(Tile(4, 128, 1), Tile(4, 128, 1), UNTUNED),
-        768: Entry(Tile(8, 64, 1), Tile(8, 64, 1), UNTUNED),
-        1024: Entry(Tile(2, 256, 1), Tile(2, 256, 1), UNTUNED),
-        2048: Entry(Tile(1, 512, 1), Tile(1, 512, 1), UNTUNED),
-        4096: Entry(Tile(1, 512, 1), Tile(1, 512, 1), UNTUNED),
-    },
-    "gfx942": {
-        128: Entry(Tile(16, 32, 1), Tile(16, 32, 1), UNTUNED),
-        256: Entry(Tile(8, 64, 1), Tile(8, 64, 1), UNTUNED),
-        384: Entry(Tile(16, 32, 1), Tile(16, 32, 1), UNTUNED),
-        512: Entry(Tile(4, 128, 1), Tile(4, 128, 1), UNTUNED),
-        768: Entry(Tile(8, 64, 1), Tile(8, 64, 1), UNTUNED),
-        1024: Entry(Tile(2, 256, 1), Tile(2, 256, 1), UNTUNED),
-        2048: Entry(Tile(1, 512, 1), Tile(1, 512, 1), UNTUNED),
-        4096: Entry(Tile(1, 512, 1), Tile(1, 512, 1), UNTUNED),
-    },
-}

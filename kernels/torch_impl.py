@@ -29,7 +29,9 @@ def _chunks(mask: Tensor, d: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Rows of the real tokens in the flattened batch, with their samples and positions, chunk by chunk."""
     rows = mask.reshape(-1).nonzero().squeeze(1)
     elements = CHUNK_ELEMENTS_CPU if mask.device.type == "cpu" else CHUNK_ELEMENTS_ELSEWHERE
-    for chunk in rows.split(max(1, elements // d)):
+    step = max(1, elements // d)
+    for start in range(0, len(rows), step):
+        chunk = rows[start : start + step]
         yield chunk, chunk // mask.shape[1], chunk % mask.shape[1]
 
 
@@ -83,7 +85,7 @@ def forward(
 
 def backward(
     grad_perturbed: Tensor,
-    grad_kl: Tensor,
+    grad_kl: Tensor | None,
     embeddings: Tensor,
     params: Tensor | None,
     mask: Tensor,
@@ -95,6 +97,8 @@ def backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the embeddings [N, T, d] and the params [N, T, 2d] (None where there are no params).
 
+    Without params the KL is a constant, and its gradient is not read: it may be None.
+
     With g, k the gradients of the perturbed embeddings and the KL, and dz = g * e (additive: dz = g):
 
         de = g * z  (additive: g);   dmu = dz + k (mu - m) / alpha
@@ -104,10 +108,12 @@ def backward(
     grad_embeddings = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
     grad_params = torch.zeros_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
     embeddings_rows, params_rows = _rows(embeddings), _rows(params) if mode.needs_params else None
-    g_rows, k_rows = _rows(grad_perturbed), _rows(grad_kl)
+    g_rows, k_rows = _rows(grad_perturbed), _rows(grad_kl) if mode.needs_params else None
     for rows, n, t in _chunks(mask, d):
-        g, k = _take(g_rows, rows, dtype), _take(k_rows, rows, dtype)[:, None]
-        dz = g * _take(embeddings_rows, rows, dtype) if mode.needs_params and not mode.additive else g
+        g = _take(g_rows, rows, dtype)
+        if mode.needs_params:
+            k = _take(k_rows, rows, dtype)[:, None]
+            dz = g if mode.additive else g * _take(embeddings_rows, rows, dtype)
         z, sigma = mode.prior_mean, mode.fixed_sigma(alpha)
         if mode.learned_sigma:
             sigma = torch.exp(_take(params_rows[:, d:], rows, dtype) * 0.5)

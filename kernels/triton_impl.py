@@ -17,10 +17,10 @@ INTERPRETED = triton.knobs.runtime.interpret
 
 
 @functools.cache
-def _target(device: torch.device) -> tuple[str, str, int]:
+def target(device: torch.device) -> tuple[str, str, int]:
     """(architecture, math of triton_kernels, lanes of a warp) of a device."""
     if INTERPRETED:
-        return "interpreter", "portable", 32
+        return "interpreter", "portable", 256  # its time goes by tiles, not by elements: wide ones
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return properties.gcnArchName.split(":")[0], "amd", properties.warp_size
@@ -38,13 +38,13 @@ def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
     A tensor on the device is read there, without a wait for the GPU and anew at each replay of a CUDA graph.
     Raises: RuntimeError where a graph is being captured and a part is on the host: each replay would draw the same.
     """
-    on_host = any(not isinstance(part, Tensor) or part.device.type == "cpu" for part in (seed, draw))
-    if on_host and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    parts = [part for part in (seed, draw) if isinstance(part, Tensor) and part.device == device]
+    if len(parts) < 2 and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a CUDA graph would replay a seed or draw on the host as the constant it was at capture; "
             "pass both as 0-dim int64 tensors on the embeddings' device"
         )
-    if any(isinstance(part, Tensor) and part.device == device for part in (seed, draw)):
+    if parts:
         seed, draw = (
             part.to(device) if isinstance(part, Tensor) else torch.full((), part, dtype=torch.int64, device=device)
             for part in (seed, draw)
@@ -54,11 +54,11 @@ def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
     return _signed32(seed), _signed32(seed >> 32), _signed32(int(draw)), False
 
 
-def _constants(embeddings: Tensor, direction: str, mode: Mode, key_on_device: bool) -> dict:
+@functools.cache
+def _constants(direction: str, device: torch.device, d: int, itemsize: int, mode: Mode, key_on_device: bool) -> dict:
     """Compile-time arguments and launch options."""
-    arch, math_kind, warp_size = _target(embeddings.device)
-    d = embeddings.shape[-1]
-    shape = tile(arch, direction, d, embeddings.element_size(), warp_size)
+    arch, math_kind, warp_size = target(device)
+    shape = tile(arch, direction, d, itemsize, warp_size)
     return {
         "D": d,
         "LEARNED_MU": mode.learned_mu,
@@ -101,8 +101,9 @@ def forward(
     kl = torch.empty(mask.shape, dtype=torch.float32, device=mask.device)
     if mask.numel() == 0:
         return perturbed, kl
-    *key, on_device = _key(seed, draw, embeddings.device)
-    constants = _constants(embeddings, "forward", mode, on_device) | overrides
+    device, d = embeddings.device, embeddings.shape[2]
+    *key, on_device = _key(seed, draw, device)
+    constants = _constants("forward", device, d, embeddings.element_size(), mode, on_device) | overrides
     params = embeddings if params is None else params  # not read then
     scalars = (1.0 / alpha, math.log(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), mask.shape[1])
     strides = (*embeddings.stride(), *params.stride(), *mask.stride(), sample_ids.stride(0))
@@ -113,7 +114,7 @@ def forward(
 
 def backward(
     grad_perturbed: Tensor,
-    grad_kl: Tensor,
+    grad_kl: Tensor | None,
     embeddings: Tensor,
     params: Tensor | None,
     mask: Tensor,
@@ -129,9 +130,12 @@ def backward(
     grad_params = torch.empty_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
     if mask.numel() == 0:
         return grad_embeddings, grad_params
-    *key, on_device = _key(seed, draw, embeddings.device)
-    constants = _constants(embeddings, "backward", mode, on_device) | overrides
-    params, params_out = (params, grad_params) if mode.needs_params else (embeddings, grad_embeddings)  # not used then
+    device, d = embeddings.device, embeddings.shape[2]
+    *key, on_device = _key(seed, draw, device)
+    constants = _constants("backward", device, d, embeddings.element_size(), mode, on_device) | overrides
+    params_out = grad_params
+    if not mode.needs_params:  # neither read nor written then
+        params, params_out, grad_kl = embeddings, grad_embeddings, mask
     scalars = (1.0 / alpha, mode.fixed_sigma(alpha), mask.shape[1])
     strides = (*grad_perturbed.stride(), *grad_kl.stride(), *embeddings.stride(), *params.stride())
     tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, grad_embeddings, params_out)

@@ -1,12 +1,13 @@
 """Time the perturbation beside eager PyTorch, torch.compile and a copy:
 
-    python scripts/bench_kernels.py --output results/kernels            # on a GPU
-    python scripts/bench_kernels.py --ladder --tokens 32768 --width 768 # on a GPU: what each part of the noise costs
-    python scripts/bench_kernels.py --update                            # on a CPU: share of a SWEP update
-    python scripts/bench_kernels.py --device cpu --tokens 1536 --width 384 --dtype float32
+    python scripts/bench_kernels.py --output results/kernels    # on a GPU: sizes, dtypes, forward and backward
+    python scripts/bench_kernels.py --device cpu                # the same on a CPU, fewer sizes
+    python scripts/bench_kernels.py --ladder                    # on a GPU: what the noise costs the forward
+    python scripts/bench_kernels.py --host [--device cpu]       # host time of an eager call on next to nothing
+    python scripts/bench_kernels.py --update                    # on a CPU: share of a SWEP update
 
-Checks the results against float64 first and times nothing if they are wrong. Writes OUTPUT.json and, with matplotlib
-installed, OUTPUT.png; prints a table.
+Checks the results against float64 first and times nothing if they are wrong. Prints a table; with --output it writes
+OUTPUT.json, renewed after each size, and for sizes, where matplotlib is installed, OUTPUT.png.
 """
 
 import argparse
@@ -14,10 +15,11 @@ import importlib.util
 import json
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from swep_ds.kernels import bench
+from swep_ds.kernels import arguments, bench
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULTS = {
@@ -25,6 +27,13 @@ DEFAULTS = {
     "cpu": {"tokens": [512, 1536], "width": [384, 768], "dtype": ["float32"]},
 }
 """Sizes up to what fills a GPU, and sizes of a batch that one trains on a CPU."""
+LADDER = {"tokens": [32768], "width": [768, 1024]}
+TAKES = {
+    "sizes": {"device", "tokens", "width", "dtype"},
+    "ladder": {"tokens", "width"},
+    "host": {"device"},
+    "update": {},
+}
 
 
 def show(record: dict) -> str:
@@ -32,7 +41,7 @@ def show(record: dict) -> str:
     if record.get("out_of_memory"):
         return "| " + " | ".join([*cells, "out of memory"]) + " |"
     low, high = (1e6 * s for s in record["seconds_20_80"])
-    cells += [record["pass"], f"{1e6 * record['seconds']:.1f}", f"{low:.1f} to {high:.1f}", f"{record['gb_per_s']:.0f}"]
+    cells += [record["pass"], f"{1e6 * record['seconds']:.1f}", f"{low:.1f} to {high:.1f}", f"{record['gb_per_s']:.3g}"]
     cells.append(f"{record['share_of_copy']:.0%}" if "share_of_copy" in record else "")
     cells.append("" if record["extra_bytes"] is None else f"{record['extra_bytes'] / 2**20:.1f}")
     return "| " + " | ".join(cells) + " |"
@@ -59,69 +68,109 @@ def plot(records: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument(
-        "--tokens", nargs="+", type=int, help=f"at most {bench.LENGTH}, or multiples of it (default: by device)"
-    )
-    parser.add_argument("--width", nargs="+", type=int, help="embedding widths d (default: by device)")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: by device)")
-    parser.add_argument("--output", type=Path, help="path without suffix for the JSON and the plot")
-    parser.add_argument("--ladder", action="store_true", help="only the rungs from a copy to tl.randn, on a GPU")
-    parser.add_argument(
-        "--update", action="store_true", help="only the share of a SWEP update of 8 x 192 tokens, on a CPU"
-    )
-    args = parser.parse_args()
-    if args.update:
-        bench.check(384, torch.float32, "cpu")
-        times = bench.share_of_update()
-        for name, value in times.items():
-            print(f"{name}: {1e3 * value:.1f} ms, {value / times['update']:.1%} of the update")
-        return 0
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU here; pass --device cpu")
-
-    for name, value in DEFAULTS[args.device].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-    if wrong := [tokens for tokens in args.tokens if tokens > bench.LENGTH and tokens % bench.LENGTH]:
-        parser.error(f"--tokens must be at most {bench.LENGTH} or multiples of it; got {wrong[0]}")
-    dtypes = {name: getattr(torch, name) for name in args.dtype}
-    for dtype in dtypes.values():
+def sizes(args: argparse.Namespace, save: Callable[[object], None]) -> None:
+    dtypes = [getattr(torch, name) for name in args.dtype]
+    for dtype in dtypes:
         for d in args.width:
             bench.check(d, dtype, args.device)
-    device = (
-        torch.cuda.get_device_name()
-        if args.device == "cuda"
-        else f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
-    )
-    print(f"{device}, PyTorch {torch.__version__}\n")
-    if args.ladder:
-        for d in args.width:
-            for tokens in args.tokens:
-                times = bench.ladder(tokens, d)
-                for name, value in times.items():
-                    share = times["copy"] / value
-                    print(f"{tokens} tokens, d = {d}: {name}: {1e6 * value:.1f} us, {share:.0%} of the copy")
-        return 0
     print("| tokens | d | dtype | implementation | pass | us, median | 20% to 80% | GB/s | of copy | extra MiB |")
     print("|" + " --- |" * 10)
     records = []
-    for dtype in dtypes.values():
+    for dtype in dtypes:
         for d in args.width:
             for tokens in args.tokens:
-                for record in bench.measure(tokens, d, dtype, args.device):
-                    print(show(record), flush=True)
-                    records.append(record)
+                found = bench.measure(tokens, d, dtype, args.device)
+                print(*map(show, found), sep="\n", flush=True)
+                records += found
+                save(records)
+    print(*["", *bench.aims(records)], sep="\n")
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        result = {"device": device, "torch": torch.__version__, "records": records}
-        args.output.with_suffix(".json").write_text(json.dumps(result, indent=1))
         if importlib.util.find_spec("matplotlib"):
-            plot(records, args.output.with_suffix(".png"))
+            plot(records, Path(f"{args.output}.png"))
         else:
             print("\nNo plot: matplotlib is not installed.")
+
+
+def ladder(args: argparse.Namespace, save: Callable[[object], None]) -> None:
+    records = []
+    print("| tokens | d | noise of the forward, bf16 | us, median | of copy |")
+    print("|" + " --- |" * 5)
+    for d in args.width:
+        bench.check(d, torch.bfloat16, "cuda")
+        for tokens in args.tokens:
+            times = bench.ladder(tokens, d)
+            for name, value in times.items():
+                print(f"| {tokens} | {d} | {name} | {1e6 * value:.1f} | {times['copy'] / value:.0%} |", flush=True)
+            records.append({"tokens": tokens, "d": d, "seconds": times})
+            save(records)
+
+
+def host(args: argparse.Namespace, save: Callable[[object], None]) -> None:
+    bench.check(8, torch.float32, args.device)
+    times = bench.host_times(args.device)
+    called = list(times["perturb"])
+    print("| us of the host a call | " + " | ".join(called) + " |")
+    print("|" + " --- |" * (1 + len(called)))
+    for way, row in times.items():
+        print(f"| {way} | " + " | ".join(f"{1e6 * row[name]:.1f}" for name in called) + " |")
+    save(times)
+
+
+def update(args: argparse.Namespace, save: Callable[[object], None]) -> None:
+    bench.check(384, torch.float32, "cpu")
+    times = bench.share_of_update()
+    for name, value in times.items():
+        print(f"{name}: {1e3 * value:.1f} ms, {value / times['update']:.1%} of the update")
+    save(times)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: cuda)")
+    parser.add_argument("--tokens", nargs="+", type=arguments.tokens, help="(default: by device)")
+    parser.add_argument("--width", nargs="+", type=arguments.width, help="embedding widths d (default: by device)")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: by device)")
+    parser.add_argument("--output", type=Path, help="path without suffix for the JSON and the plot")
+    section = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("ladder", "only the forward from no noise to tl.randn, on a GPU"),
+        ("host", "only the host time of eager calls"),
+        ("update", "only the share of a SWEP update of 8 x 192 tokens, on a CPU"),
+    ):
+        section.add_argument(f"--{name}", dest="section", action="store_const", const=name, default="sizes", help=text)
+    args = parser.parse_args()
+    for name in ("device", "tokens", "width", "dtype"):
+        if getattr(args, name) is not None and name not in TAKES[args.section]:
+            parser.error(f"--{args.section} takes no --{name}")
+    args.device = args.device or ("cpu" if args.section == "update" else "cuda")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no GPU here" + ("" if args.section == "ladder" else "; pass --device cpu"))
+    for name, value in (LADDER if args.section == "ladder" else DEFAULTS[args.device]).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.output:
+        try:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            Path(f"{args.output}.json").touch()
+        except OSError as error:
+            parser.error(f"--output {args.output} cannot be written: {error.strerror}")
+    return args
+
+
+def main() -> int:
+    args = parse()
+    if args.device == "cuda":
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
+    print(f"{device}, PyTorch {torch.__version__}\n")
+
+    def save(found: object) -> None:
+        if args.output:
+            result = {"device": device, "torch": torch.__version__, args.section: found}
+            Path(f"{args.output}.json").write_text(json.dumps(result, indent=1))
+
+    {"sizes": sizes, "ladder": ladder, "host": host, "update": update}[args.section](args, save)
     return 0
 
 

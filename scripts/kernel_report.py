@@ -1,14 +1,21 @@
-"""What the Triton kernels compile to, without a GPU:  python scripts/kernel_report.py [--check]
+"""What the Triton kernels compile to, found without a GPU:
 
-Prints registers, spills, shared memory, access widths and instructions per element of each kernel, and for known
-GPUs the picoseconds an element costs memory, instruction issue and the special-function units. With --check, exits
-with 1 where the budget of `swep_ds.kernels.aot` is broken.
+    python scripts/kernel_report.py             # registers, spills, access widths, instructions, limits per element
+    python scripts/kernel_report.py --check     # the same, and exit code 1 where the budget is broken
+    python scripts/kernel_report.py --ladder    # what the noise costs, from none to tl.randn
+
+The first table gives what each kernel compiled to, the second its instructions by class, the third the picoseconds
+that an element costs the memory, the instruction issue and the special-function units of known GPUs: the largest is
+the limit, given as a multiple of the memory's, or that of the next. What counts, and how: `swep_ds.kernels.aot`.
 """
 
 import argparse
+import os
 import sys
 
-from swep_ds.kernels import MODES, aot
+from swep_ds.kernels import MODES, aot, arguments
+
+LIMITS = ["memory", "issue", "special", "limit"]
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -19,46 +26,75 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     )
 
 
+def limits(result: aot.Report) -> list[list[str]]:
+    """For each known GPU of the architecture: its name, its LIMITS."""
+    rows = []
+    for machine in aot.MACHINES:
+        if machine.arch == result.arch:
+            times = result.times(machine)
+            *_, second, first = sorted(times, key=times.get)
+            other = second if first == "memory" else "memory"
+            picoseconds = [f"{1e12 * s:.2f}" for s in times.values()]
+            rows.append([machine.name, *picoseconds, f"{first}, {times[first] / times[other]:.1f} x {other}"])
+    return rows
+
+
+def kernels(archs: list[str], widths: list[int], dtype: str, mode: str) -> list[aot.Report]:
+    """Report the kernels of one mode and dtype."""
+    reports = [aot.report(k, arch, d, dtype, mode) for k in ("forward", "backward") for arch in archs for d in widths]
+    compiled, classes, bounds = [], [], []
+    for r in reports:
+        name = [r.direction, r.arch, str(r.d)]
+        resources = [r.registers, r.spilled_bytes, r.shared_bytes, f"{r.load_bits}/{r.store_bits}"]
+        shape = f"{r.tile.rows} x {r.tile.cols}"
+        compiled.append([*name, shape, *map(str, resources), f"{r.bytes_per_element:g}", f"{r.instructions:.1f}"])
+        classes.append([*name, *(f"{count:.1f}" for count in r.counts.values())])
+        bounds += [[*name, *row] for row in limits(r)]
+    header = ["kernel", "arch", "d"]
+    resources = ["tile", "registers", "spilled B", "shared B", "load/store bits", "bytes", "instructions"]
+    print(f"{mode}, {dtype}; bytes and instructions per element\n")
+    print(table([*header, *resources], compiled), table([*header, *reports[0].counts], classes), sep="\n\n")
+    print("\n" + table([*header, "GPU", *LIMITS], bounds) + "\n")
+    return reports
+
+
+def ladder(archs: list[str]) -> None:
+    rows = []
+    for arch in archs:
+        for name, r in aot.rung_reports(arch).items():
+            rows += [[name, arch, str(r.d), f"{r.instructions:.1f}", *row] for row in limits(r)]
+    print(table(["noise of the forward, bf16", "arch", "d", "instructions", "GPU", *LIMITS], rows))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--arch", nargs="+", choices=list(aot.WARP_SIZES), default=list(aot.WARP_SIZES))
-    parser.add_argument("--width", nargs="+", type=int, default=[768, 1024], help="embedding widths d")
-    parser.add_argument("--dtype", nargs="+", choices=list(aot.BITS), default=["bf16"])
-    parser.add_argument("--mode", nargs="+", choices=list(MODES), default=["learned"])
-    parser.add_argument("--rounds", type=int, default=aot.ROUNDS, help="Philox rounds, to see what they cost")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where the budget is broken")
+    parser.add_argument("--width", nargs="+", type=arguments.width, help="embedding widths d (default: 768 1024)")
+    parser.add_argument("--dtype", nargs="+", choices=list(aot.BITS), help="(default: bf16)")
+    parser.add_argument("--mode", nargs="+", choices=list(MODES), help="(default: learned)")
+    section = parser.add_mutually_exclusive_group()
+    section.add_argument("--check", action="store_true", help="exit with 1 where the budget is broken")
+    section.add_argument("--ladder", action="store_true", help="only what the noise costs the forward")
     args = parser.parse_args()
-
-    kernels, times, shortfalls = [], [], []
-    for direction in ("forward", "backward"):
-        for mode in args.mode:
-            for arch in args.arch:
-                for dtype in args.dtype:
-                    for d in args.width:
-                        result = aot.report(direction, arch, d, dtype, mode, args.rounds)
-                        name = [direction, mode, arch, dtype, str(d)]
-                        kernels.append(
-                            name
-                            + ["x".join(map(str, result.tile[:2])), str(result.registers), str(result.spilled_bytes)]
-                            + [str(result.shared_bytes), f"{result.load_bits}/{result.store_bits}"]
-                            + [f"{result.bytes_per_element:g}", f"{result.instructions:.1f}"]
-                            + [f"{count:.1f}" for count in result.counts.values()]
-                        )
-                        for machine in aot.MACHINES:
-                            if machine.arch == arch:
-                                limits = result.times(machine)
-                                row = [*name, machine.name, *(f"{1e12 * s:.2f}" for s in limits.values())]
-                                times.append([*row, max(limits, key=limits.get)])
-                        shortfalls += aot.shortfalls(result)
-    classes = list(result.counts)
-    print("Kernels; the columns from `instructions` on are per element.\n")
-    header = ["kernel", "mode", "arch", "dtype", "d", "tile", "registers", "spilled B", "shared B", "load/store bits"]
-    print(table([*header, "bytes", "instructions", *classes], kernels))
-    print("\nPicoseconds per element, and what limits.\n")
-    print(table(["kernel", "mode", "arch", "dtype", "d", "GPU", "memory", "issue", "special", "limit"], times))
-    if args.check:
-        print("\n" + ("\n".join(shortfalls) or "Within the budget."))
-    return 1 if args.check and shortfalls else 0
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET=1 is set, under which Triton compiles nothing; unset it")
+    if args.ladder:
+        if args.width or args.dtype or args.mode:
+            parser.error("--ladder is about learned noise, bf16 and d = 1024: leave out --width, --dtype and --mode")
+        ladder(args.arch)
+        return 0
+    widths = args.width or [768, 1024]
+    reports = [
+        r
+        for mode in args.mode or ["learned"]
+        for dtype in args.dtype or ["bf16"]
+        for r in kernels(args.arch, widths, dtype, mode)
+    ]
+    if not args.check:
+        return 0
+    shortfalls = [line for r in reports for line in aot.shortfalls(r)]
+    print("\n".join(shortfalls) or "Within the budget.")
+    return 1 if shortfalls else 0
 
 
 if __name__ == "__main__":

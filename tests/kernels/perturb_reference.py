@@ -1,6 +1,27 @@
 """The perturbation in NumPy float64, from the two papers' formulas; shares nothing with the package."""
 
 import numpy as np
+import torch
+
+
+def assert_accurate(found, exact, rough=None, atol=2.0**-20):
+    """Hold tensors against float64: an error is at most twice the one in low precision, and a little.
+
+    The error in low precision is the largest of `rough`, the same computation in PyTorch, where given, and of the
+    exact result rounded once; the little is `atol` times the largest value or 1, 16 float32 roundings. Entries
+    may be None in all three alike.
+    """
+    for i, (got, want) in enumerate(zip(found, exact, strict=True)):
+        if want is None or not want.numel():
+            assert (got is None) == (want is None), i
+            continue
+        assert got.shape == want.shape, i
+        low = (want.to(got.dtype).double() - want).abs().max()
+        if rough is not None:
+            assert got.dtype == rough[i].dtype, i
+            low = torch.maximum(low, (rough[i].double() - want).abs().max())
+        error = (got.double() - want).abs().max()
+        assert error <= 2 * low + atol * max(1.0, want.abs().max()), (i, error.item(), low.item())
 
 
 def philox(counter, key, rounds=10):

@@ -1,19 +1,14 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import perturb_reference as reference
 import pytest
 import torch
-from swep_ds.kernels import bench, naive, torch_impl
-
-SCRIPT = Path(__file__).parents[2] / "scripts/bench_kernels.py"
+from hypothesis import given
+from hypothesis import strategies as st
+from swep_ds.kernels import arguments, bench, naive, torch_impl
 
 
 def test_the_naive_baseline_computes_the_same_thing(monkeypatch):
-    batch = bench.inputs(64, 16, torch.float64, "cpu", length=16)
+    batch = bench.inputs(4, 16, 16, torch.float64, "cpu")
     tensors = [batch[name].detach() for name in ("embeddings", "params", "mask")]
     eps = np.random.default_rng(0).standard_normal((4, 16, 16))
     monkeypatch.setattr(torch, "randn_like", lambda x: torch.from_numpy(eps))
@@ -23,11 +18,11 @@ def test_the_naive_baseline_computes_the_same_thing(monkeypatch):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
-def test_a_token_count_is_that_of_the_batch():
-    for tokens in (7, 512, 1536):
-        assert bench.inputs(tokens, 4, torch.float32, "cpu")["mask"].numel() == tokens
-    with pytest.raises(ValueError, match="tokens must be at most 512 or a multiple of it; got 700"):
-        bench.inputs(700, 4, torch.float32, "cpu")
+@given(st.one_of(st.integers(1, 512), st.integers(1, 9).map(lambda n: 512 * n)))
+def test_a_number_of_tokens_is_that_of_the_batch(tokens):
+    n, t = bench.shape(arguments.tokens(str(tokens)))
+    assert n * t == tokens
+    assert t <= arguments.LENGTH
 
 
 def test_nothing_is_timed_when_the_results_are_wrong(monkeypatch):
@@ -43,12 +38,30 @@ def test_nothing_is_timed_when_the_results_are_wrong(monkeypatch):
         bench.check(32, torch.float32, "cpu")
 
 
-def test_the_script_runs_on_a_cpu(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--tokens", "64", "--width", "16", "--dtype", "float32"]
-    result = subprocess.run([*command, "--output", str(tmp_path / "bench")], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    records = json.loads((tmp_path / "bench.json").read_text())["records"]
-    assert {(r["implementation"], r["pass"]) for r in records} == {
-        (name, p) for name in ("fused", "eager", "copy") for p in ("forward", "backward", "both")
-    }
-    assert all(r["seconds"] > 0 for r in records)
+def test_what_a_benchmark_says_of_the_aims():
+    def records(tokens, d, dtype="bfloat16", **seconds):
+        return [
+            {"tokens": tokens, "d": d, "dtype": dtype, "implementation": name, "pass": p, "seconds": value}
+            for name, value in seconds.items()
+            for p in bench.PASSES
+        ]
+
+    good = records(32768, 768, fused=1.0, copy=0.96, compiled=2.0, eager=8.0)
+    worse = records(65536, 1024, fused=1.0, copy=0.9, compiled=1.4)  # eager ran out of memory
+    worse.append({"tokens": 65536, "d": 1024, "dtype": "bfloat16", "implementation": "eager", "out_of_memory": True})
+    elsewhere = records(512, 768, fused=9.0, copy=1.0) + records(32768, 768, "float32", fused=9.0, copy=1.0)
+    assert bench.aims(elsewhere) == []
+    assert bench.aims(good + worse + elsewhere) == [
+        "forward: 0.90 times the speed of copy at 65536 tokens, d = 1024; aim 0.95, missed",
+        "backward: 0.90 times the speed of copy at 65536 tokens, d = 1024; aim 0.95, missed",
+        "both: 1.40 times the speed of compiled at 65536 tokens, d = 1024; aim 1.5, missed",
+        "both: 8.00 times the speed of eager at 32768 tokens, d = 768; aim 8, met",
+    ]
+
+
+def test_host_times_of_every_way():
+    times = bench.host_times("cpu", rounds=1, calls=1)
+    assert set(times) == {"least", "perturb", "operator"}
+    for row in times.values():
+        assert set(row) == {"empty, forward", "empty, both", "4 tokens, forward", "4 tokens, both"}
+        assert all(value > 0 for value in row.values())

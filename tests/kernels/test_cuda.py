@@ -1,5 +1,9 @@
 """What only a GPU can show. Nothing here has a stand-in: without a GPU these tests are skipped."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -28,6 +32,28 @@ def test_the_normals_agree_with_float64():
     # float32 rounds u near 1 to 2^-24, where the radius is its square root: rare, and small in absolute terms
     assert error.max() < 1e-3
     assert error.mean() < 2e-6
+
+
+INTERPRET = """
+import sys, torch
+from swep_ds.kernels import MODES, triton_impl
+tensors, grads, settings = torch.load(sys.argv[1])
+settings = (*settings, MODES["learned"])
+torch.save(triton_impl.forward(*tensors, *settings) + triton_impl.backward(*grads, *tensors, *settings), sys.argv[2])
+"""
+
+
+def test_the_interpreter_agrees(tmp_path):
+    tensors = [x.detach() for x in batch(2, 5, 96, torch.float32)]
+    grads, settings = [torch.randn(2, 5, 96, device="cuda"), torch.randn(2, 5, device="cuda")], (2**40 + 1, 3, 0.1)
+    given, found = tmp_path / "given", tmp_path / "found"
+    torch.save(([x.cpu() for x in tensors], [x.cpu() for x in grads], settings), given)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", INTERPRET, str(given), str(found)], env=environment, check=True)
+    settings = (*settings, MODES["learned"])
+    here = triton_impl.forward(*tensors, *settings) + triton_impl.backward(*grads, *tensors, *settings)
+    for got, want in zip(here, torch.load(found), strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-3)
 
 
 def test_a_cuda_graph_reads_seed_and_draw_anew():

@@ -57,13 +57,9 @@ def test_float64_matches_numpy(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_low_precision_is_as_good_as_rounding_once(mode, dtype):
     inputs = batch(d=64, dtype=dtype)
-    perturbed, kl = run(*inputs, mode)
-    want_perturbed, want_kl = expected(*inputs, mode)
-    assert perturbed.dtype == dtype
-    assert kl.dtype == torch.float32
-    rounding = (want_perturbed.to(dtype).double() - want_perturbed).abs()
-    assert (perturbed.double() - want_perturbed).abs().max() <= 2 * rounding.max() + 2e-6
-    torch.testing.assert_close(kl.double(), want_kl, rtol=2e-6, atol=2e-5)
+    found = run(*inputs, mode)
+    assert [x.dtype for x in found] == [dtype, torch.float32]
+    reference.assert_accurate(found, expected(*inputs, mode))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -81,30 +77,35 @@ def test_kl_is_zero_at_the_prior_and_8_35_per_dimension_at_default_initialisatio
     embeddings, params, mask, sample_ids = batch(masked=False)
     d = embeddings.shape[-1]
     params[..., :d], params[..., d:] = 1.0, math.log(ALPHA)
-    torch.testing.assert_close(run(embeddings, params, mask, sample_ids)[1], torch.zeros(mask.shape), atol=1e-5, rtol=0)
+    torch.testing.assert_close(run(embeddings, params, mask, sample_ids)[1], torch.zeros(mask.shape), atol=1e-4, rtol=0)
     kl = run(embeddings, torch.zeros_like(params), mask, sample_ids)[1]  # mu = 0, sigma = 1
     torch.testing.assert_close(kl / d, torch.full(mask.shape, 8.3487), rtol=1e-4, atol=0)
     assert run(embeddings, params, mask, sample_ids, "prior")[1].abs().max() == 0
 
 
+def assert_same(found, wanted):
+    """The same noise: only the last bits of log, sine and cosine may hang on where a number lies in a tensor."""
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_noise_follows_the_sample_not_the_batch():
     embeddings, params, mask, sample_ids = batch(n=4, t=9, masked=False)
-    together, kl = run(embeddings, params, mask, sample_ids)
+    together = run(embeddings, params, mask, sample_ids)
     order = torch.tensor([2, 0, 3])
     for part in (order, order[:1]):
         cut = run(embeddings[part, :5], params[part, :5], mask[part, :5], sample_ids[part])
-        assert torch.equal(cut[0], together[part, :5])
-        torch.testing.assert_close(cut[1], kl[part, :5])
+        assert_same(cut, [x[part, :5] for x in together])
     padded = torch.nn.functional.pad(mask, (0, 4))
     longer = torch.nn.functional.pad(embeddings, (0, 0, 0, 4)), torch.nn.functional.pad(params, (0, 0, 0, 4))
-    assert torch.equal(run(*longer, padded, sample_ids)[0][:, :9], together)
+    assert_same([x[:, :9] for x in run(*longer, padded, sample_ids)], together)
 
 
 def test_a_chunk_boundary_changes_nothing(monkeypatch):
     inputs = batch(n=4, t=9)
-    whole = run(*inputs)[0]
+    whole = run(*inputs)
     monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", 5 * 16)
-    assert torch.equal(run(*inputs)[0], whole)
+    assert_same(run(*inputs), whole)
 
 
 def test_inputs_that_cannot_be_viewed_as_rows_are_copied_once_not_for_each_chunk(monkeypatch):
@@ -196,6 +197,27 @@ def test_empty_batches_and_batches_of_padding(n, t):
     assert perturbed.shape == (n, t, 16)
     assert kl.shape == (n, t)
     assert embeddings.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_output_that_nobody_uses_has_no_part_in_the_gradient(mode):
+    inputs = batch(dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in inputs[: 1 + MODES[mode].needs_params]]
+    for used, unused in ((0, 1), (1, 0)):
+        outputs = run(*inputs, mode)
+        weights = torch.rand(outputs[used].shape, dtype=torch.float64)
+        alone = torch.autograd.grad(outputs[used], leaves, weights, retain_graph=True, allow_unused=True)
+        zeros = [weights, torch.zeros_like(outputs[unused])]
+        beside = torch.autograd.grad(outputs, leaves, zeros[::-1] if used else zeros)
+        for got, want in zip(alone, beside, strict=True):
+            assert torch.equal(torch.zeros_like(want) if got is None else got, want)
+
+
+def test_a_second_derivative_is_refused():
+    embeddings, params, mask, sample_ids = batch()
+    perturbed, _ = run(embeddings.requires_grad_(), params, mask, sample_ids)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(perturbed.sum(), embeddings, create_graph=True)
 
 
 def test_nothing_but_the_inputs_is_saved():

@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
-from swep_ds.kernels.tiles import TABLE, UNTUNED, tile, untuned
+from swep_ds.kernels import tiles
+from swep_ds.kernels.tiles import Tile, default, tile
 
 
 @given(
@@ -20,20 +21,22 @@ def test_a_tile_for_every_width(d, warp_size, itemsize):
 
 
 def test_768_is_walked_without_idle_lanes():
-    assert untuned(768, 32) == (4, 64, 1)
+    assert default(768, 32) == (4, 64, 1)
 
 
-def test_entries_marked_untuned_are_what_the_rule_gives():
-    for arch, entries in TABLE.items():
-        for d, entry in entries.items():
-            if entry.source == UNTUNED:
-                expected = untuned(d, 64 if arch.startswith("gfx9") else 32)
-                assert entry.forward == entry.backward == expected
+def test_a_measured_tile_comes_first(monkeypatch):
+    monkeypatch.setattr(tiles, "MEASURED", {("sm_90", "backward", 768): Tile(16, 64, 2)})
+    assert tile("sm_90", "backward", 768, 2, 32) == (16, 64, 2)
+    assert tile("sm_90", "backward", 768, 4, 32) == (8, 64, 2)
+    for other in (("sm_90", "forward", 768), ("sm_90", "backward", 1024), ("sm_100", "backward", 768)):
+        assert tile(*other, 2, 32) == default(other[2], 32)
 
 
-def test_a_tuned_entry_wins(monkeypatch):
-    entry = TABLE["sm_90"][768]
-    monkeypatch.setitem(TABLE["sm_90"], 768, entry._replace(backward=entry.forward._replace(rows=16), source="a GPU"))
-    assert tile("sm_90", "backward", 768, 2, 32) == (16, 64, 1)
-    assert tile("sm_90", "backward", 768, 4, 32) == (8, 64, 1)
-    assert tile("sm_90", "forward", 768, 2, 32) == entry.forward
+def test_measured_tiles_are_tiles_a_kernel_can_run_with():
+    for (arch, direction, d), found in tiles.MEASURED.items():
+        assert arch.startswith(("sm_", "gfx"))
+        assert direction in ("forward", "backward")
+        assert d % 4 == 0
+        for number in found:
+            assert number >= 1
+            assert number & (number - 1) == 0

@@ -27,14 +27,14 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(False)
 
 
-def batch(n=3, t=7, d=32, dtype=torch.float32):
-    """Embeddings, params, mask with padding (a whole sample of it too), ids; gradients of both outputs."""
+def batch(n=2, t=5, d=32, dtype=torch.float32):
+    """Embeddings, params, mask with padding, ids; gradients of both outputs."""
     generator = torch.Generator().manual_seed(n * t + d)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
-    mask = torch.arange(t, device=DEVICE) < torch.tensor([t, t // 2, 0] * n, device=DEVICE)[:n, None]
+    mask = torch.arange(t, device=DEVICE) < torch.tensor([t, t // 2] * n, device=DEVICE)[:n, None]
     ids = torch.arange(n, device=DEVICE) * 7919 - 11
     return (normal(n, t, d), 0.5 * normal(n, t, 2 * d), mask, ids), (normal(n, t, d), normal(n, t).float())
 
@@ -52,22 +52,29 @@ def doubles(tensors):
 
 
 def assert_close(found, exact, low):
-    """An error is at most twice that of PyTorch in the same precision, or of rounding the exact result once."""
-    for name, got, want, rough in zip(("perturbed", "kl", "grad_e", "grad_p"), found, exact, low, strict=True):
-        if want is None:
-            assert got is None
-            continue
-        assert got.shape == want.shape
-        assert got.dtype == rough.dtype
-        if not want.numel():
-            continue
-        once = (want.to(got.dtype).double() - want).abs().max()
-        allowed = 2 * torch.maximum((rough.double() - want).abs().max(), once)
-        # float32 arithmetic; the hardware's log2, sine and cosine are less exact
-        allowed = allowed + (2e-6 if DEVICE == "cpu" else 1e-4) * max(1.0, want.abs().max().item())
-        if DEVICE == "cpu" and got.dtype == torch.bfloat16:
-            allowed = allowed + want.abs() * 2**-7  # the interpreter cuts to bfloat16 where a GPU rounds
-        assert ((got.double() - want).abs() <= allowed).all(), name
+    """Within twice the error of PyTorch in the same precision (reference.assert_accurate)."""
+    if DEVICE == "cpu":
+        # the interpreter cuts to bfloat16 where a GPU rounds: give back that last place
+        cut = [x is not None and x.dtype == torch.bfloat16 for x in found]
+        found = [torch.where((x - w).abs() <= w.abs() * 2**-7, w.to(x.dtype), x) if c else x
+                 for c, x, w in zip(cut, found, exact, strict=True)]  # fmt: skip
+        reference.assert_accurate(found, exact, low)
+    else:
+        # the hardware's log2 has an absolute error, and a normal of a small radius with it
+        reference.assert_accurate(found, exact, low, atol=1e-3)
+        for got, want, rough in zip(found, exact, low, strict=True):
+            if want is not None:
+                errors = [(x.double() - want).abs().mean() for x in (got, rough, want.to(got.dtype))]
+                assert errors[0] <= 2 * max(errors[1:]) + 2e-6 * want.abs().max()
+
+
+def assert_same(found, expected):
+    """Bit for bit on a GPU; the interpreter computes with NumPy, whose last bit may hang on the shape of an array."""
+    for got, want in zip(found, expected, strict=True):
+        if DEVICE == "cuda" or want is None:
+            assert (got is None and want is None) or torch.equal(got, want)
+        else:
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rounds", [7, 10])
@@ -95,16 +102,9 @@ def test_all_modes_match_float64(mode, dtype):
         assert result is None or result[~live].abs().sum() == 0
 
 
-@pytest.mark.parametrize("d", [4, 12, 100, 768, 1024])
-@pytest.mark.parametrize("n_t", [(1, 1), (2, 5)])
-def test_widths(d, n_t):
-    inputs, grads = batch(*n_t, d)
-    exact = run(torch_impl, doubles(inputs), doubles(grads))
-    assert_close(run(triton_impl, inputs, grads), exact, run(torch_impl, inputs, grads))
-
-
-def test_the_widest_row():
-    inputs, grads = batch(1, 2, 8192)
+@pytest.mark.parametrize(("n", "t", "d"), [(1, 1, 4), (2, 5, 12), (2, 3, 100), (2, 3, 768), (1, 2, 8192)])
+def test_widths(n, t, d):
+    inputs, grads = batch(n, t, d)
     exact = run(torch_impl, doubles(inputs), doubles(grads))
     assert_close(run(triton_impl, inputs, grads), exact, run(torch_impl, inputs, grads))
 
@@ -116,37 +116,33 @@ def test_empty_batches(shape):
         assert got.shape == want.shape
 
 
-@pytest.mark.parametrize("rows_cols_warps", [(1, 32, 1), (2, 8, 1), (16, 4, 2), (4, 64, 4)])
-def test_noise_does_not_depend_on_the_tile(rows_cols_warps):
-    inputs, grads = batch(d=128)
-    rows, cols, warps = rows_cols_warps
+def test_noise_does_not_depend_on_the_tile():
+    inputs, grads = batch(d=48)
     usual = run(triton_impl, inputs, grads)
-    other = run(triton_impl, inputs, grads, BLOCK_ROWS=rows, BLOCK_COLS=cols, num_warps=warps)
-    for i in (0, 2, 3):
-        assert torch.equal(usual[i], other[i])
-    torch.testing.assert_close(usual[1], other[1])
+    for rows, cols, warps in ((2, 8, 1), (4, 4, 4)):  # ragged ends of rows and of columns, and loops
+        other = run(triton_impl, inputs, grads, BLOCK_ROWS=rows, BLOCK_COLS=cols, num_warps=warps)
+        assert_same((other[0], *other[2:]), (usual[0], *usual[2:]))
+        torch.testing.assert_close(other[1], usual[1], rtol=1e-5, atol=1e-5)  # summed in another order
 
 
 def test_noise_follows_the_sample_not_the_batch():
-    (embeddings, params, mask, ids), grads = batch(3, 9)
+    (embeddings, params, mask, ids), grads = batch(3, 7)
     mask = torch.ones_like(mask)
     usual = run(triton_impl, (embeddings, params, mask, ids), grads)
     order = torch.tensor([2, 0], device=DEVICE)
     cut = (*(x[order, :5] for x in (embeddings, params, mask)), ids[order])
-    for got, want in zip(run(triton_impl, cut, [g[order, :5] for g in grads]), usual, strict=True):
-        assert torch.equal(got, want[order, :5])
+    assert_same(run(triton_impl, cut, [g[order, :5] for g in grads]), [x[order, :5] for x in usual])
 
 
 def test_new_draw_new_noise_and_keys_on_the_device():
-    inputs, grads = batch()
-    live = inputs[2]
+    (embeddings, params, mask, ids), grads = batch(1, 3)
+    inputs = (embeddings, params, torch.ones_like(mask), ids)
     usual = run(triton_impl, inputs, grads)
     seed, draw = (torch.tensor(x, device=DEVICE) for x in (SIGNED_SEED, DRAW))
     for keys in ((seed, draw), (seed, DRAW), (SIGNED_SEED, draw)):
-        for got, want in zip(run(triton_impl, inputs, grads, seed=keys[0], draw=keys[1]), usual, strict=True):
-            assert torch.equal(got, want)
+        assert_same(run(triton_impl, inputs, grads, seed=keys[0], draw=keys[1]), usual)
     for keys in ((SIGNED_SEED, DRAW + 1), (SIGNED_SEED + 1, DRAW), (SIGNED_SEED + 2**32, DRAW)):
-        assert (run(triton_impl, inputs, grads, seed=keys[0], draw=keys[1])[0][live] != usual[0][live]).all()
+        assert (triton_impl.forward(*inputs, *keys, ALPHA, MODES["learned"])[0] != usual[0]).all()
 
 
 def test_keys_on_the_host_are_refused_while_a_cuda_graph_is_captured(monkeypatch):
@@ -158,20 +154,28 @@ def test_keys_on_the_host_are_refused_while_a_cuda_graph_is_captured(monkeypatch
 
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_rows_are_not_read(mode):
-    inputs, grads = batch()
-    usual = run(triton_impl, inputs, grads, mode)
-    live = inputs[2]
-    for tensor in (*inputs[:2], *grads):
+    (embeddings, params, _, ids), grads = batch(2, 5)
+    live = torch.arange(5, device=DEVICE) < torch.tensor([[2], [0]], device=DEVICE)  # and one sample all padding
+    usual = run(triton_impl, (embeddings, params, live, ids), grads, mode)
+    for tensor in (embeddings, params, *grads):
         tensor[~live] = float("nan")
-    found = run(triton_impl, (*inputs[:2], live.long() * 5, inputs[3]), grads, mode)
+    found = run(triton_impl, (embeddings, params, live.long() * 5, ids), grads, mode)
     for got, want in zip(found, usual, strict=True):
         assert (got is None and want is None) or torch.equal(got, want)
+        assert got is None or got[~live].abs().sum() == 0
+
+
+def test_the_gradient_of_a_constant_kl_is_not_read():
+    (embeddings, _, mask, ids), (g, k) = batch(1, 3)
+    tensors = (embeddings, None, mask, ids, SEED, DRAW, ALPHA, MODES["prior"])
+    for module in (triton_impl, torch_impl):
+        assert torch.equal(module.backward(g, None, *tensors)[0], module.backward(g, k, *tensors)[0])
 
 
 def test_strides_do_not_matter():
-    (embeddings, params, mask, ids), (g, k) = batch(4, 8)
+    (embeddings, params, mask, ids), (g, k) = batch(2, 4)
     usual = run(triton_impl, (embeddings, params, mask, ids), (g, k))
-    wide = torch.zeros(4, 8, 80, device=DEVICE)
+    wide = torch.zeros(2, 4, 80, device=DEVICE)
     wide[..., 3:67] = params
     every_other = torch.stack([ids, ids + 1], dim=1)[:, 0]
     strided = (
@@ -182,28 +186,36 @@ def test_strides_do_not_matter():
     )
     gradients = (g.transpose(0, 2).contiguous().transpose(0, 2), k.T.contiguous().T)
     for got, want in zip(run(triton_impl, strided, gradients), usual, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0 if got.dim() == 3 else 1e-4)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     expanded = (torch.tensor(0.7, device=DEVICE).expand(g.shape), torch.tensor(0.3, device=DEVICE).expand(k.shape))
-    contiguous = tuple(x.contiguous() for x in expanded)
-    for got, want in zip(
-        run(triton_impl, (embeddings, params, mask, ids), expanded),
-        run(triton_impl, (embeddings, params, mask, ids), contiguous),
-        strict=True,
-    ):
-        assert torch.equal(got, want)
+    inputs = (embeddings, params, mask, ids)
+    assert_same(run(triton_impl, inputs, expanded), run(triton_impl, inputs, [x.contiguous() for x in expanded]))
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="test_cuda.py does this in real memory")
-@pytest.mark.parametrize("strides", [(2**31 + 64, 32, 1), (96, 32, 1), (3, 1, 70_000_000)])
-def test_offsets_beyond_32_bits(tmp_path, strides):
-    (embeddings, params, mask, ids), grads = batch(2, 3)
-    mask = torch.ones_like(mask)
-    size = 1 + sum((length - 1) * stride for length, stride in zip(embeddings.shape, strides, strict=True))
-    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=size, dtype=torch.float32)
-    spread = torch.as_strided(storage, embeddings.shape, strides).copy_(embeddings)
-    usual = run(triton_impl, (embeddings, params, mask, ids), grads)
-    for got, want in zip(run(triton_impl, (spread, params, mask, ids), grads), usual, strict=True):
-        assert torch.equal(got, want)
+@pytest.mark.parametrize(
+    ("which", "strides"),
+    [
+        ("embeddings", (3, 1, 70_000_000)),
+        ("params", (2**30 + 64, 64, 1)),
+        ("mask", (1, 2**30 + 3)),
+        ("ids", (2**30 + 1,)),
+        ("grad", (64, 2**30 + 192, 1)),
+        ("grad_kl", (2**30 + 3, 1)),
+    ],
+)
+def test_offsets_beyond_32_bits(tmp_path, which, strides):
+    """Strided over a sparse file, of which only the touched pages exist; no stride is beyond 32 bits itself."""
+    (embeddings, params, mask, ids), (g, k) = batch(3, 3)
+    tensors = {"embeddings": embeddings, "params": params, "mask": mask, "ids": ids, "grad": g, "grad_kl": k}
+    usual = run(triton_impl, list(tensors.values())[:4], (g, k))
+    x = tensors[which]
+    size = 1 + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True))
+    assert size > 2**31
+    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=size, dtype=x.dtype)
+    tensors[which] = torch.as_strided(storage, x.shape, strides).copy_(x)
+    found = run(triton_impl, list(tensors.values())[:4], (tensors["grad"], tensors["grad_kl"]))
+    assert_same(found, usual)
 
 
 def test_mixed_dtypes_as_under_autocast():
@@ -223,17 +235,16 @@ def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
     found = outputs + torch.autograd.grad(outputs, leaves, grads)
     implementation.cache_clear()
     inputs = (embeddings.detach(), params.detach(), mask, ids)
-    for got, want in zip(found, run(triton_impl, inputs, grads), strict=True):
-        assert torch.equal(got, want)
+    assert_same(found, run(triton_impl, inputs, grads))
 
 
 def test_the_rungs_of_the_ladder_compute_the_same_kl():
     from swep_ds.kernels.ladder import rungs
 
-    (embeddings, params, mask, ids), grads = batch(2, 3)
+    (embeddings, params, mask, ids), grads = batch(1, 2)
     mask = torch.ones_like(mask)
     usual = run(triton_impl, (embeddings, params, mask, ids), grads)
     for name, call in rungs(embeddings, params, mask, ids, ALPHA).items():
         perturbed, kl = call()
-        torch.testing.assert_close(kl, usual[1], msg=name)
+        torch.testing.assert_close(kl, usual[1], rtol=1e-5, atol=1e-5, msg=name)
         assert perturbed.isfinite().all(), name

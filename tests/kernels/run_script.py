@@ -1,0 +1,33 @@
+"""Run a script of the project in this process."""
+
+import contextlib
+import importlib.util
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, *arguments: str) -> tuple[int, str, str]:
+    """(exit code, what it printed, what it complained of)."""
+    printed, complaint = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [f"{name}.py", *arguments]),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(complaint),
+    ):
+        try:
+            code = load(name).main()
+        except SystemExit as stop:
+            code = stop.code
+    return code, printed.getvalue(), complaint.getvalue()

@@ -1,0 +1,99 @@
+"""The scripts around the kernels: bad arguments end in one line and exit code 2, good ones in tables and files."""
+
+import json
+
+import pytest
+import run_script
+import torch
+from swep_ds.kernels import bench, tiles
+
+TOKENS = "--tokens: must be from 1 to 512, or a multiple of 512; got "
+WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("bench_kernels --device cpu --tokens 0", TOKENS + "0"),
+        ("bench_kernels --device cpu --tokens 512 -5", TOKENS + "-5"),
+        ("bench_kernels --device cpu --tokens 700", TOKENS + "700"),
+        ("bench_kernels --device cpu --tokens many", "--tokens: must be an integer; got 'many'"),
+        ("bench_kernels --device cpu --width 30", WIDTH + "30"),
+        ("bench_kernels --device cpu --width 0", WIDTH + "0"),
+        ("bench_kernels --device cpu --width 8196", WIDTH + "8196"),
+        ("bench_kernels --update --tokens 64", "--update takes no --tokens"),
+        ("bench_kernels --host --width 8", "--host takes no --width"),
+        ("bench_kernels --ladder --device cpu", "--ladder takes no --device"),
+        ("bench_kernels --ladder --update", "not allowed with argument"),
+        ("tune_kernels --tokens 0", TOKENS + "0"),
+        ("tune_kernels --tokens -3", TOKENS + "-3"),
+        ("tune_kernels --tokens 513", TOKENS + "513"),
+        ("tune_kernels --width 6", WIDTH + "6"),
+        ("kernel_report --width -4", WIDTH + "-4"),
+        ("kernel_report --arch sm_70", "invalid choice: 'sm_70'"),
+        ("kernel_report --ladder --width 768", "leave out --width, --dtype and --mode"),
+        ("kernel_report --ladder --check", "not allowed with argument"),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
+    pytest.importorskip("triton")
+    code, printed, complaint = run_script.run(*command.split())
+    assert code == 2
+    assert printed == ""
+    *usage, last = complaint.splitlines()
+    assert usage[0].startswith("usage:")
+    assert message in last
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("command", ["bench_kernels", "bench_kernels --ladder", "bench_kernels --host", "tune_kernels"])
+def test_what_needs_a_gpu_says_so(command):
+    pytest.importorskip("triton")
+    code, _, complaint = run_script.run(*command.split())
+    assert code == 2
+    assert "GPU" in complaint.splitlines()[-1]
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_benchmark(tmp_path):
+    (tmp_path / "file").touch()
+    code, printed, complaint = run_script.run(
+        "bench_kernels", "--device", "cpu", "--output", str(tmp_path / "file" / "bench")
+    )
+    assert (code, printed) == (2, "")
+    assert "cannot be written" in complaint.splitlines()[-1]
+
+
+def test_the_benchmark_on_a_cpu(tmp_path):
+    command = "bench_kernels --device cpu --tokens 64 --width 16 --dtype float32 --output"
+    code, printed, _ = run_script.run(*command.split(), str(tmp_path / "made" / "bench.1"))
+    assert code == 0
+    records = json.loads((tmp_path / "made" / "bench.1.json").read_text())["sizes"]
+    assert {(r["implementation"], r["pass"]) for r in records} == {
+        (name, p) for name in ("fused", "eager", "copy") for p in ("forward", "backward", "both")
+    }
+    assert all(r["seconds"] > 0 for r in records)
+    assert printed.count("| float32 |") == len(records)
+
+
+def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
+    """With made-up times: the script needs no GPU to choose and to print."""
+    pytest.importorskip("triton")
+    from swep_ds.kernels import triton_impl
+
+    tune = run_script.load("tune_kernels")
+    monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
+
+    def choose(fast: tiles.Tile, factor: float):
+        def seconds(call, device):
+            tile = tiles.Tile(*(call.keywords[name] for name in ("BLOCK_ROWS", "BLOCK_COLS", "num_warps")))
+            return (1e-5 * (factor if tile == fast else 1.0),) * 3
+
+        monkeypatch.setattr(bench, "seconds", seconds)
+        line = tune.entry("backward", 768, 8, torch.device("cpu"), "a GPU")
+        return eval("{" + line + "\n}", {"Tile": tiles.Tile}), line
+
+    found, line = choose(tiles.Tile(8, 64, 2), 0.5)
+    assert found == {("sm_90", "backward", 768): tiles.Tile(8, 64, 2)}
+    assert line.endswith("# a GPU: 5.0 us, was 10.0")
+    # not worth a change
+    assert choose(tiles.Tile(8, 64, 2), 0.99)[0] == {("sm_90", "backward", 768): tiles.default(768, 32)}
