@@ -3,22 +3,26 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import distributed as ranks
 from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
 from swep_ds.recipe import Recipe
-from swep_ds.training.checkpoints import full_state_dict, master_state_dict
+from swep_ds.training.sharding import full_weights
 
 READING = "reading.json"  # how windows are cut and answers decoded; scripts/evaluate.py and answer.py go by it
+FILE_BYTES = 2**30  # of weights in one file, and in rank 0's memory while it is written
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 
 
 def export_model(
     engine,
-    stage: int,
     tokenizer: PreTrainedTokenizerFast,
     folder: Path,
     recipe: Recipe,
@@ -27,17 +31,18 @@ def export_model(
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card; nothing of the method goes along.
 
-    Loads with `AutoModelForQuestionAnswering.from_pretrained(folder)`. All ranks call this together; at ZeRO-3 the
-    weights are gathered one by one into rank 0's CPU memory. `folder` is replaced as a whole. A model `to_train_on`
-    is written in float32 whatever it was trained in, so that the next training starts where this one ended.
+    Loads with `AutoModelForQuestionAnswering.from_pretrained(folder)`. All ranks call this together; the weights come
+    into rank 0's CPU memory one by one and leave it file by file. `folder` is replaced as a whole. A model
+    `to_train_on` is written in float32 whatever it was trained in, so that the next training starts where this one
+    ended.
     """
     model = engine.module.qa.model
-    half = recipe.train.precision != "fp32"
-    state = master_state_dict(engine, model) if to_train_on and half else full_state_dict(model, stage)
+    half = recipe.train.precision in ("bf16", "fp16")
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
     if ranks.is_main():
-        unfinished = folder.with_name(f".{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        model.save_pretrained(unfinished, state_dict=state)
+    write_model(model, full_weights(engine, model, masters=to_train_on and half), unfinished)
+    if ranks.is_main():
         tokenizer.save_pretrained(unfinished)
         reading = {"data": {name: getattr(recipe.data, name) for name in WINDOWS}, "eval": recipe.eval.model_dump()}
         (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n")
@@ -45,6 +50,38 @@ def export_model(
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     ranks.gather(None)
+
+
+def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | None]], folder: Path) -> None:
+    """What `model.save_pretrained(folder)` writes, of weights that come one at a time, in files of `FILE_BYTES`."""
+    files: list[Path] = []
+    state: dict[str, Tensor] = {}
+
+    def write() -> None:
+        model.save_pretrained(folder, state_dict=state)
+        files.append((folder / SAFE_WEIGHTS_NAME).rename(folder / f"part-{len(files)}.safetensors"))
+        state.clear()
+
+    for name, value in weights:
+        if ranks.is_main():
+            if state and sum(v.nbytes for v in (*state.values(), value)) > FILE_BYTES:
+                write()
+            state[name] = value
+    if not ranks.is_main():
+        return
+    write()
+    if len(files) == 1:
+        files[0].rename(folder / SAFE_WEIGHTS_NAME)
+        return
+    index = {}
+    for number, file in enumerate(files, 1):
+        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        with safe_open(file, "pt") as content:
+            index |= dict.fromkeys(content.keys(), name)
+        file.rename(folder / name)
+    size = sum(file.stat().st_size for file in folder.glob("model-*.safetensors"))
+    content = {"metadata": {"total_size": size}, "weight_map": index}
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def model_card(recipe: Recipe, scores: Scores) -> str:

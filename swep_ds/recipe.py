@@ -31,6 +31,7 @@ S = TypeVar("S", bound=Section)
 
 class ModelSection(Section):
     name: str  # hub id, local folder, or "quickstart:encoder", the encoder that comes with this package
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: the best transformers has
 
 
 class DataSection(Section):
@@ -71,7 +72,7 @@ class TrainSection(Section):
     adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     adam_epsilon: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "autocast", "bf16", "fp16"] = "fp32"  # autocast: bf16 in computation, fp32 weights
     execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE) or one for all
     activation_checkpointing: bool = False
     log_every: int = Field(10, ge=1)  # updates
@@ -147,6 +148,19 @@ class Recipe(Section):
                 f"train.execution: joint goes backward once, and {self.method.name} needs the gradient of one pass for "
                 "the next: set it to split"
             )
+        if self.method.reads_ahead and self.train.activation_checkpointing:
+            raise ValueError(
+                f"train.activation_checkpointing: {self.method.name} reads the model in evaluation mode, where "
+                "transformers keeps all activations: it would save nothing; set it to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attention(self) -> "Recipe":
+        if self.model.attention == "flash_attention_2" and self.train.precision == "fp32":
+            raise ValueError(
+                "model.attention: flash_attention_2 computes in half precision alone: set train.precision to bf16"
+            )
         return self
 
     @model_validator(mode="after")
@@ -160,7 +174,7 @@ class Recipe(Section):
 
     @staticmethod
     def load(name_or_path: str, overrides: Sequence[str] = ()) -> "Recipe":
-        """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides in order.
+        """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides in order, the method first.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder): it then holds only what it
         changes in that one. The resolved copy extends nothing.
@@ -173,7 +187,8 @@ class Recipe(Section):
         """
         path, tree = read_settings(name_or_path, RECIPES, "--recipe", Recipe)
         tree = _inherit(path, tree)
-        for override in overrides:
+        # naming a method drops the former one's settings, and none of those that are set here
+        for override in sorted(overrides, key=lambda one: one.partition("=")[0] not in ("method", "method.name")):
             _apply(tree, override)
         return validate(Recipe, tree, path)
 
@@ -198,8 +213,8 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
     """The path and the content of `<shipped>/<name>.yaml` or of a YAML file; not yet validated as a `model`.
 
     Raises:
-        InputError: no such file (names those that are shipped), not YAML, no mapping; `option`, like "--recipe", is
-            what the user named it with.
+        InputError: no such file (names those that are shipped), not YAML, a repeated key, no mapping; `option`, like
+            "--recipe", is what the user named it with.
     """
     kind = model.__name__.lower()
     path = Path(name_or_path)
@@ -209,14 +224,50 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
         known = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
         raise InputError(f"{option} {name_or_path}: no such {kind}; known are {known}, or give a YAML file")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except _RepeatedKey as error:
+        raise InputError(f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date like 2019-13-45
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
     return path, tree
+
+
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
+    """Values by dotted name."""
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{below}": one for below, one in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """What differs between two flat mappings, for a message; empty where nothing does."""
+    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names)
+
+
+class _RepeatedKey(ValueError):
+    pass
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """PyYAML keeps the last of a key's values and loses the others without a word."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node, seen = super().compose_mapping_node(anchor), set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise _RepeatedKey(f"line {key.start_mark.line + 1} gives {key.value} a second time: keep one")
+                seen.add(key.value)
+        return node
 
 
 def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
@@ -264,17 +315,20 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not separator or not all([*parents, leaf]):
         raise InputError(f"--set {override}: write it as section.field=value")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _UniqueKeys)
+    except _RepeatedKey as error:
+        raise InputError(f"--set {override}: {error}") from None
     except (yaml.YAMLError, ValueError):  # ValueError: a date like 2019-13-45
         raise InputError(f"--set {override}: the value is not YAML; quote it") from None
     if isinstance(value, str):
         value = _number(value)
     node = tree
     for key in parents:
-        child = node.setdefault(key, {})
-        if not isinstance(child, dict):
+        if node.get(key) is None:
+            node[key] = {}
+        if not isinstance(node[key], dict):
             raise InputError(f"--set {override}: {key} is a value, not a section")
-        node = child
+        node = node[key]
     if keys == "method.name" and node.get("name") != value:
         node.clear()
     node[leaf] = value
@@ -290,11 +344,15 @@ def _number(text: str) -> str | float:
 
 def _explain(error: Any, model: type[BaseModel]) -> str:
     """One pydantic error as field, fault and mend."""
-    location = [str(part) for part in error["loc"]]
+    location, method = [str(part) for part in error["loc"]], None
     if len(location) > 1 and location[0] == "method" and location[1] in METHODS:
-        location.pop(1)  # the union's tag is not part of the field's name
+        method = location.pop(1)  # the union's tag is not part of the field's name
     field = ".".join(location)
     match error["type"]:
+        case "extra_forbidden" if method:
+            return f"{field}: {_no_setting(location[-1], method)}"
+        case "model_type" | "model_attributes_type":
+            return f"{field}: {_no_section(field, error['input'], model)}"
         case "extra_forbidden":
             return f"{field} is not a field{_nearest(location, model)}"
         case "missing" if isinstance(error["loc"][-1], str):
@@ -314,12 +372,28 @@ def _nearest(location: list[str], model: type[BaseModel]) -> str:
     *parents, name = location
     if not parents:
         return _suggest(name, list(model.model_fields))
-    if parents == ["method"]:
-        fields = {field for settings in METHODS.values() for field in settings.model_fields}
-        return _suggest(name, fields) + "; a method takes only its own settings"
-    annotation = model.model_fields[parents[0]].annotation
-    (section,) = (one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
-    return _suggest(name, list(section.model_fields))
+    return _suggest(name, list(_section(parents[0], model).model_fields))
+
+
+def _section(name: str, model: type[BaseModel]) -> type[BaseModel]:
+    """The type of a section; of the methods', one that stands for all of them."""
+    annotation = model.model_fields[name].annotation
+    return next(one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
+
+
+def _no_section(field: str, value: Any, model: type[BaseModel]) -> str:
+    """What to write in place of a section that is a value, or nothing."""
+    name = next(iter(_section(field, model).model_fields))
+    given = value if field == "method" and isinstance(value, str) else "..."
+    what = "is empty" if value is None else f"{value!r} is no section"
+    return f"{what}: write it as a section: {field}: {{{name}: {given}}}, or --set {field}.{name}={given}"
+
+
+def _no_setting(name: str, method: str) -> str:
+    own = [field for field in METHODS[method].model_fields if field != "name"]
+    others = [other for other, settings in METHODS.items() if name in settings.model_fields]
+    owners = f" ({', '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
+    return f"{method} has no setting {name!r}{owners}{_suggest(name, own) if own else '; it takes none'}"
 
 
 def _suggest(name: str, candidates) -> str:

@@ -33,7 +33,7 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.run_folder import PRETRAIN, RunFolder, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done, write_atomically
-from swep_ds.training.ds_config import QUIET, resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import QUIET, read_ds_config, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker, peak_memory_bytes
@@ -168,7 +168,7 @@ def _carry_out(
         engine.eval()
         scores = job.evaluation.run(engine, job.tests, folder.path, say)
         tracker.summary(scores)
-    export_model(engine, stage, job.tokenizer, folder.model, recipe, scores, to_train_on)
+    export_model(engine, job.tokenizer, folder.model, recipe, scores, to_train_on)
     if ranks.is_main():
         write_results(folder.path, results(recipe, job, folder, done, peak, selection, scores))
         if scores:
@@ -205,7 +205,8 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
     """
     torch.manual_seed(recipe.seed)
     tokenizer = ranks.agree(lambda: load_tokenizer(recipe.model.name))
-    qa = ranks.agree(lambda: load_model(recipe, tokenizer, start or recipe.model.name))
+    spread = zero_stage(ranks.agree(lambda: read_ds_config(ds_config))) == 3
+    qa = ranks.agree(lambda: load_model(recipe, tokenizer, start or recipe.model.name, mapped=spread))
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     config = ranks.agree(
         lambda: resolve_ds_config(
@@ -253,13 +254,18 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
     return Job(objective, tokenizer, config, len(training), features, batches, tests, validation, evaluation)
 
 
-def load_model(recipe: Recipe, tokenizer, name: str) -> ExtractiveQA | GenerativeQA:
-    source, checkpointing = resolve_model(name), recipe.train.activation_checkpointing
+def load_model(recipe: Recipe, tokenizer, name: str, *, mapped: bool = False) -> ExtractiveQA | GenerativeQA:
+    source = resolve_model(name)
+    how = {
+        "activation_checkpointing": recipe.train.activation_checkpointing,
+        "attention": recipe.model.attention,
+        "mapped": mapped,
+    }
     if recipe.task == "generative":
         search = {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
-        qa = GenerativeQA.load(source, activation_checkpointing=checkpointing, **search)
+        qa = GenerativeQA.load(source, **search, **how)
     else:
-        qa = ExtractiveQA.load(source, activation_checkpointing=checkpointing)
+        qa = ExtractiveQA.load(source, **how)
     if recipe.train.precision == "fp16" and qa.model.config.model_type in OVERFLOWS_IN_FP16:
         raise InputError(
             f"train.precision fp16: activations of {qa.model.config.model_type} overflow in it (it was trained in "

@@ -233,6 +233,13 @@ def test_setting_another_method_drops_the_former_ones_settings(tmp_path):
     assert (later.name, later.mle_weight) == ("prior_aug", 0.3)
 
 
+def test_a_methods_settings_may_stand_before_its_name(path):
+    for name in ("method.name=adv_aug", "method={name: adv_aug}"):
+        assert Recipe.load(str(path), ["method.ascent_steps=7", name]).method.ascent_steps == 7
+    last = Recipe.load(str(path), ["method={name: swep}", "method.name=mle"])
+    assert last.method.name == "mle"
+
+
 @pytest.mark.parametrize("override", ["train.epochs", "=3", "train..epochs=3", ".epochs=3", "train.=3"])
 def test_an_override_is_section_field_value(path, override):
     assert "section.field=value" in message(path, override)
@@ -261,7 +268,6 @@ def test_an_override_below_a_value(path):
         ("eval.nbest=1", "eval.nbest", "n_best"),
         ("tracking.projects=1", "tracking.projects", "project"),
         ("pretrain.epocs=1", "pretrain.epocs", "epochs"),
-        ("method.prior_varience=1", "method.prior_varience", "prior_variance"),
     ],
 )
 def test_an_unknown_field_names_the_nearest(path, override, field, meant):
@@ -283,9 +289,59 @@ def test_an_unknown_method_names_the_nearest(path):
 
 
 def test_a_setting_of_another_method(path):
-    said = message(path, "method.name=mle", "method.beta=1")
-    assert "method.beta is not a field" in said
-    assert "a method takes only its own settings" in said
+    said = message(path, "method.beta=1", "method.name=mle")
+    assert said.endswith("method.beta: mle has no setting 'beta' (swep has); it takes none")
+    said = message(path, "method.name=mle", "method.prior_variance=1")
+    assert re.search(r"mle has no setting 'prior_variance' \(prior_aug, .*swep.* have\); it takes none$", said)
+    said = message(path, "method.name=swep", "method.prior_varience=1")
+    assert said.endswith("method.prior_varience: swep has no setting 'prior_varience'; did you mean 'prior_variance'?")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "method=mle",
+            "method: 'mle' is no section: write it as a section: method: {name: mle}, or --set method.name=mle",
+        ),
+        ("train=5", "train: 5 is no section: write it as a section: train: {epochs: ...}, or --set train.epochs=..."),
+        (
+            "pretrain=a.json",
+            "pretrain: 'a.json' is no section: write it as a section: pretrain: {train: ...}, or --set",
+        ),
+        ("data=", "data: is empty: write it as a section: data: {train: ...}, or --set data.train=..."),
+    ],
+)
+def test_a_section_that_is_a_value_or_empty(path, override, said):
+    assert said in message(path, override)
+
+
+def test_a_file_s_sections_that_are_values_or_empty(tmp_path):
+    said = message(write(tmp_path / "r.yaml", MINIMAL | {"method": "swep"}))
+    assert "write it as a section: method: {name: swep}" in said
+    path = write(tmp_path / "r.yaml", MINIMAL | {"data": None, "pretrain": None})
+    assert "data: is empty: write it as a section: data: {train: ...}" in message(path)
+    made = Recipe.load(str(path), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])
+    assert (made.data.train, made.pretrain.train) == ("t", "p")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train:\n  epochs: 1\nseed: 3\ntrain:\n  epochs: 2\n", "line 4 gives train a second time: keep one"),
+        ("train: {epochs: 1, epochs: 2}\n", "line 1 gives epochs a second time"),
+    ],
+)
+def test_a_repeated_key(tmp_path, text, said):
+    (tmp_path / "r.yaml").write_text(text)
+    assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
+
+
+def test_a_repeated_key_of_an_override_and_keys_that_a_merge_overrides(path, tmp_path):
+    assert "line 1 gives name a second time" in message(path, "method={name: mle, name: swep}")
+    text = yaml.safe_dump(MINIMAL | {"pretrain": None}).replace("pretrain: null", "")
+    (tmp_path / "r.yaml").write_text(text + "pretrain: &a {train: p, epochs: 1}\ntrain: {<<: {epochs: 3}, epochs: 4}\n")
+    assert Recipe.load(str(tmp_path / "r.yaml")).train.epochs == 4
 
 
 @pytest.mark.parametrize("missing", ["model", "method", "data"])
@@ -400,3 +456,17 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, ra
     assert list(again.data.eval) == ["source", "b", "a"]
     assert again.dump() == made.dump()
     assert set(yaml.safe_load(made.dump())["train"]) == set(type(made.train).model_fields)  # every setting
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["method.name=freelb", "train.execution=joint"], "needs the gradient of one pass for the next"),
+        (["method.name=adv_aug", "train.activation_checkpointing=true"], "reads the model in evaluation mode"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused(overrides, said):
+    with pytest.raises(InputError, match=said):
+        Recipe.load("quickstart", overrides)
+    for override in overrides:
+        Recipe.load("quickstart", [override])

@@ -7,13 +7,15 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import Carried, Inputs, NoiseKey
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
 from tests import tiny_models
 
 SEED, UPDATE = 2**40 + 7, 5
 
 
 def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **settings) -> Objective:
-    qa = ExtractiveQA(tiny_models.model(architecture, dropout))
+    qa_class = GenerativeQA if architecture in tiny_models.SEQ2SEQ else ExtractiveQA
+    qa = qa_class(tiny_models.model(architecture, dropout))
     torch.manual_seed(1)
     made = build(METHODS[method](name=method, **settings), qa.hidden_size, qa.embedding_size)
     return Objective(qa, made, SEED).double().train()

@@ -1,26 +1,30 @@
 """Adv-Aug: training on clean word embeddings and on adversarial ones (Volpi et al., NeurIPS 2018; Lee et al. 2021).
 
-    e_{k+1} = e_k + step_size * gradient of [ nll(e_k) - penalty * c(e_k) ],   e_0 = e
+    e_{k+1} = e_k + step_size * ||e||_F * g_k / ||g_k||_F,   e_0 = e
+    g_k = gradient of nll(e_k) - penalty * c(e_k) with respect to e_k
     c(e_k) = 1/2 * mean over the window's tokens of ||h(e_k) - h(e)||^2
     loss = lambda * nll(e) + (1 - lambda) * nll(e_K)
 
-c is Volpi et al.'s distance in semantic space (their Eq. 3), h the last hidden state. The ascent sees the model without
-dropout and asks for the gradient of the embeddings alone, so that no gradient of a parameter is ever computed in it.
+c is Volpi et al.'s distance in semantic space (their Eq. 3), h the last hidden state. They step along g_k itself. The
+penalty bends so strongly here (h has a norm of 10 and more) that no one step size climbs for every model and moment, so
+a step has a length, as in projected gradient ascent, given as a share of the window's embeddings. The ascent sees the
+model without dropout and asks for the gradient of the embeddings alone: no gradient of a parameter is computed in it.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction, norm
 
 
 class AdvAugSettings(Settings):
+    reads_ahead: ClassVar[bool] = True
     name: Literal["adv_aug"] = "adv_aug"
     ascent_steps: int = Field(5, ge=1)
-    step_size: float = Field(1.0, gt=0)
-    penalty: float = Field(1.0, ge=0)  # gamma, of the distance in semantic space
+    step_size: float = Field(0.003, gt=0)  # of a window's embeddings, in Frobenius norm
+    penalty: float = Field(0.1, ge=0)  # gamma, of the distance in semantic space
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
 
 
@@ -35,9 +39,9 @@ class AdvAug(Method):
         return [*clean, Pass("adversarial", 1 - weight, self._ascend)]
 
     def _ascend(self, inputs: Inputs) -> Perturbed:
-        mask_NT = inputs.batch.attention_mask
-        delta, h = torch.zeros_like(inputs.embeddings, dtype=torch.float32), None
-        base = inputs.embeddings.detach()
+        mask_NT, base = inputs.batch.attention_mask, inputs.embeddings.detach()
+        step_N11 = self.settings.step_size * norm(base * mask_NT[..., None])
+        delta, h = torch.zeros_like(base, dtype=torch.float32), None
         for _ in range(self.settings.ascent_steps):
             delta.requires_grad_()
             reading = inputs.read(base + delta.to(base.dtype))
@@ -46,5 +50,5 @@ class AdvAug(Method):
             distance_N = (distance_NT * mask_NT).sum(1) / mask_NT.sum(1)
             goal = (reading.nll - self.settings.penalty * distance_N).sum()
             [gradient] = torch.autograd.grad(goal, delta)
-            delta = (delta + self.settings.step_size * gradient).detach()
+            delta = (delta + step_N11 * direction(gradient)).detach()
         return Perturbed(inputs.embeddings + delta.to(base.dtype))

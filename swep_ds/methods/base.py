@@ -24,6 +24,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     needs_split: ClassVar[bool] = False  # whether a pass needs the backward of the one before it
+    reads_ahead: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.read`)
 
 
 @dataclass(frozen=True)
@@ -152,3 +153,15 @@ def uniform(inputs: Inputs, width: int | None = None) -> Tensor:
     positions = torch.arange(T, device=inputs.embeddings.device)
     words = noise_words(inputs.key.seed, inputs.key.draw, inputs.batch.sample_id[:, None], positions, width or d)
     return torch.cat([((word & MASK) >> 8).float() for word in torch.broadcast_tensors(*words)], -1) * 2.0**-24
+
+
+def norm(values_NTd: Tensor) -> Tensor:
+    """Frobenius norm of every window, [N, 1, 1] float32."""
+    return torch.linalg.vector_norm(values_NTd.float(), dim=(1, 2), keepdim=True)
+
+
+def direction(gradient_NTd: Tensor) -> Tensor:
+    """Every window's gradient at length 1; 0 where it is 0, or not finite as in an fp16 update that will be skipped."""
+    length_N11 = norm(gradient_NTd)
+    usable_N11 = length_N11.isfinite() & (length_N11 > 0)
+    return torch.where(usable_N11, gradient_NTd / length_N11, 0.0)

@@ -11,11 +11,9 @@ units (Section 3.3).
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction, norm, uniform
 
 
 class FreelbSettings(Settings):
@@ -43,13 +41,7 @@ class Freelb(Method):
             delta = (2 * uniform(inputs) - 1) * scale_N[:, None, None] * mask_NT1
         else:
             # the gradient carries the window's weight and the loss scale: its length says nothing
-            direction = before.grad / norm(before.grad).clamp(min=torch.finfo(before.dtype).tiny)
-            delta = before.detach() + self.settings.step_size * direction
+            delta = before.detach() + self.settings.step_size * direction(before.grad)
             delta = delta * (self.settings.radius / norm(delta)).clamp(max=1)
         delta.requires_grad_()
         return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)
-
-
-def norm(delta_NTd: Tensor) -> Tensor:
-    """Frobenius norm of every window, [N, 1, 1]."""
-    return torch.linalg.vector_norm(delta_NTd, dim=(1, 2), keepdim=True)

@@ -1,5 +1,7 @@
 """What a method needs of any Hugging Face extractive QA model: word embeddings in, loss and encoder states out."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -18,8 +20,11 @@ class ExtractiveQA(nn.Module):
         self.model = model
 
     @classmethod
-    def load(cls, name: str, *, activation_checkpointing: bool) -> "ExtractiveQA":
-        """Loads a hub id or a local folder in float32 (the engine decides the training precision).
+    def load(cls, name: str, **how: Any) -> "ExtractiveQA":
+        """Loads a hub id or a local folder in float32 (the engine decides the training precision), or `mapped`.
+
+        Args:
+            activation_checkpointing, attention, mapped: as `load_trainable`.
 
         Raises:
             InputError: nothing to load there, no question-answering head for it, or no `inputs_embeds`.
@@ -27,7 +32,7 @@ class ExtractiveQA(nn.Module):
         model = load_trainable(
             AutoModelForQuestionAnswering,
             name,
-            activation_checkpointing=activation_checkpointing,
+            **how,
             task="question-answering",
             advice="take an encoder such as bert, electra, roberta or deberta-v2",
         )

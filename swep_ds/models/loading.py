@@ -2,23 +2,36 @@
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from swep_ds.errors import InputError
 
 UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)  # what from_pretrained raises on a damaged folder
 
 
-def load_trainable(auto_class, name: str, *, activation_checkpointing: bool, task: str, advice: str) -> PreTrainedModel:
-    """A hub id or a local folder in float32.
+def load_trainable(
+    auto_class,
+    name: str,
+    *,
+    activation_checkpointing: bool,
+    attention: str = "auto",
+    mapped: bool = False,
+    task: str,
+    advice: str,
+) -> PreTrainedModel:
+    """A hub id or a local folder, in float32 unless `mapped`.
 
     Args:
         auto_class: transformers' class for the task, such as `AutoModelForQuestionAnswering`.
+        attention: transformers' `attn_implementation`; "auto" = what it takes by itself.
+        mapped: leaves the weights in their files and as they are there, mapped into memory that the system takes
+            back when it runs short, to be spread over the ranks from there (`training.sharding.shard`).
         task: in words, as in "no question-answering head".
         advice: what to take instead of a model that has no head for the task.
 
     Raises:
-        InputError: nothing to load there, no head for the task, or word embeddings cannot be given to it.
+        InputError: nothing to load there, no head for the task, no such attention, or word embeddings cannot be given
+            to it.
     """
     try:
         config = AutoConfig.from_pretrained(name)
@@ -31,11 +44,18 @@ def load_trainable(auto_class, name: str, *, activation_checkpointing: bool, tas
         raise InputError(
             f"model.name {name}: transformers has no {task} head for model type {config.model_type!r}: {advice}"
         )
+    config.dtype = None  # what it says need not be what the files hold
+    chosen = {} if attention == "auto" else {"attn_implementation": attention}
+    if chosen or mapped:
+        hollow = _hollow(auto_class, config, name, chosen)
     try:
-        model = auto_class.from_pretrained(name, config=config, dtype=torch.float32)
+        # no dtype: parameters in that of their file stay there, and a head that it lacks is drawn alike either way
+        model = auto_class.from_pretrained(name, config=config, dtype="auto", **chosen)
     except UNREADABLE as error:
         raise InputError(f"model.name {name}: cannot load: {' '.join(str(error).split())[:300]}") from None
-    check_takes_embeddings(model, name)
+    if not mapped:
+        model = model.float()
+    check_takes_embeddings(hollow if mapped else model, name)
     if activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise InputError(
@@ -46,20 +66,38 @@ def load_trainable(auto_class, name: str, *, activation_checkpointing: bool, tas
     return model
 
 
+def _hollow(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, str]) -> PreTrainedModel:
+    """The model without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return auto_class.from_config(config, **chosen)
+    except (ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if not chosen:
+            raise InputError(f"model.name {name}: cannot be built: {reason}") from None
+        [attention] = chosen.values()
+        raise InputError(
+            f"model.attention {attention}: not to be had here for {config.model_type} ({reason}): set it to auto"
+        ) from None
+
+
 def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
     """Tries the model on two tokens' embeddings: signatures promise `inputs_embeds` that some models refuse.
+
+    On the meta device a model that looks at values cannot be tried, and passes.
 
     Raises:
         InputError: naming model.name.
     """
     reason = None
     try:
-        ids = torch.tensor([[0, 1]])
+        ids = torch.tensor([[0, 1]], device=model.device)
+        mask = {} if model.device.type == "meta" else {"attention_mask": torch.ones_like(ids)}
         decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         with torch.no_grad():
             output = model.eval()(
                 inputs_embeds=model.get_input_embeddings()(ids),
-                attention_mask=torch.ones_like(ids),
+                **mask,
                 output_hidden_states=True,
                 return_dict=True,
                 **decoder,
@@ -67,6 +105,8 @@ def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
         if output["encoder_hidden_states" if decoder else "hidden_states"] is None:
             reason = "does not return its hidden states"
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        if model.device.type == "meta" and isinstance(error, RuntimeError):
+            return
         reason = f"cannot be run on inputs_embeds ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
     if reason:
         raise InputError(

@@ -1,5 +1,7 @@
 """What a method needs of any Hugging Face sequence-to-sequence model: T5, T5 v1.1 and Flan, mT5, BART ..."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -36,8 +38,11 @@ class GenerativeQA(nn.Module):
         )
 
     @classmethod
-    def load(cls, name: str, *, activation_checkpointing: bool, **generation: int) -> "GenerativeQA":
-        """Loads a hub id or a local folder in float32 (the engine decides the training precision).
+    def load(cls, name: str, *, beams: int = 4, max_answer_tokens: int = 30, **how: Any) -> "GenerativeQA":
+        """Loads a hub id or a local folder in float32 (the engine decides the training precision), or `mapped`.
+
+        Args:
+            activation_checkpointing, attention, mapped: as `load_trainable`.
 
         Raises:
             InputError: nothing to load there, not a sequence-to-sequence model, or no `inputs_embeds`.
@@ -45,11 +50,11 @@ class GenerativeQA(nn.Module):
         model = load_trainable(
             AutoModelForSeq2SeqLM,
             name,
-            activation_checkpointing=activation_checkpointing,
+            **how,
             task="sequence-to-sequence",
             advice="take a model such as t5, mt5 or bart, or set task to extractive",
         )
-        return cls(model, **generation)
+        return cls(model, beams, max_answer_tokens)
 
     @property
     def hidden_size(self) -> int:

@@ -8,7 +8,6 @@ cut off: it is passed over. One whose files do not match is damaged.
 A checkpoint is read through pickle: resume only from folders that you trust.
 """
 
-import itertools
 import json
 import logging
 import os
@@ -19,10 +18,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import deepspeed
-import torch
-from deepspeed.utils import safe_get_full_fp32_param
 
 from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
@@ -213,35 +208,3 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)
-
-
-def full_state_dict(module: torch.nn.Module, stage: int) -> dict[str, torch.Tensor]:
-    """All weights in CPU memory on rank 0 (an empty dict on the others), gathered one by one at ZeRO-3."""
-    if stage < 3:
-        return {k: v.detach().cpu() for k, v in module.state_dict().items()} if ranks.is_main() else {}
-    state = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        with deepspeed.zero.GatheredParameters([parameter]):
-            if ranks.is_main():
-                state[name] = parameter.detach().cpu().clone()
-    if ranks.is_main():
-        state |= {name: b.detach().cpu() for name, b in module.state_dict().items() if name not in state and b.numel()}
-    return state
-
-
-def master_state_dict(engine, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """As `full_state_dict`, of a half-precision engine: the float32 weights that its optimizer steps.
-
-    The module's own are roundings of them. Not for DeepSpeed's fused optimizers at stage 0, which keep them flat.
-    """
-    stage = engine.zero_optimization_stage()
-    state = full_state_dict(module, stage)
-    if stage == 0:
-        groups = (engine.optimizer.fp16_groups, engine.optimizer.fp32_groups)
-        rounded, masters = (itertools.chain.from_iterable(group) for group in groups)
-        master = dict(zip(map(id, rounded), masters, strict=True))
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        value = safe_get_full_fp32_param(parameter) if stage else master[id(parameter)]
-        if ranks.is_main():
-            state[name] = value.detach().cpu()
-    return state

@@ -14,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from pydantic import ValidationError
 
@@ -21,7 +22,8 @@ from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 
 AUTO = "auto"
-BLOCKS = ("zero_optimization", "bf16", "fp16", "optimizer", "optimizer.params")  # objects wherever they stand
+# objects wherever they stand
+BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "optimizer.params")
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
 
 
@@ -41,9 +43,6 @@ def resolve_ds_config(
             refuses a field.
     """
     config = read_ds_config(source)
-    for block in (*BLOCKS, "amp", "torch_autocast"):
-        if not isinstance(_get(config, block, {}), dict):
-            raise InputError(f"{source}: {block} is {json.dumps(_get(config, block))}: write it as a JSON object")
     train, faults = recipe.train, []
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
     given = {
@@ -54,13 +53,19 @@ def resolve_ds_config(
         "bf16.enabled": (train.precision == "bf16", "train.precision"),
         "fp16.enabled": (train.precision == "fp16", "train.precision"),
     }
+    if train.precision == "autocast" or "torch_autocast" in config:
+        given |= {
+            "torch_autocast.enabled": (train.precision == "autocast", "train.precision"),
+            "torch_autocast.dtype": ("bfloat16", "train.precision"),
+        }
     if train.optimizer == "adafactor":
         if "optimizer" in config:
             faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
-        if zero_stage(config) or train.precision != "fp32":
+        if zero_stage(config) or train.precision in ("bf16", "fp16"):
             faults.append(
                 "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
-                "DeepSpeed hands an optimizer flat pieces of them: take ds_configs/zero0.json in fp32, or adamw"
+                "DeepSpeed hands an optimizer flat pieces of them: take ds_configs/zero0.json in fp32 or autocast, or "
+                "adamw"
             )
     elif "optimizer" in config:
         kind = config["optimizer"].get("type")
@@ -76,9 +81,8 @@ def resolve_ds_config(
     for field in set(config) - ours:  # DeepSpeed passes over what it does not know: a misspelt stage would be stage 0
         if close := difflib.get_close_matches(field, ours, n=1, cutoff=0.85):
             faults.append(f"{field} is not a field: did you mean {close[0]!r}?")
-    for field in ("amp", "torch_autocast"):
-        if config.get(field, {}).get("enabled"):
-            faults.append(f"{field}: the recipe's train.precision decides the precision: remove this block")
+    if config.get("amp", {}).get("enabled"):
+        faults.append("amp: the recipe's train.precision decides the precision: remove this block")
     if "scheduler" in config:
         faults.append("scheduler: the recipe's train.warmup_fraction and train.schedule decide it: remove this block")
     for field, (value, origin) in given.items():
@@ -96,7 +100,7 @@ def resolve_ds_config(
         if zero.get(field) == AUTO:
             zero[field] = value
     if on_cpu and train.precision == "fp16":
-        faults.append('fp16 needs a GPU: set train.precision to "fp32" or "bf16"')
+        faults.append('fp16 needs a GPU: set train.precision to "fp32", "autocast" or "bf16"')
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in _autos(config)]
     if faults:
         raise InputError(f"{source}: " + "; ".join(faults) + '. Mend the file, use "auto", or change the recipe')
@@ -114,6 +118,21 @@ def resolve_ds_config(
     return config
 
 
+def check_offload(config: dict[str, Any]) -> None:
+    """Whether this machine can offload to disk, if `config` wants that.
+
+    Raises:
+        InputError: it lacks what DeepSpeed's operator is built with.
+    """
+    zero = config.get("zero_optimization", {})
+    on_disk = [name for name in ("offload_optimizer", "offload_param") if zero.get(name, {}).get("device") == "nvme"]
+    if on_disk and not AsyncIOBuilder().is_compatible():
+        raise InputError(
+            f"zero_optimization.{on_disk[0]}: offload to disk needs DeepSpeed's operator async_io, which cannot be "
+            "built here: install libaio's headers (Debian: libaio-dev), or take ds_configs/zero3_offload.json"
+        )
+
+
 def read_ds_config(source: str) -> dict[str, Any]:
     path = Path(source)
     if not path.is_file():
@@ -124,6 +143,9 @@ def read_ds_config(source: str) -> dict[str, Any]:
         raise InputError(f"--ds_config {source}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
+    for block in (*BLOCKS, "amp"):
+        if not isinstance(_get(config, block, {}), dict):
+            raise InputError(f"{source}: {block} is {json.dumps(_get(config, block))}: write it as a JSON object")
     return config
 
 
@@ -136,6 +158,8 @@ def _equal(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(_equal, left, right))
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
+    if isinstance(left, str):
+        return left == right
     return isinstance(left, int | float) and math.isclose(left, right, rel_tol=1e-9)
 
 

@@ -8,6 +8,8 @@ from transformers.optimization import Adafactor
 
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
+from swep_ds.training.ds_config import zero_stage
+from swep_ds.training.sharding import shard
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int):
@@ -22,6 +24,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
     """
     config = dict(config)
+    if zero_stage(config) == 3:
+        shard(objective, config)
     optimizer = None
     if train.optimizer == "adafactor":
         optimizer = Adafactor(

@@ -9,8 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods import METHODS
+from swep_ds.data.quickstart import ENCODER
+from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
+from swep_ds.models.extractive import ExtractiveQA
 from tests import tiny_batches
 from tests.kernels.perturb_reference import normal, philox
 from tests.tiny_objective import SEED, UPDATE, gradients, inputs, objective
@@ -163,6 +165,20 @@ def test_freelb(radius):
     assert max(norm.max().item() for norm in norms) <= radius * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("fault", [float("inf"), float("nan"), 0.0])
+def test_freelb_stays_where_a_gradient_says_nothing(fault):
+    """An overflow in fp16, which the engine skips, or a window of weight 0: the next pass is finite all the same."""
+    made, batch = objective("freelb"), tiny_batches.batch(LENGTHS)
+    loss, carried, _ = made(batch, UPDATE, 0.0, 0)
+    loss.backward()
+    carried.delta.grad[0] = fault
+    before = carried.delta.detach().clone()
+    loss, carried, _ = made(batch, UPDATE, 0.0, 1, carried)
+    assert loss.isfinite()
+    assert torch.equal(carried.delta[0], before[0])
+    assert not torch.equal(carried.delta[1], before[1])
+
+
 def test_freelb_climbs_with_the_same_dropout():
     made, batch = objective("freelb", dropout=0.3, step_size=1e-9, radius=1e-9), tiny_batches.batch(LENGTHS)
     carried, losses = None, []
@@ -177,7 +193,7 @@ def test_freelb_climbs_with_the_same_dropout():
 
 
 def adversarial(made: Objective, batch: Batch, steps: int, step_size: float, penalty: float) -> torch.Tensor:
-    """Volpi et al. 2018, the ascent of Algorithm 1, on word embeddings, one window after the other."""
+    """The ascent on Volpi et al.'s objective with steps of a given length, one window after the other."""
     rows = []
     for row, length in enumerate(LENGTHS):
         window = Batch(*(t if t is None else t[row : row + 1] for t in batch))
@@ -189,14 +205,14 @@ def adversarial(made: Objective, batch: Batch, steps: int, step_size: float, pen
             states = made.qa.model.base_model(inputs_embeds=point, attention_mask=mask).last_hidden_state
             cost = ((states - h)[:, :length] ** 2).sum() / length / 2
             [g] = torch.autograd.grad(nll(made, point, window).sum() - penalty * cost, point)
-            point = (point + step_size * g).detach()
+            point = (point + step_size * e[:, :length].norm() * g / g.norm()).detach()
         rows.append(point - e)
     return torch.cat(rows)
 
 
 def test_adv_aug():
-    made, batch = objective("adv_aug", step_size=3.0, penalty=0.5, mle_weight=0.3), tiny_batches.batch(LENGTHS)
-    delta = adversarial(made, batch, 5, 3.0, 0.5)
+    made, batch = objective("adv_aug", step_size=0.05, penalty=0.5, mle_weight=0.3), tiny_batches.batch(LENGTHS)
+    delta = adversarial(made, batch, 5, 0.05, 0.5)
     e = words(made, batch)
     clean, raised = nll(made, e, batch), nll(made, e + delta, batch)
     assert (raised > clean + 1e-3).all()  # it raises the loss of its inputs
@@ -213,13 +229,30 @@ def test_the_distance_penalty_holds_h_back():
     batch = tiny_batches.batch(LENGTHS)
 
     def moved(penalty: float) -> float:
-        made = objective("adv_aug", step_size=1.0, penalty=penalty)
+        made = objective("adv_aug", step_size=0.1, penalty=penalty)
         e = words(made, batch)
         delta = made.method.passes(0.0)[1].perturb(reading_inputs(made, batch)).embeddings - e
         read = [made.qa(x, batch, hidden=True).hidden for x in (e, e + delta)]
         return (read[0] - read[1]).norm().item()
 
     assert moved(5.0) < 0.9 * moved(0.0)
+
+
+def test_adv_aug_climbs_at_its_defaults_on_a_pretrained_encoder():
+    """Objective up, by a small change of the input: steps that overshoot would leave text that nobody can read."""
+    qa = ExtractiveQA.load(str(ENCODER), activation_checkpointing=False)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(qa.model.qa_outputs.weight, std=0.02)
+    made = Objective(qa, build(METHODS["adv_aug"](), qa.hidden_size, qa.embedding_size), SEED)
+    batch = tiny_batches.batch((60, 90, 40), dtype=torch.float32)
+    delta = made.method.passes(0.0)[1].perturb(reading_inputs(made, batch)).embeddings - made.qa.embed(batch)
+    with torch.no_grad():
+        e = made.qa.embed(batch)
+        before, after = (made._read(batch, x) for x in (e, e + delta))
+    real = batch.attention_mask
+    cost = ((after.hidden - before.hidden).square().sum(-1) / 2 * real).sum(1) / real.sum(1)
+    assert (after.nll - made.method.settings.penalty * cost > before.nll).all()
+    assert 0 < delta.norm() < 0.02 * (e * real[..., None]).norm()
 
 
 def test_adv_aug_touches_no_gradient_and_costs_its_steps():

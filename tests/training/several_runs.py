@@ -5,6 +5,7 @@ A run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "fails"       true: ends in an InputError, whose message goes to `<output_dir>.error`
     "stop_after"  n: stopped by an exception on all ranks after update n, before that update is saved
     "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
+    "file_bytes"  n: size of the exported model's files
     "kill_between"  true: SIGKILL to every rank when the first of two stages is done
 """
 
@@ -18,6 +19,7 @@ from unittest import mock
 
 import torch
 
+import swep_ds.export
 import swep_ds.run
 from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
@@ -58,6 +60,7 @@ def make(one: dict) -> None:
         mock.patch.object(Tracker, "log", log_and_stop),
         mock.patch.object(Checkpoints, "save", save_and_die),
         mock.patch.object(swep_ds.run, "pretrain", pretrain_and_die),
+        mock.patch.object(swep_ds.export, "FILE_BYTES", one.get("file_bytes", swep_ds.export.FILE_BYTES)),
     ):
         recipe = Recipe.load(one["recipe"], one["set"])
         swep_ds.run.run(recipe, one["ds_config"], Path(one["output_dir"]), one.get("resume", "auto"))

@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    get_linear_schedule_with_warmup,
+)
 
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
-from swep_ds.methods import METHODS
+from swep_ds.methods import METHODS, build
+from swep_ds.methods.objective import Objective
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.recipe import Recipe
 from tests.tiny_run import ROOT, ds_config, launch, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
@@ -39,6 +47,7 @@ VARIANTS = {
     "ablation": {"method.noise": "additive"},
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba")},
 }
+ACCUMULATED = ("adv_aug", "freelb")
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +89,15 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         for name, settings in VARIANTS.items():
             for stage in (0, 2, 3):
                 add(f"zero{stage}-{name}", zero[stage], **settings)
+        for name in ACCUMULATED:
+            add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
         add("mle", zero[2], **MLE)
     else:
         for stage in (2, 3):
             add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
         for stage in STAGES:
-            add(f"zero{stage}-bf16", zero[stage], **{"train.precision": "bf16"})
+            for precision in ("bf16", "autocast"):
+                add(f"zero{stage}-{precision}", zero[stage], **{"train.precision": precision})
         for stage in (0, 3):
             add(f"mle-zero{stage}", zero[stage], **MLE)
         for name in ("dropout", "dropout-again"):
@@ -109,8 +121,11 @@ def made(folder) -> dict[tuple[str, int], Path]:
     folders = {}
     for world_size in WORLD_SIZES:
         listed = runs(folder, world_size)
-        # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
-        ordered = sorted(listed.values(), key=lambda one: "zero3" in one["ds_config"])
+        # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently; then autocast, of
+        # which it keeps a mark in its globals
+        ordered = sorted(
+            listed.values(), key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]]
+        )
         (folder / f"runs{world_size}.json").write_text(json.dumps(ordered))
         launch(world_size, ROOT / "tests" / "training" / "several_runs.py", str(folder / f"runs{world_size}.json"))
         folders |= {(name, world_size): Path(one["output_dir"]) for name, one in listed.items()}
@@ -182,11 +197,51 @@ def test_an_optimizer_named_in_the_ds_config_agrees(made, reference):
     assert_same_run(made["ds_adam", 1], reference)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+def training_batches(folder: Path) -> tuple[PreTrainedTokenizerFast, TrainingBatches]:
+    """What one rank trains on without accumulation."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    examples, sizes = read_examples(str(folder / "train.json"), training=True), WindowSettings(48, 16, 16)
+    windows = build_features(examples, tokenizer, sizes, training=True, cache_dir=folder / "cache").dataset
+    sizes = {"micro_batch_size": GLOBAL_BATCH, "accumulation": 1, "rank": 0, "world_size": 1}
+    batches = TrainingBatches(windows, Padding.of(tokenizer), **sizes, epochs=10, max_updates=UPDATES, seed=0)
+    return tokenizer, batches
+
+
+def without_an_engine(folder: Path, settings: dict) -> list[float]:
+    """Losses of a method's passes in a plain PyTorch loop: one process, one backward a pass, one step at the end."""
+    recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    torch.manual_seed(recipe.seed)
+    qa = ExtractiveQA.load(str(folder / "model"), activation_checkpointing=False)
+    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed).train()
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-3, weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
+    batches, seen = training_batches(folder)[1], []
+    for update in range(UPDATES):
+        carried, total = None, 0.0
+        for part in range(objective.micro_steps("split")):
+            loss, carried, _ = objective(batches[update], update, update / UPDATES, part, carried)
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        seen.append(total)
+    return seen
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_method_agrees_with_stage_0(made, reference, variant, stage):
-    assert_same_run(made[f"zero{stage}-{variant}", 2], made[f"zero0-{variant}", 2])
-    assert losses(made[f"zero{stage}-{variant}", 2]) != losses(reference)
+def test_every_method_is_its_passes_at_every_stage(made, folder, reference, variant):
+    expected = without_an_engine(folder, VARIANTS[variant])
+    for stage in (0, 2, 3):
+        np.testing.assert_allclose(losses(made[f"zero{stage}-{variant}", 2]), expected, rtol=1e-5, atol=0)
+        assert_same_run(made[f"zero{stage}-{variant}", 2], made[f"zero0-{variant}", 2])
+    assert expected != pytest.approx(losses(reference), rel=1e-4)
+
+
+@pytest.mark.parametrize("variant", ACCUMULATED)
+def test_what_a_pass_carries_on_belongs_to_its_micro_batch(made, variant):
+    assert_same_run(made[f"zero2-{variant}-accumulation", 2], made[f"zero0-{variant}", 2])
 
 
 def test_statistics_do_not_depend_on_the_split(made, reference):
@@ -212,6 +267,15 @@ def test_bf16_is_close_to_fp32(made, reference, stage):
     assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_autocast_is_close_to_fp32_and_keeps_float32_weights(made, reference, stage):
+    run = made[f"zero{stage}-autocast", 1]
+    np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
+    assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
+    assert {value.dtype for value in exported(run).values()} == {torch.float32}
+    assert any((value.bfloat16().float() != value).any() for value in exported(run).values())
+
+
 def test_bf16_runs_at_stage_0(made):
     # no reference: DeepSpeed takes one optimizer step on zero gradients there when it starts
     assert len(losses(made["zero0-bf16", 1])) == UPDATES
@@ -232,12 +296,9 @@ def plain_fine_tuning(folder) -> tuple[list[float], dict[str, torch.Tensor]]:
 
     Shares with the package the windows and which of them make an update.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer, batches = training_batches(folder)
+    windows = batches.features
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
-    examples, sizes = read_examples(str(folder / "train.json"), training=True), WindowSettings(48, 16, 16)
-    windows = build_features(examples, tokenizer, sizes, training=True, cache_dir=folder / "cache").dataset
-    sizes = {"micro_batch_size": GLOBAL_BATCH, "accumulation": 1, "rank": 0, "world_size": 1}
-    batches = TrainingBatches(windows, Padding.of(tokenizer), **sizes, epochs=10, max_updates=UPDATES, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=UPDATES)
     seen = []

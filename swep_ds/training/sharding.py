@@ -1,0 +1,69 @@
+"""Weights that are spread over the ranks (ZeRO-3): spread without a whole copy on any, and gathered one at a time."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import safe_get_full_fp32_param
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from swep_ds import distributed as ranks
+
+
+def shard(module: nn.Module, config: dict[str, Any]) -> None:
+    """Leaves each rank its part of every parameter, in the engine's precision; buffers go to the device whole.
+
+    One parameter after the other passes through memory of the largest one's size, so that weights which are mapped
+    from their files (`load_trainable`) are never all in memory: `deepspeed.initialize` alone would write into the
+    mapping of each rank. The values are rank 0's. All ranks call this together.
+
+    Args:
+        config: from `resolve_ds_config`, of stage 3.
+    """
+    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    [dtype] = [half for name, half in halves.items() if config[name]["enabled"]] or [torch.float32]
+    first, *_ = parameters = list(module.parameters())
+    passage = torch.empty(max(p.numel() for p in parameters), dtype=dtype, device=ranks.device())
+    for parameter in parameters:
+        whole = passage[: parameter.numel()].view(parameter.shape)
+        if ranks.is_main():
+            whole.copy_(parameter.detach())
+        parameter.data = whole
+        if parameter is first:
+            deepspeed.zero.Init(module=nn.ParameterList([first]), config_dict_or_path=config)
+        else:
+            first.convert_to_zero_parameters(param_list=[parameter])
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(ranks.device())
+
+
+def full_weights(engine, model: PreTrainedModel, *, masters: bool) -> Iterator[tuple[str, Tensor | None]]:
+    """Name and value of all that the model saves, tied weights once; in CPU memory on rank 0, None on the others.
+
+    All ranks go through it together, and at ZeRO-3 only one weight at a time is whole.
+
+    Args:
+        model: part of the engine's module.
+        masters: the float32 weights that a half-precision engine's optimizer steps, of which the module's own are
+            roundings. Not for DeepSpeed's fused optimizers at stage 0, which keep them flat.
+    """
+    stage = engine.zero_optimization_stage()
+    master = {}
+    if masters and stage == 0:
+        groups = (engine.optimizer.fp16_groups, engine.optimizer.fp32_groups)
+        rounded, exact = (itertools.chain.from_iterable(group) for group in groups)
+        master = dict(zip(map(id, rounded), exact, strict=True))
+    saved = model.state_dict().keys() - model.all_tied_weights_keys.keys()
+    for name, tensor in itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers()):
+        if name not in saved:
+            continue
+        if masters and isinstance(tensor, nn.Parameter):
+            value = safe_get_full_fp32_param(tensor) if stage else master[id(tensor)]
+            yield name, value.detach().cpu() if ranks.is_main() else None
+            continue
+        with deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
+            value = tensor.detach().to("cpu", copy=True) if ranks.is_main() else None
+        yield name, value
