@@ -45,6 +45,8 @@ def bench() -> None:
     recipes = {}
     for name in itertools.chain.from_iterable(ALL if word == "all" else [word] for word in arguments.methods):
         method, _, execution = name.partition(":")
+        if method == "ssmba":
+            raise InputError(f"--methods {name}: ssmba's update is mle's: measure mle")
         choice = [*arguments.set, f"method.name={method}", f"train.execution={execution or 'split'}"]
         recipes[name] = Recipe.load(arguments.recipe, [*choice, *fixed])
 

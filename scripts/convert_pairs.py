@@ -31,7 +31,7 @@ def convert() -> None:
     def load():
         from swep_ds.models.names import load_tokenizer
 
-        return load_tokenizer(arguments.tokenizer)
+        return load_tokenizer(arguments.tokenizer, "--tokenizer")
 
     counts = convert_pairs(arguments.source, arguments.output, load)
     print(f"{arguments.output}: {counts.pop('written')} pairs")

@@ -6,8 +6,8 @@
 A sweep file names a recipe, the variants (rows) with their settings, and the seeds: swep_ds/sweep.py. Each cell is an
 ordinary run in a folder of its own, beside its log. Start it again and it skips what is done and goes on with the rest;
 --table makes the table of what is there and runs nothing. The table stays as table.md and table.json.
-Exit codes: 0 done; 1 a run failed, the others went on; 2 bad input (one line says what and how to mend it);
-75 stopped by SIGINT, SIGTERM or SIGHUP together with its runs.
+Exit codes: 0 done; 1 a run failed or is missing from the table, the others went on; 2 bad input (one line says what and
+how to mend it); 75 stopped by SIGINT, SIGTERM or SIGHUP together with its runs.
 """
 
 import argparse
@@ -35,15 +35,19 @@ def sweep() -> None:
         raise InputError("--jobs and --num_accelerators must be at least 1")
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
+    if arguments.table and not folder.is_dir():
+        raise InputError(f"--output_dir {folder}: no such folder: name the one that the sweep ran in")
+    ds_config = arguments.ds_config or chosen.ds_config
+    if not arguments.table:
+        if not ds_config:
+            raise InputError("the sweep names no ds_config: give --ds_config")
+        if not Path(ds_config).is_file():
+            raise InputError(f"ds_config {ds_config}: no such file: name one in the sweep or with --ds_config")
 
     from swep_ds.analysis import table  # after the settings: these imports take seconds
 
     failed, stopped = [], False
     if not arguments.table:
-        ds_config = arguments.ds_config or chosen.ds_config
-        if not ds_config or not Path(ds_config).is_file():
-            raise InputError(f"ds_config {ds_config}: no such file: name one in the sweep or with --ds_config")
-
         from swep_ds.local_queue import work_off
 
         command = [str(TRAIN), "--recipe", chosen.recipe, "--ds_config", ds_config]
@@ -52,7 +56,7 @@ def sweep() -> None:
     if scores["columns"]:
         table.write(scores, folder)
     table.show(scores)
-    if failed or stopped:
+    if failed or stopped or (scores["missing"] and not arguments.table):
         sys.exit(EXIT_STOPPED if stopped else EXIT_FAULT)
 
 

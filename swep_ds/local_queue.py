@@ -116,7 +116,8 @@ def work_off(
         ranks: processes of each, one per device.
 
     Returns:
-        (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs).
+        (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell whose run of
+        an earlier start still trains is skipped, and not among them.
 
     Raises:
         InputError: there are fewer devices than processes, or the folder cannot be made.
@@ -142,6 +143,10 @@ def work_off(
             while (waiting or running) and not stop.is_set():
                 while waiting and free:
                     cell = waiting.popleft()
+                    if cell.still_running():
+                        console.print(f"{cell.name}: skipped, {cell.fault()}")
+                        progress.advance(bar)
+                        continue
                     running.append(Run(cell, [*launcher(ranks), *command, *cell.options()], free.pop()))
                     console.print(f"{cell.name}: started, its log is {cell.log}")
                 for run in [run for run in running if run.ended()]:
@@ -151,6 +156,8 @@ def work_off(
                     if code == 0 and run.cell.results() is not None:
                         took.append(seconds)
                         console.print(f"{name}: done in {timedelta(seconds=round(seconds))}")
+                    elif run.cell.still_running():  # by a process that had not got to its folder yet
+                        console.print(f"{name}: skipped, {run.cell.fault()}")
                     else:
                         failed.append(run.cell)
                         console.print(f"{name}: FAILED, {run.cell.fault()}", style="bold red")

@@ -25,6 +25,7 @@ from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.results import Score, Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.export import export_model
+from swep_ds.files import write_atomically
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
@@ -32,8 +33,8 @@ from swep_ds.models.names import load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.run_folder import PRETRAIN, RunFolder, settings_that_bind
-from swep_ds.training.checkpoints import Checkpoints, Done, write_atomically
-from swep_ds.training.ds_config import QUIET, read_ds_config, resolve_ds_config, zero_stage
+from swep_ds.training.checkpoints import Checkpoints, Done
+from swep_ds.training.ds_config import QUIET, check_offload, read_ds_config, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker, peak_memory_bytes
@@ -91,9 +92,9 @@ def pretrain(recipe: Recipe, ds_config: str, folder: RunFolder, resume: str, say
         prepare(recipe, ds_config)  # what is wrong with the second stage must not show hours later
         say(f"first stage, in {own.path}:")
         try:
-            job = prepare(first, ds_config)
+            job = prepare(first, ds_config, training_source="pretrain.train")
         except InputError as error:
-            raise InputError(f"pretrain: {error}") from None
+            raise InputError(f"first stage (pretrain): {error}") from None
         _run(first, job, own, tag, say, to_train_on=True)
         del job
         gc.collect()  # the engine's reference cycles hold the device's memory
@@ -194,18 +195,19 @@ def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: Done, say: Ca
     return {"data_set": recipe.eval.select_on, "update": update, **chosen, "checkpoints": scores}
 
 
-def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
+def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, training_source: str = "data.train") -> Job:
     """Loads model and data. Whatever can be wrong is looked at before the first long wait.
 
     Args:
         start: where the weights come from; None = `model.name`, whose tokenizer it is in any case.
+        training_source: the field that the user named the training data in.
 
     Raises:
         InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
     tokenizer = ranks.agree(lambda: load_tokenizer(recipe.model.name))
-    spread = zero_stage(ranks.agree(lambda: read_ds_config(ds_config))) == 3
+    spread = ranks.agree(lambda: read_ds_config(ds_config)).get("zero_optimization", {}).get("stage") == 3
     qa = ranks.agree(lambda: load_model(recipe, tokenizer, start or recipe.model.name, mapped=spread))
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     config = ranks.agree(
@@ -218,32 +220,11 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
             on_cpu=ranks.device().type == "cpu",
         )
     )
-    training, examples = ranks.agree(lambda: load_examples(recipe))
-    data, settings = recipe.data, recipe.train
-    windows = WindowSettings(
-        data.max_length, data.doc_stride, data.max_query_length, recipe.task, data.max_target_length
-    )
-    features = ranks.first_on_each_node(
-        lambda: build_features(
-            training,
-            tokenizer,
-            windows,
-            training=True,
-            windows_without_answer=data.windows_without_answer,
-            cache_dir=CACHE,
-        )
-    )
-    batches = TrainingBatches(
-        features.dataset,
-        Padding.of(tokenizer),
-        micro_batch_size=settings.micro_batch_size,
-        accumulation=settings.gradient_accumulation_steps,
-        rank=ranks.rank(),
-        world_size=ranks.world_size(),
-        epochs=settings.epochs,
-        max_updates=settings.max_updates,
-        seed=recipe.seed,
-    )
+    ranks.agree(lambda: check_offload(config))
+    training, examples = ranks.agree(lambda: load_examples(recipe, training_source))
+    windows = window_settings(recipe)
+    features = ranks.first_on_each_node(lambda: training_features(recipe, tokenizer, training))
+    batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
     spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
     evaluation = Evaluation(tokenizer, windows, spans, recipe.eval.batch_size, CACHE)
     validation = None
@@ -254,12 +235,48 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None) -> Job:
     return Job(objective, tokenizer, config, len(training), features, batches, tests, validation, evaluation)
 
 
-def load_model(recipe: Recipe, tokenizer, name: str, *, mapped: bool = False) -> ExtractiveQA | GenerativeQA:
+def window_settings(recipe: Recipe) -> WindowSettings:
+    data = recipe.data
+    return WindowSettings(data.max_length, data.doc_stride, data.max_query_length, recipe.task, data.max_target_length)
+
+
+def training_features(recipe: Recipe, tokenizer, examples: list[Example]) -> Features:
+    return build_features(
+        examples,
+        tokenizer,
+        window_settings(recipe),
+        training=True,
+        windows_without_answer=recipe.data.windows_without_answer,
+        cache_dir=CACHE,
+    )
+
+
+def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int) -> TrainingBatches:
+    settings = recipe.train
+    return TrainingBatches(
+        features.dataset,
+        Padding.of(tokenizer),
+        micro_batch_size=settings.micro_batch_size,
+        accumulation=settings.gradient_accumulation_steps,
+        rank=rank,
+        world_size=world_size,
+        epochs=settings.epochs,
+        max_updates=settings.max_updates,
+        seed=recipe.seed,
+    )
+
+
+def load_model(
+    recipe: Recipe, tokenizer, name: str, *, mapped: bool = False, weights: bool = True
+) -> ExtractiveQA | GenerativeQA:
+    """The model of the recipe's task, `mapped` and `weights` as in `load_trainable`; without tokenizer, whatever
+    its window."""
     source = resolve_model(name)
     how = {
         "activation_checkpointing": recipe.train.activation_checkpointing,
         "attention": recipe.model.attention,
         "mapped": mapped,
+        "weights": weights,
     }
     if recipe.task == "generative":
         search = {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
@@ -271,6 +288,8 @@ def load_model(recipe: Recipe, tokenizer, name: str, *, mapped: bool = False) ->
             f"train.precision fp16: activations of {qa.model.config.model_type} overflow in it (it was trained in "
             "bfloat16): set it to bf16 or fp32"
         )
+    if tokenizer is None:
+        return qa
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(
@@ -279,10 +298,12 @@ def load_model(recipe: Recipe, tokenizer, name: str, *, mapped: bool = False) ->
     return qa
 
 
-def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
+def load_examples(
+    recipe: Recipe, training_source: str = "data.train"
+) -> tuple[list[Example], dict[str, list[Example]]]:
     """Training examples, augmented samples last, and test examples by data set, held-out articles first."""
     data: DataSection = recipe.data
-    training = _read("data.train", data.train, training=True)
+    training = _read(training_source, data.train, training=True)
     tests: dict[str, list[Example]] = {}
     if data.holdout_fraction:
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)

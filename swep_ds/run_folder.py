@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds.errors import InputError
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import Recipe, differences, flatten
 from swep_ds.training.checkpoints import find_checkpoint, read_manifest
 
 # what may change between two starts of the same run
 FREE = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
 FREE += ("train.keep_checkpoints",)
-FREE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens")
+FREE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 PRETRAIN = "pretrain"
 
 
@@ -37,7 +37,9 @@ class RunFolder:
             InputError: the folder is in use, by another process, another run or other files; or no such checkpoint.
         """
         saved = self.path / "recipe.yaml"
-        own = {".lock", PRETRAIN} if recipe.pretrain else {".lock"}
+        first = self.path / PRETRAIN  # a start that was refused leaves nothing but a lock there
+        no_stage = first.is_dir() and {f.name for f in first.iterdir()} <= {".lock"}
+        own = {".lock", PRETRAIN} if recipe.pretrain or no_stage else {".lock"}
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"--output_dir {self.path}: is a file: name a folder")
         if self.path.is_dir() and not saved.is_file() and {f.name for f in self.path.iterdir()} - own:
@@ -49,11 +51,8 @@ class RunFolder:
                 )
             before = settings_that_bind(Recipe.load(str(saved)))
             now = settings_that_bind(recipe)
-            differing = [f"{k} {before.get(k)!r} there, {now.get(k)!r} here" for k in now if before.get(k) != now[k]]
-            if differing:
-                raise InputError(
-                    f"--output_dir {self.path}: holds another run ({'; '.join(differing)}): name another folder"
-                )
+            if differing := differences(before, now):
+                raise InputError(f"--output_dir {self.path}: holds another run ({differing}): name another folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")  # held until the process ends
@@ -84,20 +83,12 @@ def settings_that_bind(recipe: Recipe) -> dict[str, Any]:
 
     Where the run selects its checkpoint, what its scores on the selection data depend on is among them.
     """
-    flat: dict[str, Any] = {}
     selects = recipe.eval.select_on is not None
     free = FREE if selects else FREE + FREE_UNLESS_SELECTING
-
-    def walk(node: Any, name: str) -> None:
-        if name in free:
-            return
-        if isinstance(node, dict):
-            for key, value in node.items():
-                walk(value, f"{name}.{key}" if name else key)
-        else:
-            flat[name] = node
-
-    walk(recipe.model_dump(mode="json"), "")
+    settings = flatten(recipe.model_dump(mode="json"))
+    flat = {
+        name: value for name, value in settings.items() if not any(f"{name}.".startswith(f"{one}.") for one in free)
+    }
     if selects:
         flat["data.eval, to select on"] = recipe.data.eval.get(recipe.eval.select_on)
     return flat

@@ -22,11 +22,16 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from swep_ds.errors import InputError
-from swep_ds.recipe import Recipe, Section, read_settings, validate
+from swep_ds.files import is_locked
+from swep_ds.recipe import Recipe, Section, differences, flatten, read_settings, validate
 
 SWEEPS = Path(__file__).parent / "sweeps"
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
 START_LINE = "$ "  # begins one, before its command
+# of a resolved ds_config: what the recipe decides, and what says nothing of the training
+DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer"}
+DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown"}
+SIZES = ("_bucket_size", "_param_persistence_threshold")  # of ZeRO: by default of the model's hidden size
 
 
 class Sweep(Section):
@@ -93,15 +98,49 @@ class Cell:
             return None
         return results if saved == self.recipe else None
 
+    def conditions(self, results: dict[str, Any]) -> dict[str, Any]:
+        """What a run's scores depend on beside its recipe: number of ranks and what the ds_config decides, flat.
+
+        Raises:
+            InputError: the run's `ds_config.json` is gone or not JSON.
+        """
+        file = self.folder / "ds_config.json"
+        try:
+            config = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file}: cannot be read ({error}): delete the run's folder") from None
+        decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
+        own = {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
+        return {"world_size": results["world_size"], **own}
+
+    def still_running(self) -> bool:
+        """Whether a process has the run in its hands, as one of an earlier start that was killed without its runs."""
+        return is_locked(self.folder / ".lock")
+
     def fault(self) -> str:
-        """Why there are no results, in a line: what the log of the last attempt ends with."""
-        if not self.log.is_file():
+        """Why there are no results, in a line: what the log of the last attempt ends with, or whose folder it is."""
+        if self.still_running():
+            return "still running, started earlier"
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
+        starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
+        attempt = [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
+        ended = attempt and attempt[-1].startswith(EXIT_LINE)
+        if ended and attempt[-1] != f"{EXIT_LINE}0":
+            return self._ending(attempt)
+        saved = self.folder / "recipe.yaml"
+        try:
+            there = Recipe.load(str(saved)) if saved.is_file() else self.recipe
+        except InputError as error:
+            return str(error)
+        if differing := differences(*(flatten(one.model_dump(mode="json")) for one in (there, self.recipe))):
+            return f"holds a run of other settings ({differing})"
+        if not attempt:
             return "not run"
-        lines = self.log.read_text(errors="replace").splitlines()
-        start = max(number for number, line in enumerate(lines) if line.startswith(START_LINE))
-        *said, last = [line.strip() for line in lines[start:] if line.strip()]
-        if not last.startswith(EXIT_LINE):
-            return "not finished"
+        return self._ending(attempt) if ended else "not finished"
+
+    @staticmethod
+    def _ending(attempt: Sequence[str]) -> str:
+        *said, last = attempt
         errors = [line for line in said if line.startswith("error: ")]
         return f"{last.lstrip('# ')}: {[*said, *errors][-1]}"
 
@@ -114,16 +153,19 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         overrides: as of `--set`, on top of every cell's settings.
 
     Raises:
-        InputError: no such sweep, not YAML, an unknown field or a wrong value, in the sweep or in any cell's recipe.
+        InputError: no such sweep, not YAML, an unknown field or a wrong value, in the sweep or in any cell's recipe;
+            an override of what a variant sets, which is what makes it one.
     """
     path, tree = read_settings(name_or_path, SWEEPS, "sweep", Sweep)
     sweep = validate(Sweep, tree, path)
     if any(override.split("=")[0] == "seed" for override in overrides):
         raise InputError("--set seed=...: a sweep's seeds stand in its file, as seeds: [...]")
+    for override in overrides:
+        _spares_the_variants(override, sweep, path)
     cells = []
     for seed in sweep.seeds:
         for variant, settings in sweep.variants.items():
-            chosen = (*_overrides(sweep.set), *_overrides(settings), *overrides, f"seed={seed}")
+            chosen = (*_overrides(_laid_over(sweep.set, settings)), *overrides, f"seed={seed}")
             try:
                 recipe = Recipe.load(sweep.recipe, chosen)
             except InputError as error:
@@ -136,6 +178,25 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
                 "same data in the same way; give data.eval, data.holdout_fraction, data.max_eval_examples, eval in set"
             )
     return sweep, cells
+
+
+def _spares_the_variants(override: str, sweep: Sweep, path: Path) -> None:
+    name = override.partition("=")[0]
+    for variant, settings in sweep.variants.items():
+        for field in settings:
+            if f"{field}.".startswith(f"{name}.") or f"{name}.".startswith(f"{field}."):
+                raise InputError(
+                    f"--set {override}: {path}: variants.{variant} sets {field} itself: change it there, or leave "
+                    "this out"
+                )
+
+
+def _laid_over(shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A variant's settings on those for all cells; naming another method drops the settings of the one named there."""
+    method = "method.name"
+    if method in shared and own.get(method, shared[method]) != shared[method]:
+        shared = {name: value for name, value in shared.items() if not name.startswith("method.")}
+    return shared | own
 
 
 def _tests(recipe: Recipe) -> tuple:
@@ -153,9 +214,8 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _overrides(settings: dict[str, Any]) -> list[str]:
-    """As `--set` takes them; JSON is YAML. The method's name comes first: naming one drops another's settings."""
-    names = sorted(settings, key=lambda name: name != "method.name")
-    return [f"{name}={json.dumps(settings[name], ensure_ascii=False, default=str)}" for name in names]
+    """As `--set` takes them; JSON is YAML."""
+    return [f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in settings.items()]
 
 
 def _slug(name: str) -> str:

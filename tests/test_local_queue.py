@@ -1,5 +1,6 @@
 """The local queue, with a stand-in for scripts/train.py that ends as told; tests/test_sweep.py runs the real one."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -117,6 +118,19 @@ def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder)
     (folder / "recipe.yaml").replace(folder / "1-fail" / "recipe.yaml")
     assert several[1].results() is None
     assert several[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
+
+
+def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys):
+    several = cells(folder, "fail", "work")
+    several[0].folder.mkdir()
+    with (several[0].folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert several[0].fault() == "still running, started earlier"
+        assert work_off(folder, several) == ([], False)
+    assert not several[0].log.exists()
+    assert several[1].results() is not None
+    assert "0-fail: skipped, still running, started earlier" in capsys.readouterr().out
+    assert work_off(folder, several) == (["fail"], False)
 
 
 def test_jobs_run_at_the_same_time_and_share_the_threads(folder, monkeypatch):

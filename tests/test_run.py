@@ -65,6 +65,14 @@ def test_samples_come_behind_the_questions_they_are_of(folder, data):
         assert made[len(plain)].span == plain[0].span
 
 
+def test_training_data_that_is_missing_names_the_field_it_was_given_in(folder):
+    data = {"train": "nowhere.json", "eval": {}}
+    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": "mle"}, "data": data})
+    for field in ("data.train", "pretrain.train"):
+        with pytest.raises(InputError, match=rf"^{field}: .*nowhere\.json"):
+            load_examples(recipe, field)
+
+
 def test_samples_that_are_missing_broken_or_of_other_data(folder):
     for source, said in (
         ("nowhere.json", r"^data\.augmented: .*nowhere\.json.*no such file"),

@@ -83,6 +83,8 @@ def test_another_run_names_all_fields_that_differ(used):
     for part in ("train.learning_rate 0.0001 there, 0.0002 here", "method.beta 1.0 there, 0.5 here", "seed 0 there"):
         assert part in said
     assert "method.name 'swep' there, 'mle' here" in message(used, recipe(method={"name": "mle"}))
+    (used / "recipe.yaml").write_text(recipe(pretrain={"train": "generated"}).dump())
+    assert "pretrain.train 'generated' there, None here" in message(used)
     assert "data.train" not in said
 
 
@@ -125,6 +127,9 @@ def test_what_selection_depends_on_binds_where_there_is_one(used):
 
 def test_a_first_stage_may_be_there_already(tmp_path):
     (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / ".lock").write_text("")
+    assert take(tmp_path)[1] is None  # what a refused start leaves
+    (tmp_path / "pretrain" / "recipe.yaml").write_text("")
     assert take(tmp_path, recipe(pretrain={"train": "generated"}))[1] is None
     assert "holds files of no run" in message(tmp_path)
 

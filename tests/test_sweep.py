@@ -11,6 +11,7 @@ import yaml
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.sweep import SWEEPS, Sweep, read_sweep
+from swep_ds.training.ds_config import resolve_ds_config
 from tests import tiny_run
 
 SHIPPED = sorted(SWEEPS.glob("*.yaml"))
@@ -114,6 +115,23 @@ def test_seeds_on_the_command_line_are_refused(tmp_path):
     assert "a sweep's seeds stand in its file" in message(tmp_path, ["seed=1"], **MINIMAL)
 
 
+@pytest.mark.parametrize("override", ["method.name=swep", "method={name: swep}", "train.adam_betas.x=1"])
+def test_an_override_of_what_makes_a_variant_is_refused(tmp_path, override):
+    variants = {"A": {"train.epochs": 1}, "B": {"method.name": "mle", "train.adam_betas": [0.8, 0.9]}}
+    said = message(tmp_path, [override], variants=variants)
+    field = "train.adam_betas" if "betas" in override else "method.name"
+    assert f"--set {override}: {tmp_path / 'mine.yaml'}: variants.B sets {field} itself" in said
+
+
+def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
+    both = {"method.name": "swep", "method.beta": 0.5}
+    _, cells = read_sweep(write(tmp_path, set=both, variants={"SWEP": {}, "MLE": {"method.name": "mle"}}), tmp_path)
+    assert [cell.recipe.method.name for cell in cells] == ["swep", "mle"]
+    assert cells[0].recipe.method.beta == 0.5
+    said = message(tmp_path, set={"method.beta": 0.5}, variants={"MLE": {"method.name": "mle"}})
+    assert "mle has no setting 'beta'" in said  # of no method that is named: it is not lost
+
+
 def test_no_such_sweep_lists_those_that_exist(tmp_path):
     with pytest.raises(InputError, match=r"sweep nothing: no such sweep; known are .*quickstart_methods"):
         read_sweep("nothing", tmp_path)
@@ -137,8 +155,49 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     assert cell.results() is None
     (cell.folder / "results.json").write_text('{"eval": {}}')
     assert cell.results() == {"eval": {}}
-    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3"])
+    cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
+    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "train.log_every=7"])
     assert other.results() is None
+    epochs, every = cell.recipe.train.epochs, cell.recipe.train.log_every
+    assert other.fault() == (
+        f"holds a run of other settings (train.epochs {epochs} there, 3.0 here; train.log_every {every} there, 7 here)"
+    )
+    cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
+    assert other.fault() == "exit code 2: error: no room"
+    (cell.folder / "recipe.yaml").write_text("{")
+    cell.log.unlink()
+    assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
+
+
+@pytest.mark.parametrize("content", ["", "\n", "somebody else's notes\n"])
+def test_an_empty_or_foreign_log_is_of_no_run(tmp_path, content):
+    _, [cell] = read_sweep(write(tmp_path, **MINIMAL), tmp_path)
+    cell.log.write_text(content)
+    assert cell.fault() == "not run"
+
+
+def test_a_cells_conditions_are_what_its_recipe_does_not_decide(tmp_path):
+    _, [cell] = read_sweep(write(tmp_path, **MINIMAL), tmp_path)
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
+
+    def conditions(stage: int, recipe: Recipe, ranks: int, **how) -> dict:
+        source = str(tiny_run.ds_config(tmp_path, stage))
+        resolved = resolve_ds_config(source, recipe, world_size=ranks, on_cpu=True, **how)
+        cell.folder.mkdir(exist_ok=True)
+        (cell.folder / "ds_config.json").write_text(json.dumps(resolved))
+        return cell.conditions({"world_size": ranks})
+
+    usual = conditions(2, recipe, 1, micro_steps=2, hidden_size=32)
+    assert (usual["world_size"], usual["ds_config zero_optimization.stage"]) == (1, 2)
+    train = recipe.train.model_copy(
+        update={"micro_batch_size": 4, "learning_rate": 1.0, "precision": "bf16", "max_grad_norm": 0.0}
+    )
+    assert conditions(2, recipe.model_copy(update={"train": train}), 1, micro_steps=1, hidden_size=64) == usual
+    assert conditions(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
+    assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32) != usual
+    (cell.folder / "ds_config.json").write_text("{")
+    with pytest.raises(InputError, match=r"ds_config\.json: cannot be read"):
+        cell.conditions({"world_size": 1})
 
 
 # The real thing
@@ -188,10 +247,19 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
     assert tiny_run.losses(output / "swep-elsewhere-seed0")
 
 
+@pytest.mark.slow
 def test_a_sweep_without_a_ds_config_says_so_and_its_table_needs_none(tmp_path):
     command = [sys.executable, str(SWEEP), write(tmp_path, **MINIMAL), "--output_dir", str(tmp_path / "runs")]
+    ended = tiny_run.execute([*command, "--table"], check=False, seconds=60)
+    assert ended.returncode == 2
+    assert (
+        f"error: --output_dir {tmp_path / 'runs'}: no such folder: name the one that the sweep ran in" in ended.stderr
+    )
+    (tmp_path / "runs").mkdir()
     ended = tiny_run.execute([*command, "--table"], seconds=60)
     assert "missing: MLE, seed 0: not run" in ended.stdout
+    ended = tiny_run.execute(command, check=False, seconds=60)
+    assert (ended.returncode, ended.stderr) == (2, "error: the sweep names no ds_config: give --ds_config\n")
     ended = tiny_run.execute([*command, "--ds_config", "none.json"], check=False, seconds=60)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: ds_config none.json: no such file: name one in the sweep or with --ds_config\n"

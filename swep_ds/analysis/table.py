@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from swep_ds.evaluation.results import Scores, out_of_domain_mean
+from swep_ds.recipe import differences
 from swep_ds.sweep import Cell
 
 OUT_OF_DOMAIN = "out-of-domain mean"
@@ -57,15 +58,24 @@ def _summary(values: Sequence[float]) -> dict[str, float | None]:
 def of_sweep(cells: Sequence[Cell]) -> Table:
     """The table (`aggregate`) of a sweep's cells that are done, rows in their order; "missing" says why others are not.
 
-    Each of "missing" is {"name", "seed", "reason", "log"}.
+    A table compares runs on one number of ranks under one ds_config, those of most runs (of the first, of equally
+    many). Runs under others are missing, too. Each of "missing" is {"name", "seed", "reason", "log"}.
+
+    Raises:
+        InputError: a run's `ds_config.json` cannot be read.
     """
     runs: dict[str, list[Scores]] = {cell.variant: [] for cell in cells}
+    done = [cell.results() for cell in cells]
+    conditions = [cell.conditions(results) if results else None for cell, results in zip(cells, done, strict=True)]
+    found = [one for one in conditions if one]
+    usual = max(found, key=found.count, default=None)
     missing = []
-    for cell in cells:
-        if results := cell.results():
+    for cell, results, own in zip(cells, done, conditions, strict=True):
+        if results and own == usual:
             runs[cell.variant].append(results["eval"])
-        else:
-            missing.append({"name": cell.variant, "seed": cell.seed, "reason": cell.fault(), "log": str(cell.log)})
+            continue
+        reason = f"trained otherwise than the others ({differences(own, usual)})" if results else cell.fault()
+        missing.append({"name": cell.variant, "seed": cell.seed, "reason": reason, "log": str(cell.log)})
     return aggregate(runs) | {"missing": missing}
 
 

@@ -13,10 +13,9 @@ import fcntl
 import hashlib
 import json
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +28,8 @@ from swep_ds import distributed as ranks
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.rebuild import Rebuilder, Settings
 from swep_ds.errors import InputError
+from swep_ds.files import write_atomically
+from swep_ds.models.names import resolve_model
 
 QUESTIONS_IN_A_CHUNK = 32
 LINES = 20  # of progress, where there is no terminal
@@ -50,10 +51,16 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
     ranks.agree(lambda: _check(settings, max_examples))
     examples = ranks.agree(lambda: _read(source, max_examples))
-    rebuild = ranks.agree(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
-    setup = {"model": model_name, **asdict(settings), "data": source, "questions": _digest(examples)}
-    missing = ranks.gather(ranks.agree(lambda: chunks.take(setup) if ranks.is_main() else None))[0]
+
+    def take() -> tuple[dict[str, Any], list[int]]:
+        model = {"model": model_name, "weights": _weights(model_name)}
+        setup = {**model, **asdict(settings), "data": source, "questions": _digest(examples)}
+        return setup, chunks.take(setup)
+
+    setup, missing = ranks.gather(ranks.agree(lambda: take() if ranks.is_main() else None))[0]
+    rebuild = ranks.agree(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
+    ranks.agree(lambda: chunks.begin(setup) if ranks.is_main() else None)
     if len(missing) < chunks.count:
         say(f"resuming: {chunks.count - len(missing)} of {chunks.count} chunks are done")
     with _progress(chunks.count, chunks.count - len(missing)) as advance:
@@ -94,6 +101,18 @@ def _digest(examples: Sequence[Example]) -> str:
     return digest.hexdigest()[:32]
 
 
+def _weights(model_name: str) -> str | None:
+    """A checksum of a local folder's weights; None for a hub id, whose name stands for them."""
+    digest = None
+    for file in sorted(Path(resolve_model(model_name)).glob("*")):
+        if file.suffix in (".safetensors", ".bin"):
+            digest = digest or hashlib.sha256()
+            with file.open("rb") as stream:
+                while block := stream.read(2**20):
+                    digest.update(block)
+    return digest.hexdigest()[:32] if digest else None
+
+
 def _summary(counts: Counter, questions: int) -> str:
     dropped = counts["unchanged"] + counts["repeated"]
     return (
@@ -113,7 +132,7 @@ class Chunks:
         self.settings = self.folder / "settings.json"
 
     def take(self, setup: dict[str, Any]) -> list[int]:
-        """Locks the folder for this process; returns the chunks that are missing.
+        """Locks the folder for this process; returns the chunks that are missing. `begin` comes before the first.
 
         Raises:
             InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
@@ -138,12 +157,14 @@ class Chunks:
                 )
         elif any(self.folder.glob("[!.]*")):
             raise InputError(f"--output {self.output}: {self.folder.name} holds files of something else: delete it")
-        else:
-            _write(self.settings, [json.dumps(setup)])
         return [number for number in range(self.count) if not self._part(number).exists()]
 
+    def begin(self, setup: dict[str, Any]) -> None:
+        """From here on the folder holds parts of this setup."""
+        write_atomically(self.settings, json.dumps(setup))
+
     def write(self, number: int, articles: list[dict[str, Any]], counts: Counter) -> None:
-        _write(self._part(number), [json.dumps({"articles": articles, "counts": counts}, ensure_ascii=False)])
+        write_atomically(self._part(number), json.dumps({"articles": articles, "counts": counts}, ensure_ascii=False))
 
     def merge(self, setup: dict[str, Any]) -> Counter:
         """Puts the output in place, of all chunks, and removes the folder; returns the sums of the counts."""
@@ -160,7 +181,7 @@ class Chunks:
                     separator = ",\n"
             yield f'\n], "ssmba": {json.dumps({**setup, **total}, ensure_ascii=False)}}}\n'
 
-        _write(self.output, document())
+        write_atomically(self.output, document())
         for file in sorted(self.folder.iterdir(), key=lambda file: file == self.settings):
             file.unlink()  # the settings last: they tell what the others are
         self.folder.rmdir()
@@ -168,14 +189,6 @@ class Chunks:
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
-
-
-def _write(path: Path, pieces: Iterable[str]) -> None:
-    """A file that is never seen half-written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(pieces)
-    os.replace(temporary, path)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ Questions that no model could be trained on are dropped and counted by reason.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import rich.progress
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.errors import InputError
+from swep_ds.files import write_atomically
 
 NO_ANSWER = "answer not in the context"
 BLANK = "blank question, context or answer"
@@ -39,24 +40,23 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
     if output.exists():
         raise InputError(f"{output}: exists already: name another file")
     counts: Counter = Counter()
-    unfinished = output.with_name(f".{output.name}.unfinished")
-    try:
-        with (
-            rich.progress.open(source, encoding="utf-8", description=source.name) as lines,
-            unfinished.open("w", encoding="utf-8") as rows,
-        ):
+
+    def rows() -> Iterator[str]:
+        with rich.progress.open(source, encoding="utf-8", description=source.name) as lines:
             for number, pair in _pairs(source, lines, load_tokenizer):
                 reason = pair if isinstance(pair, str) else _fault(pair)
                 counts[reason or "written"] += 1
                 if not reason:
-                    rows.write(json.dumps(_row(f"{source.stem}-{number}", *pair), ensure_ascii=False) + "\n")
+                    yield json.dumps(_row(f"{source.stem}-{number}", *pair), ensure_ascii=False) + "\n"
+        if not counts["written"]:
+            raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
+
+    try:
+        write_atomically(output, rows())
     except OSError as error:
         raise InputError(f"{error.filename or source}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: no UTF-8 text (byte {error.start}): name a file of generated pairs") from None
-    if not counts["written"]:
-        raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
-    unfinished.rename(output)
     return counts
 
 
@@ -77,7 +77,12 @@ def _pairs(source: Path, lines: Iterable[str], load_tokenizer) -> Iterable[tuple
         if not line.strip():
             continue
         if read is None:
-            read = _read_json if line.lstrip().startswith("{") else _Features(load_tokenizer())
+            if line.lstrip().startswith("{"):
+                read = _read_json
+            elif re.match(r"[\d ]+\t", line):
+                read = _Features(load_tokenizer())
+            else:
+                raise InputError(f"{source}: line {number} is no generated pair: see scripts/convert_pairs.py")
         try:
             yield number, read(line)
         except (ValueError, KeyError, TypeError, IndexError) as error:

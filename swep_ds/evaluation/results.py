@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swep_ds.files import write_atomically
+
 PACKAGES = ("swep-ds", "torch", "deepspeed", "transformers", "datasets")
 Score = dict[str, float | int]  # exact_match and f1 in percent, total
 Scores = dict[str, Score]  # by data set
@@ -36,9 +38,7 @@ def write_predictions(folder: Path, name: str, predictions: dict[str, str]) -> N
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
     """`results.json`, the last thing that a run writes: where it is there, it is whole, and the run is done."""
-    unfinished = folder / ".results.json.unfinished"
-    unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    unfinished.replace(folder / "results.json")
+    write_atomically(folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_scores(scores: Scores, title: str) -> None:

@@ -118,7 +118,7 @@ def load_saved(name: str) -> Saved:
     Raises:
         InputError: cannot be loaded, or has no trained head.
     """
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, "model")
     try:
         generative = AutoConfig.from_pretrained(name).is_encoder_decoder
         auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering

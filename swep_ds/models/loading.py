@@ -16,6 +16,7 @@ def load_trainable(
     activation_checkpointing: bool,
     attention: str = "auto",
     mapped: bool = False,
+    weights: bool = True,
     task: str,
     advice: str,
 ) -> PreTrainedModel:
@@ -26,6 +27,7 @@ def load_trainable(
         attention: transformers' `attn_implementation`; "auto" = what it takes by itself.
         mapped: leaves the weights in their files and as they are there, mapped into memory that the system takes
             back when it runs short, to be spread over the ranks from there (`training.sharding.shard`).
+        weights: whether to load them; False = the config alone is read, and the model is on the meta device.
         task: in words, as in "no question-answering head".
         advice: what to take instead of a model that has no head for the task.
 
@@ -46,14 +48,13 @@ def load_trainable(
         )
     config.dtype = None  # what it says need not be what the files hold
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
-    if chosen or mapped:
+    if chosen or mapped or not weights:
         hollow = _hollow(auto_class, config, name, chosen)
-    try:
-        # no dtype: parameters in that of their file stay there, and a head that it lacks is drawn alike either way
-        model = auto_class.from_pretrained(name, config=config, dtype="auto", **chosen)
-    except UNREADABLE as error:
-        raise InputError(f"model.name {name}: cannot load: {' '.join(str(error).split())[:300]}") from None
-    if not mapped:
+    if weights:
+        model = _filled(auto_class, config, name, chosen)
+    else:
+        model = hollow
+    if weights and not mapped:
         model = model.float()
     check_takes_embeddings(hollow if mapped else model, name)
     if activation_checkpointing:
@@ -64,6 +65,14 @@ def load_trainable(
         # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
+
+
+def _filled(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, str]) -> PreTrainedModel:
+    try:
+        # no dtype: parameters in that of their file stay there, and a head that it lacks is drawn alike either way
+        return auto_class.from_pretrained(name, config=config, dtype="auto", **chosen)
+    except UNREADABLE as error:
+        raise InputError(f"model.name {name}: cannot load: {' '.join(str(error).split())[:300]}") from None
 
 
 def _hollow(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, str]) -> PreTrainedModel:

@@ -19,10 +19,7 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
         InputError: cannot be loaded, no mask token, no trained head (an encoder alone, a model of another task), or
             a tokenizer of another model.
     """
-    try:
-        tokenizer = load_tokenizer(name)
-    except InputError as error:
-        raise InputError(f"--{str(error).replace('model.name', 'model', 1)}") from None
+    tokenizer = load_tokenizer(name, "--model")
     if tokenizer.mask_token_id is None:
         raise InputError(f"--model {name}: its tokenizer has no mask token: {MEND}")
     try:

@@ -13,8 +13,8 @@ def resolve_model(name: str) -> str:
     return str(ENCODER) if name == QUICKSTART else name
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a model.
+def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a model; `option` is what the user named it with.
 
     Raises:
         InputError: none there, only a slow one (no character offsets), or one without a padding token.
@@ -23,13 +23,13 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(resolve_model(name))
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise InputError(
-            f"model.name {name}: no tokenizer to load there ({' '.join(str(error).split())[:200]}): give a hub id "
+            f"{option} {name}: no tokenizer to load there ({' '.join(str(error).split())[:200]}): give a hub id "
             "that can be reached or a local folder with tokenizer files"
         ) from None
     if not tokenizer.is_fast:
-        raise InputError(f"model.name {name}: its tokenizer has no fast version, which gives the answers' offsets")
+        raise InputError(f"{option} {name}: its tokenizer has no fast version, which gives the answers' offsets")
     if tokenizer.pad_token_id is None:
-        raise InputError(f"model.name {name}: its tokenizer has no padding token: set pad_token in its configuration")
+        raise InputError(f"{option} {name}: its tokenizer has no padding token: set pad_token in its configuration")
     return tokenizer
 
 

@@ -10,7 +10,6 @@ A checkpoint is read through pickle: resume only from folders that you trust.
 
 import json
 import logging
-import os
 import shutil
 import zipfile
 import zlib
@@ -22,6 +21,7 @@ from typing import Any
 from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Score
+from swep_ds.files import write_atomically
 
 MANIFEST = "complete.json"
 LATEST = "latest"
@@ -201,10 +201,3 @@ def read_manifest(tag: Path) -> dict[str, Any]:
             found = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
             raise InputError(f"{tag}: the checkpoint is damaged ({name} {found}, {size} were written): {MEND}")
     return manifest
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that is never seen half-written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -22,8 +22,9 @@ from rich.progress import (
 
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores
+from swep_ds.files import write_atomically
 from swep_ds.recipe import Recipe
-from swep_ds.training.checkpoints import Done, write_atomically
+from swep_ds.training.checkpoints import Done
 
 # (name in metrics.jsonl, name on screen, format)
 SHOWN = (

@@ -88,12 +88,15 @@ class Done:
     def __init__(self, variant: str, seed: int, results: dict | None):
         self.variant, self.seed, self.results, self.log = variant, seed, lambda: results, Path(f"{seed}.log")
 
+    def conditions(self, results: dict) -> dict:
+        return {"world_size": results["world_size"]}
+
     def fault(self) -> str:
         return "exit code 2: error: no room"
 
 
 def test_a_sweeps_table_says_what_is_missing_and_why(tmp_path, capsys):
-    runs = [{"eval": one} for one in RUNS["MLE"]]
+    runs = [{"eval": one, "world_size": 1} for one in RUNS["MLE"]]
     made = table.of_sweep([Done("B", 0, runs[0]), Done("A", 0, None), Done("B", 1, runs[1]), Done("A", 1, None)])
     assert [(row["name"], row["runs"]) for row in made["rows"]] == [("B", 2), ("A", 0)]
     assert [(one["name"], one["seed"], one["reason"], one["log"]) for one in made["missing"]] == [
@@ -113,3 +116,14 @@ def test_a_sweeps_table_says_what_is_missing_and_why(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "81.00 ± 1.41" in shown
     assert "missing: A, seed 1: exit code 2: error: no room (1.log)" in shown
+
+
+def test_runs_under_other_conditions_are_not_mixed_in():
+    one, two = ({"eval": RUNS["MLE"][0], "world_size": size} for size in (1, 2))
+    made = table.of_sweep([Done("A", 0, two), Done("A", 1, one), Done("B", 0, one), Done("B", 1, None)])
+    assert [(row["name"], row["runs"]) for row in made["rows"]] == [("A", 1), ("B", 1)]
+    reasons = [(lack["name"], lack["seed"], lack["reason"]) for lack in made["missing"]]
+    assert reasons == [
+        ("A", 0, "trained otherwise than the others (world_size 2 there, 1 here)"),
+        ("B", 1, "exit code 2: error: no room"),
+    ]

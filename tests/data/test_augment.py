@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from swep_ds.data.augment import Chunks, _check, _digest, _read
+from swep_ds.data.augment import Chunks, _check, _digest, _read, _weights, augment
 from swep_ds.data.readers import read_examples
 from swep_ds.data.rebuild import Settings
+from swep_ds.distributed import process_group
 from swep_ds.errors import InputError
 from tests import tiny, tiny_masked_lm
 from tests.tiny_run import ROOT, execute, launch, squad
@@ -43,6 +44,7 @@ def test_chunks_become_the_output_in_their_order(tmp_path):
     output = tmp_path / "new" / "out.json"
     chunks = Chunks(output, 3)
     assert chunks.take(SETUP) == [0, 1, 2]
+    chunks.begin(SETUP)
     for number in (2, 0, 1):
         chunks.write(number, [{"title": str(number), "paragraphs": []}, ARTICLE], Counter(kept=number))
         assert not output.exists()
@@ -56,6 +58,7 @@ def test_chunks_become_the_output_in_their_order(tmp_path):
 def test_only_missing_chunks_are_made_again(tmp_path):
     first = Chunks(tmp_path / "out.json", 3)
     first.take(SETUP)
+    first.begin(SETUP)
     first.write(1, [ARTICLE], Counter())
     (first.folder / ".000002.json.123").write_text('{"articles"')  # cut off while being written
     del first  # and with it its lock
@@ -73,6 +76,7 @@ def refused(chunks: Chunks, setup: dict) -> str:
 def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tmp_path):
     chunks = Chunks(tmp_path / "out.json", 3)
     chunks.take(SETUP)
+    chunks.begin(SETUP)
     assert "another process is writing it" in refused(Chunks(tmp_path / "out.json", 3), SETUP)
     del chunks
     said = refused(Chunks(tmp_path / "out.json", 3), SETUP | {"seed": 1})
@@ -117,6 +121,31 @@ def test_the_digest_knows_other_data(tmp_path):
     digests = {_digest(examples), _digest(examples[:4]), _digest(examples[::-1])}
     assert len(digests) == 3
     assert _digest(list(examples)) in digests
+
+
+def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(squad(5)))
+    data, output = str(tmp_path / "train.json"), tmp_path / "out.json"
+    with process_group():
+        with pytest.raises(InputError, match="--model nowhere: "):
+            augment(data, "nowhere", output, Settings(), None)
+        assert [file.name for file in (tmp_path / "out.json.chunks").iterdir()] == [".lock"]
+        output.write_text("")
+        with pytest.raises(InputError, match=r"--output .*out\.json: exists already"):
+            augment(data, "nowhere", output, Settings(), None)
+
+
+def test_the_setup_knows_other_weights_of_the_same_name(tmp_path):
+    assert _weights("google-bert/bert-base-uncased") is None
+    tiny_masked_lm.save(tmp_path, tiny.wordpiece())
+    digest = _weights(str(tmp_path))
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    assert _weights(str(tmp_path)) == digest
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert _weights(str(tmp_path)) != digest
 
 
 # The script

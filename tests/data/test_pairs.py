@@ -108,7 +108,23 @@ def test_bad_files(tmp_path, content, message):
         convert(tmp_path, content)
     assert message in str(caught.value)
     assert str(tmp_path / "pairs.txt") in str(caught.value)
-    assert not (tmp_path / "pairs.jsonl").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
+
+
+def test_a_file_of_neither_layout_needs_no_tokenizer(tmp_path):
+    (tmp_path / "notes.csv").write_text("question\tcontext\tanswer\n")
+    with pytest.raises(InputError, match=r"notes\.csv: line 1 is no generated pair"):
+        convert_pairs(tmp_path / "notes.csv", tmp_path / "out.jsonl", lambda: pytest.fail("a tokenizer was loaded"))
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
+    (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
+    paths = [str(tmp_path / name) for name in ("pairs.txt", "pairs.jsonl", "nowhere")]
+    script = str(ROOT / "scripts" / "convert_pairs.py")
+    ended = execute([sys.executable, script, *paths[:2], "--tokenizer", paths[2]], check=False)
+    assert ended.returncode == 2
+    assert f"error: --tokenizer {paths[2]}: no tokenizer to load there" in ended.stderr
 
 
 def test_nothing_is_overwritten_and_a_missing_file_is_named(tmp_path):

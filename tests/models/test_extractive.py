@@ -75,3 +75,21 @@ def test_model_that_refuses_embeddings_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bert.BertForQuestionAnswering, "forward", without)
     with pytest.raises(InputError, match="cannot be run on inputs_embeds"):
         ExtractiveQA.load(str(tmp_path), activation_checkpointing=False)
+
+
+def test_attention_is_chosen_or_refused(tmp_path):
+    tiny_models.model("bert").save_pretrained(tmp_path / "bert")
+    for name in ("eager", "sdpa"):
+        qa = ExtractiveQA.load(str(tmp_path / "bert"), activation_checkpointing=False, attention=name)
+        assert qa.model.config._attn_implementation == name
+    tiny_models.model("deberta-v2").save_pretrained(tmp_path / "deberta")
+    with pytest.raises(
+        InputError, match=r"model\.attention sdpa: not to be had here for deberta-v2 .*: set it to auto"
+    ):
+        ExtractiveQA.load(str(tmp_path / "deberta"), activation_checkpointing=False, attention="sdpa")
+
+
+def test_mapped_weights_stay_in_their_file_as_they_are_there(tmp_path):
+    tiny_models.model("bert").half().save_pretrained(tmp_path)
+    qa = ExtractiveQA.load(str(tmp_path), activation_checkpointing=False, mapped=True)
+    assert {p.dtype for p in qa.parameters()} == {torch.float16}

@@ -37,6 +37,11 @@ def test_methods_are_measured_side_by_side(tmp_path):
     assert all(name in ended.stdout for name in rows)
 
 
+def test_ssmba_is_measured_as_mle(tmp_path):
+    ended = bench(tmp_path, "--methods", "mle", "ssmba", check=False)
+    assert (ended.returncode, ended.stderr) == (2, "error: --methods ssmba: ssmba's update is mle's: measure mle\n")
+
+
 def test_a_method_that_is_none_is_named_with_the_nearest(tmp_path):
     ended = bench(tmp_path, "--methods", "mle", "swap", check=False)
     assert ended.returncode == 2

@@ -252,7 +252,7 @@ def test_a_checkpoint_of_the_second_stage_needs_no_first(folder):
 
 def test_bad_data_of_either_stage_shows_before_the_first_is_trained(folder):
     said = (folder / "bad-first.error").read_text()
-    assert said.startswith("pretrain: data.train: data source 'nowhere/generated.json': no such file")
+    assert said.startswith("first stage (pretrain): pretrain.train: data source 'nowhere/generated.json': no such file")
     said = (folder / "bad-second.error").read_text()
     assert said.startswith("data.eval.more: data source 'nowhere/more.json': no such file")
     for run in ("bad-first", "bad-second"):

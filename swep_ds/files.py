@@ -1,0 +1,32 @@
+"""Files that other processes read or write as well."""
+
+import fcntl
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Writes a file in UTF-8, of a text or of its pieces, that is never seen half-written.
+
+    An error on the way, of the pieces too, leaves what was there before and nothing beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines([text] if isinstance(text, str) else text)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds a lock (`flock`) on a file."""
+    with suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

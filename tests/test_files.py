@@ -1,0 +1,42 @@
+"""Files that are whole or not there, and locks of other processes."""
+
+import fcntl
+
+import pytest
+
+from swep_ds.files import is_locked, write_atomically
+
+
+def test_a_text_or_its_pieces_replace_what_was_there(tmp_path):
+    path = tmp_path / "file.txt"
+    write_atomically(path, "Zürich\n")
+    assert path.read_bytes() == "Zürich\n".encode()
+    write_atomically(path, (piece for piece in ("a", "b\n")))
+    assert path.read_text() == "ab\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt])
+def test_an_error_midway_leaves_what_was_there_and_nothing_else(tmp_path, fault):
+    path = tmp_path / "file.txt"
+    path.write_text("before")
+
+    def pieces():
+        yield "half"
+        assert path.read_text() == "before"
+        raise fault
+
+    with pytest.raises(fault):
+        write_atomically(path, pieces())
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_is_seen_while_it_is_held(tmp_path):
+    path = tmp_path / ".lock"
+    assert not is_locked(path)
+    with path.open("w") as file:
+        assert not is_locked(path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_locked(path)
+    assert not is_locked(path)
