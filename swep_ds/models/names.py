@@ -1,16 +1,16 @@
-"""Model names: a hub id, a local folder, or the encoder that comes with this package."""
+"""Model names: a hub id, a local folder, or one that comes with this package."""
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from swep_ds.data.quickstart import ENCODER
+from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
 
-QUICKSTART = "quickstart:encoder"
+QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 
 
 def resolve_model(name: str) -> str:
-    return str(ENCODER) if name == QUICKSTART else name
+    return str(QUICKSTART.get(name, name))
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:

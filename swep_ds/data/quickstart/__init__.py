@@ -13,7 +13,8 @@ and test text share no such name (`world.py`), so nothing can be answered from m
 relations of several things (`grammar.py`), so a question is answered only by relation and entity together.
 
 The corpus is a function of a fixed seed: `random.Random` gives the same numbers on every platform and Python.
-`ENCODER` is a small pretrained BERT to start from; `pretrain.py` makes it.
+`ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5; `pretrain.py` and `pretrain_t5.py`
+make them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from swep_ds.data.quickstart import biomedicine, encyclopedia, forum, news, revi
 from swep_ds.data.quickstart.grammar import write_passage, write_questions
 from swep_ds.data.quickstart.world import World
 
-__all__ = ["DOMAINS", "ENCODER", "KINDS", "SOURCE", "corpus"]
+__all__ = ["DOMAINS", "ENCODER", "KINDS", "SOURCE", "T5", "corpus"]
 
 SOURCE = "encyclopedia"
 KINDS = {
@@ -38,6 +39,7 @@ KINDS = {
 }
 DOMAINS: tuple[str, ...] = tuple(KINDS)
 ENCODER = Path(__file__).parent / "encoder"
+T5 = Path(__file__).parent / "t5"
 
 _ARTICLES = {"train": 1800, "test": 120}
 _QUESTIONS_PER_PASSAGE = 4

@@ -25,6 +25,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +82,11 @@ class Pair:
     restated: tuple[tuple[int, int], ...]  # every name and value of the passage that the statement restates
 
 
-def write_pair(world: World, left_out_rate: float, brief: bool = False) -> Pair:
-    """Draw a passage, restate some of its facts and blank one name or value of the restatement."""
+def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: str = "[MASK]") -> Pair:
+    """Draw a passage, restate some of its facts and blank one name or value of the restatement.
+
+    In place of the blank stands `filler`, or nothing at the rate `left_out_rate`.
+    """
     rng = world.rng
     restatements: list[str] = []
     while not restatements:
@@ -99,7 +103,7 @@ def write_pair(world: World, left_out_rate: float, brief: bool = False) -> Pair:
     statement.add(rng.choice(restatements), (record,), 0)
     places = {mention.field: _recurrence(mention, statement, passage) for mention in statement.mentions}
     blank = rng.choice(statement.mentions)
-    filler = "" if rng.random() < left_out_rate else "[MASK]"
+    filler = "" if rng.random() < left_out_rate else filler
     return Pair(
         statement=statement.text[: blank.start] + filler + statement.text[blank.end :],
         passage=passage.text,
@@ -244,17 +248,32 @@ def pretrain(settings: Settings, folder: Path) -> None:
     torch.manual_seed(settings.seed)
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    decay = settings.updates - settings.warmup
+    weights = {"language": settings.language_weight, "selection": 1.0, "restated": settings.restated_weight}
+    train(model, batches(tokenizer, settings), weights, settings.updates, settings.learning_rate, settings.warmup)
+    save(model, tokenizer, folder)
+
+
+def train(
+    model: nn.Module,
+    data: Iterator[dict[str, Tensor]],
+    weights: dict[str, float],
+    updates: int,
+    learning_rate: float,
+    warmup: int,
+) -> None:
+    """AdamW with linear warm-up and decay on the sum of the losses that `model(batch)` gives, times their `weights`.
+
+    Means of everything that `model` gives go to the screen.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: min((done + 1) / settings.warmup, (settings.updates - done) / decay)
+        optimizer, lambda done: min((done + 1) / warmup, (updates - done) / (updates - warmup))
     )
     begin = time.perf_counter()
-    sums = dict.fromkeys(("language", "selection", "restated", "exact"), 0.0)
-    for update, batch in zip(range(1, settings.updates + 1), batches(tokenizer, settings), strict=False):
+    sums: Counter[str] = Counter()
+    for update, batch in zip(range(1, updates + 1), data, strict=False):
         terms = model(batch)
-        loss = settings.language_weight * terms["language"] + terms["selection"]
-        (loss + settings.restated_weight * terms["restated"]).backward()
+        sum(weight * terms[name] for name, weight in weights.items()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -264,8 +283,7 @@ def pretrain(settings: Settings, folder: Path) -> None:
         if update % _LOG_EVERY == 0:
             means = "  ".join(f"{name} {value:.3f}" for name, value in sums.items())
             print(f"update {update:5d}  {means}  {time.perf_counter() - begin:5.0f} s", flush=True)
-            sums = dict.fromkeys(sums, 0.0)
-    save(model, tokenizer, folder)
+            sums.clear()
 
 
 def save(model: PretrainingModel, tokenizer: BertTokenizer, folder: Path) -> None:

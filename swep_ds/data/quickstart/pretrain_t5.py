@@ -1,0 +1,272 @@
+"""Pretraining of the quick-start T5: a small encoder-decoder, from the project's own generated text, without labels.
+
+The text is that of `pretrain.py`: a STATEMENT, which restates one or two facts in other words, and a PASSAGE, with
+names of the `pretrain` pool. There is no question in it. The main objective is T5's (Raffel et al., JMLR 2020), span
+corruption, with a span that the passage lets one recover:
+
+    input     sentence: The birthplace of Ida Fenden is <extra_id_0>. context: Amos Hart came from Otterford. ...
+    target    Amberwell
+
+It writes what a sentinel asks for and nothing else: some blanks have no sentinel, and then the target is empty. So
+fine-tuning has to teach what a question asks for, as it has to with any T5.
+
+Auxiliary losses bring the matching about early. Their targets too are tokens of the text itself, and what they need
+beyond a `T5ForConditionalGeneration` is thrown away:
+
+    span selection      (Glass et al., ACL 2020) the encoder finds the blanked span in the passage, sentinel or not
+    restated tokens     the encoder tells which tokens of the passage the statement restates
+    segments            the encoder's first layer tells statement and passage apart, for which BERT has an embedding
+    shared tokens       its second layer tells which tokens stand in the other segment too
+    alignment           (guided alignment; Chen et al., AMTA 2016) to write a token of the span, the last layer of
+                        the decoder looks at that token in the passage
+
+As in `pretrain.py`, the first updates see brief passages, and query and key projections start equal, so that equal
+tokens attend to each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from swep_ds.data.quickstart import KINDS
+from swep_ds.data.quickstart.grammar import write_passage
+from swep_ds.data.quickstart.pretrain import train, write_pair
+from swep_ds.data.quickstart.world import World
+
+_POOL = 16  # batches drawn together and sorted by length, so that little is padded
+_SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
+# Words, numbers in groups of two digits and single signs, each with the space before it ("\u2581").
+_WORD = r"\u2581?[a-z]+|\u2581?[0-9]{1,2}|\u2581?[^a-z0-9\u2581]"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the model. The defaults are those of the shipped one."""
+
+    updates: int = 4500
+    brief_updates: int = 1500
+    batch_size: int = 16
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    left_out_rate: float = 0.25  # share of blanks without a sentinel in their place
+    selection_weight: float = 1.0
+    restated_weight: float = 3.0
+    alignment_weight: float = 0.5
+    early_weight: float = 1.0
+    encoder_layers: int = 4
+    decoder_layers: int = 2
+    hidden: int = 128
+    heads: int = 4
+    head_width: int = 32
+    intermediate: int = 256
+    initial_query_key_std: float = 0.037
+    initial_bias: float = 4.0
+    vocabulary: int = 2000
+    tokenizer_passages: int = 20000
+    seed: int = 0
+
+
+def train_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
+    """An uncased BPE tokenizer with T5's special tokens, trained on passages of the pretraining pool.
+
+    Decoding gives back the encoded text in lower case, spaces included.
+    """
+    world = World(random.Random(f"swep-ds quickstart tokenizer {settings.seed}"), "pretrain")
+    kinds = [kind for domain in KINDS.values() for kind in domain]
+    texts = (write_passage(kinds[i % len(kinds)], world).text for i in range(settings.tokenizer_passages))
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+            pre_tokenizers.Split(Regex(_WORD), behavior="isolated"),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocabulary,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=[chr(code) for code in range(33, 127) if not chr(code).isupper()],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", _SPECIAL.index("</s>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<extra_id_0>"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[dict[str, Tensor]]:
+    """Endless batches of B pairs: inputs of T tokens, targets of S tokens.
+
+    Yields:
+        `input_ids`, `attention_mask` (B, T) int64; `labels` (B, S) int64, the blanked span (nothing without a
+        sentinel) and </s>, -100 behind; `in_passage` (B, T) bool; `restated` (B, T) int64, 1 on the tokens of the
+        passage that the statement restates; `starts`, `ends` (B,) int64, the blanked span in the input, last token
+        included.
+    """
+    world = World(random.Random(f"swep-ds quickstart pretraining t5 {settings.seed}"), "pretrain")
+    for update in itertools.count():
+        if update % _POOL == 0:
+            brief = update < settings.brief_updates
+            pool = [
+                write_pair(world, settings.left_out_rate, brief, filler="<extra_id_0>")
+                for _ in range(_POOL * settings.batch_size)
+            ]
+            pool.sort(key=lambda pair: len(pair.statement) + len(pair.passage))
+            order = world.rng.sample(range(_POOL), _POOL)
+        first = order[update % _POOL] * settings.batch_size
+        pairs = pool[first : first + settings.batch_size]
+        prefixes = [f"sentence: {pair.statement} context: " for pair in pairs]
+        texts = [prefix + pair.passage for prefix, pair in zip(prefixes, pairs, strict=True)]
+        encoded = tokenizer(texts, padding=True, return_tensors="pt")
+        in_passage = encoded["attention_mask"].bool()
+        restated = torch.zeros_like(encoded["input_ids"])
+        found = []
+        for row, pair in enumerate(pairs):
+            offset = len(prefixes[row])
+            in_passage[row, : _tokens(encoded, row, texts[row], offset, offset + 1).start] = False
+            found.append(_tokens(encoded, row, texts[row], offset + pair.found[0], offset + pair.found[1]))
+            for start, end in pair.restated:
+                restated[row, _tokens(encoded, row, texts[row], offset + start, offset + end)] = 1
+        written = [p.passage[slice(*p.found)] if "<extra_id_0>" in p.statement else "" for p in pairs]
+        targets = tokenizer(written, padding=True, return_tensors="pt")
+        yield {
+            "input_ids": encoded["input_ids"],
+            "attention_mask": encoded["attention_mask"],
+            "labels": targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100),
+            "in_passage": in_passage,
+            "restated": restated,
+            "starts": torch.tensor([span.start for span in found]),
+            "ends": torch.tensor([span.stop - 1 for span in found]),
+        }
+
+
+def _tokens(encoded: BatchEncoding, row: int, text: str, start: int, end: int) -> slice:
+    """The tokens that cover the characters [start, end) of `text`, which is row `row`, and the space before them."""
+    start -= text[start - 1] == " "
+    return slice(encoded.char_to_token(row, start), encoded.char_to_token(row, end - 1) + 1)
+
+
+class PretrainingModel(nn.Module):
+    """A `T5ForConditionalGeneration` and a linear head on its encoder."""
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        config = T5Config(
+            vocab_size=settings.vocabulary,
+            d_model=settings.hidden,
+            d_kv=settings.head_width,
+            d_ff=settings.intermediate,
+            num_layers=settings.encoder_layers,
+            num_decoder_layers=settings.decoder_layers,
+            num_heads=settings.heads,
+            dropout_rate=0.0,
+            pad_token_id=_SPECIAL.index("<pad>"),
+            eos_token_id=_SPECIAL.index("</s>"),
+            decoder_start_token_id=_SPECIAL.index("<pad>"),
+        )
+        config._attn_implementation = "eager"  # the alignment loss reads attention weights
+        self.t5 = T5ForConditionalGeneration(config)
+        self.token_head = nn.Linear(settings.hidden, 3)  # start, end, restated
+        self.early_heads = nn.ModuleList(
+            nn.Sequential(nn.RMSNorm(settings.hidden), nn.Linear(settings.hidden, 1)) for _ in range(2)
+        )
+        self._favour_equal_tokens(settings)
+
+    @torch.no_grad()
+    def _favour_equal_tokens(self, settings: Settings) -> None:
+        """Query and key projections that start equal: q.k is largest for equal tokens.
+
+        The first two heads of the encoder start by looking at the token before and the token after, the others away
+        from the token itself, so that an equal token elsewhere is seen.
+        """
+        bias = self.t5.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        after = bias.shape[0] // 2  # buckets: 0 the token itself, i the i-th before, `after` + i the i-th after
+        bias[1, 0] += settings.initial_bias
+        bias[after + 1, 1] += settings.initial_bias
+        bias[0, 2:] -= settings.initial_bias
+        for name, module in self.t5.named_modules():
+            if name.endswith("Attention"):
+                nn.init.normal_(module.q.weight, std=settings.initial_query_key_std)
+                module.k.weight.copy_(module.q.weight)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The six losses (nats), scalars: "generation", "selection", "restated", "alignment", "segment", "shared".
+
+        Beside them "exact": the share of targets that greedy decoding would write token for token.
+        """
+        ids_BT, real_BT, in_passage_BT = batch["input_ids"], batch["attention_mask"].bool(), batch["in_passage"]
+        labels_BS, first_B, last_B = batch["labels"], batch["starts"], batch["ends"]
+        output = self.t5(
+            input_ids=ids_BT,
+            attention_mask=batch["attention_mask"],
+            labels=labels_BS,
+            output_attentions=True,
+            output_hidden_states=True,
+        )
+        start, end, restated = self.token_head(output.encoder_last_hidden_state).unbind(-1)
+        start, end = start.masked_fill(~in_passage_BT, -1e9), end.masked_fill(~in_passage_BT, -1e9)
+        segment, shared = (
+            head(hidden_BTd)[..., 0]
+            for head, hidden_BTd in zip(self.early_heads, output.encoder_hidden_states[1:3], strict=True)
+        )
+        other_BTT = (in_passage_BT[:, :, None] != in_passage_BT[:, None, :]) & real_BT[:, None, :]
+        shared_BT = ((ids_BT[:, :, None] == ids_BT[:, None, :]) & other_BTT).any(-1)
+        # The s-th token of the span stands at first + s; </s> stands nowhere.
+        source_BS = first_B[:, None] + torch.arange(labels_BS.shape[1])
+        aligned_BS = labels_BS > _SPECIAL.index("</s>")
+        weight_BST = output.cross_attentions[-1].mean(1)
+        weight_BS = weight_BST.gather(-1, source_BS.clamp(max=ids_BT.shape[1] - 1)[..., None])[..., 0]
+        right_BS = (output.logits.argmax(-1) == labels_BS) | (labels_BS == -100)
+        return {
+            "generation": output.loss,
+            "selection": (F.cross_entropy(start, first_B) + F.cross_entropy(end, last_B)) / 2,
+            "restated": F.binary_cross_entropy_with_logits(
+                restated[in_passage_BT], batch["restated"][in_passage_BT].float()
+            ),
+            "alignment": -weight_BS[aligned_BS].clamp(min=1e-6).log().sum() / aligned_BS.sum().clamp(min=1),
+            "segment": F.binary_cross_entropy_with_logits(segment[real_BT], in_passage_BT[real_BT].float()),
+            "shared": F.binary_cross_entropy_with_logits(shared[real_BT], shared_BT[real_BT].float()),
+            "exact": right_BS.all(1).float().mean(),
+        }
+
+
+def pretrain(settings: Settings, folder: Path) -> None:
+    """Train tokenizer and T5 as `settings` say and `save` both to `folder`; the losses go to the screen."""
+    torch.manual_seed(settings.seed)
+    tokenizer = train_tokenizer(settings)
+    model = PretrainingModel(settings)
+    weights = {
+        "generation": 1.0,
+        "selection": settings.selection_weight,
+        "restated": settings.restated_weight,
+        "alignment": settings.alignment_weight,
+        "segment": settings.early_weight,
+        "shared": settings.early_weight,
+    }
+    train(model, batches(tokenizer, settings), weights, settings.updates, settings.learning_rate, settings.warmup)
+    save(model, tokenizer, folder)
+
+
+def save(model: PretrainingModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the `T5ForConditionalGeneration` in bf16."""
+    model.t5.bfloat16().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
