@@ -10,7 +10,6 @@ from transformers import AutoModelForMaskedLM, BertModel, MobileBertConfig
 from swep_ds.errors import InputError
 from swep_ds.models import masked_lm
 from swep_ds.models.masked_lm import draw, load_masked_lm, logits_at
-from swep_ds.models.names import QUICKSTART
 from tests import tiny, tiny_masked_lm, tiny_models
 
 CPU = torch.device("cpu")
@@ -39,7 +38,7 @@ def test_a_masked_language_model_is_ready_to_predict(folder):
 def test_an_encoder_without_the_head(folder, tmp_path):
     BertModel.from_pretrained(folder).save_pretrained(tmp_path)
     tiny.wordpiece().save_pretrained(tmp_path)
-    for name in (str(tmp_path), QUICKSTART):
+    for name in (str(tmp_path), "quickstart:encoder"):
         assert "has no weights for cls.predictions" in refused(name)
         assert "name a masked language model" in refused(name)
 
