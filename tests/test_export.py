@@ -19,6 +19,7 @@ TRAIN = """
 import json, sys
 from pathlib import Path
 import torch
+import swep_ds.export
 import swep_ds.run
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import Batch
@@ -26,19 +27,20 @@ from swep_ds.recipe import Recipe
 
 export = swep_ds.run.export_model
 
-def keep_logits(engine, stage, tokenizer, folder, *rest):
+def keep_logits(engine, tokenizer, folder, *rest):
     inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
                        return_tensors="pt")
     with torch.no_grad():
         logits = engine(Batch(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"]))
     if ranks.is_main():
         torch.save({"inputs": dict(inputs), "logits": [part.float() for part in logits]}, f"{folder.parent}.logits")
-    export(engine, stage, tokenizer, folder, *rest)
+    export(engine, tokenizer, folder, *rest)
 
 swep_ds.run.export_model = keep_logits
 with ranks.process_group():
     for one in json.loads(Path(sys.argv[-1]).read_text()):
         recipe = Recipe.load(one["recipe"], one["set"])
+        swep_ds.export.FILE_BYTES = one["file_bytes"]
         swep_ds.run.run(recipe, one["ds_config"], Path(one["output_dir"]), "never")
 """
 
@@ -59,7 +61,14 @@ for run in sys.argv[1:]:
         output = model.eval()(**inputs)
     torch.save([output.start_logits.float(), output.end_logits.float()], f"{run}.loaded")
 """
-RUNS = {"zero0": [], "zero3": [], "zero2-bf16": ["train.precision=bf16"]}
+RUNS = {
+    "zero0": [],
+    "zero3": [],
+    "zero2-bf16": ["train.precision=bf16"],
+    "zero2-files": [],
+    "zero3-files": [],
+}
+FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +82,7 @@ def runs(tmp_path_factory) -> Path:
             "set": ["train.max_updates=3", *RUNS[name]],
             "ds_config": str(ds_config(folder, int(name[4]))),
             "output_dir": str(folder / name),
+            "file_bytes": FILE_BYTES if "-files" in name else 2**30,
         }
         for name in sorted(RUNS)
     ]
@@ -97,12 +107,28 @@ def test_the_loaded_model_computes_the_engines_logits(runs, name):
 @pytest.mark.parametrize("name", RUNS)
 def test_weights_are_safetensors_and_the_backbones_alone(runs, name):
     files = {file.name for file in (runs / name / "model").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files
+    assert {"config.json", "tokenizer.json", "README.md"} <= files
     assert not [file for file in files if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
-    assert load_file(runs / name / "model" / "model.safetensors").keys() == (
-        load_file(runs / "model" / "model.safetensors").keys()  # what training started from
-    )
+    written = [load_file(file) for file in sorted((runs / name / "model").glob("*.safetensors"))]
+    names = [one for content in written for one in content]
+    assert sorted(names) == sorted(load_file(runs / "model" / "model.safetensors"))  # what training started from
+    assert ("model.safetensors" in files) == ("-files" not in name)
     assert not list((runs / name).glob(".model*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero2-files", "zero3-files"])
+def test_a_large_model_is_written_in_several_files(runs, name):
+    folder = runs / name / "model"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 4
+    numbers = range(1, 1 + len(files))
+    assert [file.name for file in files] == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in numbers]
+    for file in files:
+        content = load_file(file)
+        assert len(content) == 1 or sum(value.nbytes for value in content.values()) <= FILE_BYTES
+        assert all(index["weight_map"][one] == file.name for one in content)
 
 
 @pytest.mark.slow

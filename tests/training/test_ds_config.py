@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from swep_ds.training.ds_config import resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import check_offload, resolve_ds_config, zero_stage
 from tests.tiny_run import ROOT
 
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
@@ -54,10 +54,10 @@ def message(source: Path | str, **changes) -> str:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16", "fp16"])
 def test_every_shipped_config_resolves(path, precision):
     config = resolve(path, precision, on_cpu=False)
-    assert "auto" not in json.dumps(config)
+    assert '"auto"' not in json.dumps(config)
     assert f"zero{zero_stage(config)}" in path.stem
     assert config["train_micro_batch_size_per_gpu"] == 4
     assert config["gradient_clipping"] == 0.5
@@ -214,3 +214,29 @@ def test_the_files_own_settings_stay(write):
     config = resolve(write({"zero_optimization": zero, "wall_clock_breakdown": True}))
     assert config["zero_optimization"] == zero
     assert config["wall_clock_breakdown"] is True
+
+
+def test_offload_to_disk_asks_for_what_it_is_built_with(monkeypatch):
+    config = resolve(ROOT / "ds_configs" / "zero3_offload_nvme.json")
+    monkeypatch.setattr("swep_ds.training.ds_config.AsyncIOBuilder.is_compatible", lambda self: False)
+    with pytest.raises(InputError, match=r"offload_param: offload to disk .*libaio-dev.*zero3_offload\.json"):
+        check_offload(config)
+    check_offload(resolve(ROOT / "ds_configs" / "zero3_offload.json"))
+
+
+def test_the_optimizer_state_on_disk_is_refused(write):
+    block = {"device": "nvme", "nvme_path": "disk"}
+    config = resolve(write({"zero_optimization": {"stage": 3, "offload_optimizer": block}}))
+    with pytest.raises(InputError, match=r"offload_optimizer: .*other updates.*zero3_offload_nvme\.json"):
+        check_offload(config)
+
+
+def test_autocast_is_deepspeeds_block_of_that_name(write):
+    expected = {"enabled": True, "dtype": "bfloat16"}
+    for present in ({}, {"torch_autocast": {"enabled": "auto", "dtype": "bfloat16"}}):
+        config = resolve(write(present), precision="autocast")
+        assert config["torch_autocast"] == expected
+        assert not config["bf16"]["enabled"]
+    assert "torch_autocast" not in resolve(write({}))
+    assert "torch_autocast.dtype" in message(write({"torch_autocast": {"dtype": "float16"}}), precision="autocast")
+    assert "torch_autocast.enabled" in message(write({"torch_autocast": {"enabled": True}}))
