@@ -1,0 +1,170 @@
+"""What one micro-batch holds for the backward: a forward on tensors without memory, every saved tensor counted.
+
+The model runs on fake tensors (shapes and dtypes, no data), through the same `Objective` as in training, and autograd's
+saved-tensor hooks see what each operation keeps. Not counted are parameters and what an operation or the backward
+needs for a moment: measured peaks lie above (docs and tests give by how much).
+
+With activation checkpointing a layer keeps its inputs alone and is run again in the backward, one layer at a time:
+    held = saved outside of layers + inputs of all layers + the most that a layer saves inside
+"""
+
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from swep_ds.data.batches import Batch
+from swep_ds.methods.objective import Objective
+from swep_ds.recipe import TrainSection
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes held at the widest moment of an update: as they come, and with activation checkpointing."""
+
+    plain: int
+    checkpointed: int
+
+
+def count_activations(objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool) -> Activations:
+    """Counts one batch's forward passes, one micro-step after the other (`split`) or all together (`joint`).
+
+    Args:
+        objective: on the meta device; it is used up.
+        batch: of which shapes alone count, on the CPU.
+        on_gpu: whether attention (SDPA) runs in the fused kernels of a GPU, which keep no probabilities.
+
+    Raises:
+        RuntimeError: the model looks at values, which there are none of.
+    """
+    objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_EveryPosition())
+        if on_gpu:
+            stack.enter_context(_FusedAttention())
+        objective = objective.to_empty(device="cpu")
+        ledger = _Ledger(objective)
+        batch = Batch(*(None if field is None else torch.empty_like(field) for field in batch))
+        autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
+        steps = objective.micro_steps(train.execution)
+        carried = None
+        for part in [None] if train.execution == "joint" else range(steps):
+            with torch.autograd.graph.saved_tensors_hooks(ledger.pack, lambda saved: saved.tensor), autocast:
+                loss, carried, _ = objective(batch, 0, 0.0, part, carried)
+            if carried.delta is not None:
+                loss.backward()  # the next pass wants its gradient
+            del loss
+    return Activations(ledger.peak, ledger.peak_kept + max(ledger.peak_inside.values(), default=0))
+
+
+class _Saved:
+    """A tensor that autograd holds."""
+
+    def __init__(self, ledger: "_Ledger", tensor: Tensor):
+        self.tensor = tensor.detach()  # an output would hold the operation that holds it
+        self.ledger, self.storage = ledger, tensor.untyped_storage()
+        ledger.count(self.storage, 1)
+
+    def __del__(self):
+        self.ledger.count(self.storage, -1)
+
+
+class _Ledger:
+    """Bytes of the storages that are saved now; several views of one are counted once."""
+
+    def __init__(self, module: nn.Module):
+        self.parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+        self.holders: Counter[int] = Counter()
+        self.place: dict[int, int | None] = {}  # storage -> the layer that would make it again; None = kept
+        self.live = self.kept = self.peak = self.peak_kept = 0
+        self.inside: Counter[int] = Counter()
+        self.peak_inside: dict[int, int] = {}
+        self.layer: int | None = None
+        self.inputs: set[int] = set()
+        for number, layer in enumerate(m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)):
+            layer.register_forward_pre_hook(self._enter(number), with_kwargs=True)
+            layer.register_forward_hook(self._leave)
+
+    def _enter(self, number: int):
+        def enter(_, args, kwargs):
+            self.layer = number
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            self.inputs = {tensor.untyped_storage()._cdata for tensor in tensors}
+
+        return enter
+
+    def _leave(self, *_) -> None:
+        self.layer = None
+
+    def pack(self, tensor: Tensor) -> _Saved:
+        return _Saved(self, tensor)
+
+    def count(self, storage: torch.UntypedStorage, change: int) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.parameters:
+            return
+        if change > 0:
+            place = None if self.layer is None or key in self.inputs else self.layer
+            if not self.holders[key]:
+                self.place[key] = place
+                self._add(place, size)
+            elif place is None and self.place[key] is not None:  # made in one layer, and the input of another
+                self._add(self.place[key], -size)
+                self.place[key] = None
+                self._add(None, size)
+        self.holders[key] += change
+        if not self.holders[key]:
+            self._add(self.place.pop(key), -size)
+
+    def _add(self, place: int | None, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        if place is None:
+            self.kept += size
+            self.peak_kept = max(self.peak_kept, self.kept)
+        else:
+            self.inside[place] += size
+            self.peak_inside[place] = max(self.peak_inside.get(place, 0), self.inside[place])
+
+
+class _EveryPosition(TorchDispatchMode):
+    """Which positions are real tokens depends on values: all are."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.nonzero.default:
+            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
+        return func(*args, **(kwargs or {}))
+
+
+class _FusedAttention(TorchFunctionMode):
+    """SDPA as a GPU's memory-efficient kernel, which takes a mask and dropout: inputs, output and a log sum are saved.
+
+    On a CPU, with dropout, the probabilities would be.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return _attend(*args, **(kwargs or {}))
+
+
+def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)  # what SDPA makes of it, in every call
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+    attend = torch.ops.aten._scaled_dot_product_efficient_attention
+    return attend(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]

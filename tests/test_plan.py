@@ -1,0 +1,187 @@
+"""--plan: what it says about data, memory and the ds_config to take, and about what cannot be known."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from swep_ds.errors import InputError
+from swep_ds.plan import GIB, Devices, plan
+from swep_ds.recipe import Recipe
+from swep_ds.run import load_examples, load_tokenizer, training_batches, training_features
+from swep_ds.training.memory import States
+from tests.tiny_run import ROOT, execute, prepare
+
+TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
+SHIPPED = ROOT / "ds_configs"
+T5_11B = {
+    "model_type": "t5",
+    "d_model": 1024,
+    "d_ff": 65536,
+    "d_kv": 128,
+    "num_heads": 128,
+    "num_layers": 24,
+    "vocab_size": 32128,
+    "decoder_start_token_id": 0,
+}
+DEBERTA_XXLARGE = {
+    "model_type": "deberta-v2",
+    "hidden_size": 1536,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "vocab_size": 128100,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "conv_kernel_size": 3,
+    "conv_act": "gelu",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plan")
+    prepare(path)
+    return path
+
+
+def said(capsys, folder: Path, devices: Devices, *overrides: str, ds_config: str | None = None) -> str:
+    recipe = Recipe.load(str(folder / "recipe.yaml"), list(overrides))
+    plan(recipe, devices, ds_config, SHIPPED, ["--recipe", "tiny"])
+    return capsys.readouterr().out
+
+
+def gpus(count: int, mib: float) -> Devices:
+    return Devices(count, int(mib * 2**20), True, None)
+
+
+def test_parameters_updates_and_tokens(capsys, folder):
+    text = said(capsys, folder, gpus(2, 1000), "train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null")
+    recipe = Recipe.load(
+        str(folder / "recipe.yaml"), ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
+    )
+    d = 16
+    assert f"{3 * d * d + 3 * d:,} of the method" in text  # two layers with bias, d -> d -> 2d
+    tokenizer = load_tokenizer(recipe.model.name)
+    features = training_features(recipe, tokenizer, load_examples(recipe)[0])
+    ranks = [training_batches(recipe, tokenizer, features, rank, 2) for rank in (0, 1)]
+    epoch = [one[u].attention_mask for one in ranks for u in range(one.updates_per_epoch) if one[u].weight.sum() > 0]
+    tokens, positions = sum(int(mask.sum()) for mask in epoch), sum(mask.numel() for mask in epoch)
+    assert f"{ranks[0].updates} updates of 8 windows, {tokens / ranks[0].updates_per_epoch:,.0f} tokens each" in text
+    assert f"padding {1 - tokens / positions:.1%}" in text
+    assert f"4 x {max(mask.shape[1] for mask in epoch)} tokens" in text
+
+
+def test_a_config_alone_will_do(capsys, folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
+    text = said(capsys, folder, gpus(1, 1000), f"model.name={tmp_path}")
+    assert "updates and tokens: not known, because" in text
+    assert "no tokenizer files" in text
+    assert "8 x 48 tokens" in text  # data.max_length
+    assert "take zero0.json, the simplest that fits" in text
+
+
+def test_data_out_of_reach_is_said(capsys, folder):
+    text = said(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
+    assert re.search(r"updates and tokens: not known, because .*nowhere", text)
+    assert "take zero0.json" in text
+
+
+def peaks(text: str) -> dict[str, float]:
+    rows = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith("│")]
+    return {row[0]: float(row[8].replace(",", "")) for row in rows}
+
+
+def test_the_simplest_that_fits_is_taken_with_its_command(capsys, folder):
+    config = {"zero_optimization": {"stage": 3}}
+    (folder / "own.json").write_text(json.dumps(config))
+    wide = said(capsys, folder, gpus(2, 1e6))
+    assert "deepspeed --num_gpus 2 scripts/train.py --ds_config ds_configs/zero0.json --recipe tiny\n" in wide
+    assert list(peaks(wide)) == ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
+    own = said(capsys, folder, gpus(2, 1e6), ds_config=str(folder / "own.json"))
+    assert list(peaks(own)) == ["own"]
+
+
+def test_less_memory_means_smaller_micro_batches_then_checkpointing_then_none(capsys, folder):
+    simple = peaks(said(capsys, folder, gpus(1, 1000)))["zero0"]
+    smaller = said(capsys, folder, gpus(1, simple))  # 90 % of it are to be used
+    assert "take zero0.json, with train.micro_batch_size=4 train.gradient_accumulation_steps=2:" in smaller
+    assert "--recipe tiny --set train.micro_batch_size=4 --set train.gradient_accumulation_steps=2" in smaller
+    none = said(capsys, folder, gpus(1, 0.01))
+    assert "none fits, even with micro-batches of 1 window(s) and activation checkpointing" in none
+    assert "too much" in none
+    assert " fits" not in none.replace("What fits", "").replace("none fits", "")
+
+
+def test_adafactor_is_planned_without_zero_alone(capsys, folder):
+    assert list(peaks(said(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor"))) == ["zero0"]
+
+
+def test_both_stages_are_planned(capsys, folder):
+    text = said(capsys, folder, gpus(1, 1e6), f"pretrain={{train: {folder / 'train.json'}, micro_batch_size: 2}}")
+    assert (
+        text.index("first stage") < text.index("of 2 windows") < text.index("second stage") < text.index("of 8 windows")
+    )
+
+
+def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
+    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, passing=0, step=5, host=40, host_step=8)
+    assert states.peak(50) == 90
+    assert Devices(1, 100, True, None).hold(states, 50)
+    assert Devices(2, 100, True, 107).hold(states, 50)  # 96 of two ranks
+    assert not Devices(2, 100, True, 106).hold(states, 50)
+    assert not Devices(1, 153, False, 153).hold(states, 50)
+    assert Devices(1, 154, False, 154).hold(states, 50)
+
+
+def test_devices():
+    assert Devices.parse("8x80") == Devices(8, 80 * GIB, True, None)
+    assert Devices.parse("1x22.5").memory == int(22.5 * GIB)
+    assert Devices.parse("").memory > GIB
+
+
+@pytest.mark.parametrize("text", ["8x", "x80", "80", "0x80", "8x0", "8x80GB", "-1x80"])
+def test_devices_that_are_none(text):
+    with pytest.raises(InputError, match=r"--plan .*: write it as NUMBERxGIB"):
+        Devices.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plan", "8x"], "error: --plan 8x: write it as NUMBERxGIB"),
+        (["--plan", "8x80", "--set", "model.name=no/such"], "error: model.name no/such: neither a model on the hub"),
+        ([], "--ds_config is required"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    ended = execute([*TRAIN, *arguments], check=False, seconds=120)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "task", "parameters", "billions"),
+    [(T5_11B, "generative", 11_307_321_344, 11.3), (DEBERTA_XXLARGE, "extractive", 1_564_552_706, 1.5)],
+)
+def test_large_models_take_little_memory_to_plan(config, task, parameters, billions, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert parameters / 1e9 == pytest.approx(billions, abs=0.1)  # as published, and the head
+    sets = [f"model.name={tmp_path}", f"task={task}", "train.precision=bf16", "data.max_length=384"]
+    shell = [*TRAIN, "--plan", "8x80", *(part for one in sets for part in ("--set", one))]
+    peak = "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    measured = f"import resource, subprocess; subprocess.run({shell!r}, check=True); {peak}"
+    out = execute([sys.executable, "-c", measured]).stdout
+    assert f"parameters: {parameters:,} of the model" in out
+    assert "activations of the widest micro-batch, 32 x 384 tokens" in out
+    assert "scripts/train.py --ds_config ds_configs/" in out
+    assert int(out.splitlines()[-1]) * 1024 < 2 * GIB
