@@ -169,12 +169,12 @@ class _Model:
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
-    """On the meta device, without checkpointing."""
-    if recipe.model.attention == "flash_attention_2":  # what it saves is what SDPA's fused kernels save
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": "sdpa"})})
-    qa = run.load_model(recipe, tokenizer, recipe.model.name, weights=False)
-    if recipe.train.activation_checkpointing:
-        qa.model.gradient_checkpointing_disable()  # it is counted by layer
+    """On the meta device, without activation checkpointing: that is counted by layer."""
+    model, train = recipe.model, recipe.train.model_copy(update={"activation_checkpointing": False})
+    if model.attention == "flash_attention_2":  # what it saves is what SDPA's fused kernels save
+        model = model.model_copy(update={"attention": "sdpa"})
+    recipe = recipe.model_copy(update={"model": model, "train": train})
+    qa = run.load_model(recipe, tokenizer, model.name, weights=False)
     with torch.device("meta"):
         return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
 
