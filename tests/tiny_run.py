@@ -4,13 +4,13 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import yaml
 
+from swep_ds.distributed import free_port
 from tests import tiny, tiny_models
 
 ROOT = Path(__file__).parent.parent
@@ -80,10 +80,7 @@ def ds_config(folder: Path, stage: int, **changes) -> Path:
 
 def launch(world_size: int, script: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
     """Runs a script under the `deepspeed` launcher with `world_size` ranks over gloo."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["-q", "--num_accelerators", str(world_size), "--master_port", str(port)]
+    options = ["-q", "--num_accelerators", str(world_size), "--master_port", str(free_port())]
     return execute([str(DEEPSPEED), *options, str(script), *arguments], check)
 
 
