@@ -4,26 +4,35 @@ import os
 import sys
 from collections.abc import Callable
 
-from swep_ds.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAULT, InputError, TrainingDiverged
+from swep_ds.errors import EXIT_DONE, Ended
+from swep_ds.stop_signals import request
 
 _reported: set[int] = set()
 
 
-def main(command: Callable[[], None]) -> None:
-    """Runs a script's `command` and exits: 0, or with one line, 2 for an `InputError`, 1 for a `TrainingDiverged`."""
+def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
+    """Runs a script's `command` and exits: 0, or with one line, the code of what `Ended` it.
+
+    Args:
+        stoppable: SIGUSR1 and SIGTERM are requests to stop (`swep_ds.stop_signals`), from now on.
+    """
+    if stoppable:
+        request.catch()
+    code = EXIT_DONE
     try:
         command()
-    except (InputError, TrainingDiverged) as error:
-        report(error)
-        sys.exit(EXIT_BAD_INPUT if isinstance(error, InputError) else EXIT_FAULT)
-    sys.exit(EXIT_DONE)
+    except Ended as end:
+        report(end)
+        code = end.exit_code
+    request.settle(code)
+    sys.exit(code)
 
 
-def report(error: Exception) -> None:
-    """Prints an error once, on the first rank of each node: every rank of a job meets the same one."""
-    if is_first_on_node() and id(error) not in _reported:
-        _reported.add(id(error))
-        print(f"error: {error}", file=sys.stderr, flush=True)
+def report(end: Ended) -> None:
+    """Prints what ended a run once, on the first rank of each node: every rank of a job meets the same."""
+    if is_first_on_node() and id(end) not in _reported:
+        _reported.add(id(end))
+        print(f"{end.title}: {end}", file=sys.stderr, flush=True)
 
 
 def is_first_on_node() -> bool:

@@ -8,11 +8,12 @@ Notable (DeepSpeed 0.19):
 
 import logging
 import os
+import random
 import socket
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import datasets
@@ -24,19 +25,25 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds.command import is_first_on_node, report
-from swep_ds.errors import InputError, TrainingDiverged
+from swep_ds.errors import EXIT_DONE, Ended, InputError
+from swep_ds.lifeline import Hub, Line, Spoke
+from swep_ds.stop_signals import leave_alone, request
 
 T = TypeVar("T")
+_hosts: list[str] = []  # by rank
+_line: Line | None = None  # None where there is one rank
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
+    Where a rank dies, or ends with an exception that is no `Ended`, all others end within seconds and say which
+    (`swep_ds.lifeline`).
+
     Raises:
-        InputError: a launcher set some of the rank variables, but not all.
-        InputError, TrainingDiverged: of the block, which must raise them on all ranks alike (`agree`). Any other
-            exception on one rank ends the job through its launcher.
+        InputError: a launcher set some of the rank variables, but not all; or the ranks cannot reach each other.
+        Ended: of the block, which must raise it on all ranks alike (`agree`).
     """
     _complete_environment()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -57,13 +64,57 @@ def process_group() -> Iterator[None]:
         get_accelerator().set_device(local)
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
     try:
+        _connect()
         yield
-        dist.barrier()
-    except (InputError, TrainingDiverged) as error:
-        report(error)  # before the launcher sees one rank end and kills the others
-        dist.barrier()
-        dist.destroy_process_group()
+        _leave(EXIT_DONE)
+    except Ended as end:
+        report(end)  # before the launcher sees one rank end and kills the others
+        _leave(end.exit_code)
         raise
+    except BaseException as error:
+        if _line:
+            _line.fail(error)
+        raise
+
+
+def _connect() -> None:
+    """Ties the ranks together, so that none waits for a dead one."""
+    global _line
+    _hosts[:] = gather(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    if world_size() == 1:
+        request.joined(leave_alone)
+        return
+    address, hub = os.environ["MASTER_ADDR"], None
+
+    def listen() -> Hub | None:
+        try:
+            return Hub(world_size(), _hosts, address) if is_main() else None
+        except OSError as error:
+            raise InputError(f"MASTER_ADDR {address}: rank 0 cannot listen there ({error})") from None
+
+    def connect() -> Line:
+        try:
+            return hub or Spoke(rank(), world_size(), _hosts, address, ticket, tells=is_first_on_node())
+        except OSError as error:
+            raise InputError(
+                f"MASTER_ADDR {address}: port {ticket.port} of rank 0 cannot be reached ({error}): the nodes must "
+                "reach each other on all ports"
+            ) from None
+
+    hub = agree(listen)
+    ticket = gather(hub and hub.ticket)[0]
+    _line = agree(connect)
+    request.joined(_line.stop)
+
+
+def _leave(code: int) -> None:
+    """All ranks call this together."""
+    global _line
+    request.settle(code)
+    dist.barrier()
+    if _line:
+        _line.close()
+        _line = None
     dist.destroy_process_group()
 
 
@@ -81,7 +132,7 @@ def _complete_environment() -> None:
                 ) from None
             env["MASTER_ADDR"] = listed.stdout.split()[0]
         unique = 100 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])
-        env.setdefault("MASTER_PORT", str(20000 + unique % 20000))
+        env.setdefault("MASTER_PORT", str(20000 + unique % 12000))
         env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
         if torch.cuda.device_count() == 1:
             env["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
@@ -98,10 +149,15 @@ def _complete_environment() -> None:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A TCP port of this machine that nobody listens on now.
+
+    From below those that systems give to outgoing connections: one of these may be gone a second later.
+    """
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))  # every address, as the store does
+            return port
+    raise OSError("none of 100 ports between 20000 and 32000 is free")
 
 
 def rank() -> int:
@@ -118,6 +174,24 @@ def is_main() -> bool:
 
 def device() -> torch.device:
     return torch.device(get_accelerator().current_device_name())
+
+
+def host(rank: int) -> str:
+    """The name of the machine that a rank runs on."""
+    return _hosts[rank]
+
+
+def progress(step: str) -> None:
+    """Says where this rank is from now on, to whoever wants to know should it die or stall. All ranks take the same
+    steps; this costs next to nothing."""
+    if _line:
+        _line.progress(step)
+
+
+def watch_stalls(seconds: float) -> None:
+    """From now on rank 0 says which ranks are behind whenever none has taken a step for so long."""
+    if _line:
+        _line.watch(seconds)
 
 
 def synchronize() -> None:
@@ -143,8 +217,7 @@ def agree(step: Callable[[], T]) -> T:
     faults = gather(fault)
     if any(faults):
         number, message = next((n, m) for n, m in enumerate(faults) if m)
-        hosts = gather(socket.gethostname())
-        where = "" if all(m == message for m in faults) else f" (on rank {number}, host {hosts[number]})"
+        where = "" if all(m == message for m in faults) else f" (on rank {number}, host {_hosts[number]})"
         raise InputError(message + where)
     return value
 

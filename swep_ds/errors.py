@@ -1,4 +1,4 @@
-"""What a run may end with, and the one exception that means "the user can mend this"."""
+"""What a run may end with, and the exceptions that end it on all ranks alike."""
 
 EXIT_DONE = 0
 EXIT_FAULT = 1
@@ -6,12 +6,29 @@ EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped on request after a checkpoint; resume to go on
 
 
-class InputError(Exception):
-    """Bad input or configuration. The message is one line that names the file, the field and the mend.
+class Ended(Exception):
+    """Raised on all ranks together. Scripts print it as one line, without a traceback, and exit with `exit_code`."""
 
-    Scripts print it without a traceback and exit with `EXIT_BAD_INPUT`.
-    """
+    exit_code = EXIT_FAULT
+    title = "error"
 
 
-class TrainingDiverged(Exception):
-    """The loss is no longer a finite number. Raised on all ranks together; scripts exit with `EXIT_FAULT`."""
+class InputError(Ended):
+    """Bad input or configuration: the user can mend this. The message names the file, the field and the mend."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class TrainingDiverged(Ended):
+    """The loss is no longer a finite number."""
+
+
+class WriteFailed(Ended):
+    """What the run must write cannot be written: a full disk, a folder without permission or the like."""
+
+
+class Stopped(Ended):
+    """Stopped on request, after a checkpoint: the same command goes on from there."""
+
+    exit_code = EXIT_STOPPED
+    title = "stopped"

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from swep_ds.distributed import free_port
-from swep_ds.errors import InputError
+from swep_ds.errors import EXIT_STOPPED, InputError
 from swep_ds.sweep import EXIT_LINE, START_LINE, Cell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -78,12 +78,16 @@ class Run:
         self.log.flush()
 
 
-def places(jobs: int, ranks: int) -> list[dict[str, str]]:
+def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
     """For each of `jobs` runs at a time what it adds to the environment: its devices, or its processes' threads.
+
+    `ranks` as of `work_off`; Slurm gives each run its own.
 
     Raises:
         InputError: there are fewer devices than processes.
     """
+    if ranks is None:
+        return [{}] * jobs
     accelerator, processes = get_accelerator(), jobs * ranks
     if accelerator.device_name() == "cpu":
         return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}] * jobs
@@ -94,8 +98,13 @@ def places(jobs: int, ranks: int) -> list[dict[str, str]]:
     return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
 
 
-def launcher(ranks: int) -> list[str]:
-    """What stands before a script to start it: `python` for one process, the `deepspeed` command for more."""
+def launcher(ranks: int | None) -> list[str]:
+    """What stands before a script to start it: `python` for one process, the `deepspeed` command for more.
+
+    `ranks` as of `work_off`.
+    """
+    if ranks is None:
+        return ["srun", sys.executable, "-u"]
     if ranks == 1:
         return [sys.executable, "-u"]
     options = ["-q", "--master_port", str(free_port())]
@@ -105,7 +114,7 @@ def launcher(ranks: int) -> list[str]:
 
 
 def work_off(
-    cells: Sequence[Cell], command: Sequence[str], folder: Path, *, jobs: int, ranks: int
+    cells: Sequence[Cell], command: Sequence[str], folder: Path, *, jobs: int, ranks: int | None
 ) -> tuple[list[Cell], bool]:
     """Runs the cells that have no results yet, and goes on where one fails.
 
@@ -113,7 +122,7 @@ def work_off(
         command: script and options that all cells share.
         folder: of the sweep; made if it is not there.
         jobs: runs at a time.
-        ranks: processes of each, one per device.
+        ranks: processes of each, one per device; None = all tasks of the Slurm job that this is part of.
 
     Returns:
         (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell whose run of
@@ -160,7 +169,8 @@ def work_off(
                         console.print(f"{name}: skipped, {run.cell.fault()}")
                     else:
                         failed.append(run.cell)
-                        console.print(f"{name}: FAILED, {run.cell.fault()}", style="bold red")
+                        how = "stopped" if code == EXIT_STOPPED else "FAILED"
+                        console.print(f"{name}: {how}, {run.cell.fault()}", style="bold red")
                         console.print(f"the end of {run.cell.log}:")
                         console.print("\n".join(run.cell.log.read_text(errors="replace").splitlines()[-LAST_LINES:]))
                     progress.advance(bar)

@@ -28,6 +28,17 @@ if behaviour == "fail":
     print("error: data.train: gone.json: no such file", file=sys.stderr, flush=True)
     print("killing the others", flush=True)
     sys.exit(2)
+if behaviour == "stop":
+    sys.exit(75)
+if behaviour == "save" and not (folder / "checkpoint").exists():
+    def save(*_):
+        (folder / "checkpoint").touch()
+        print("stopped: on request (SIGTERM) after update 4", flush=True)
+        print("and a launcher's last words", flush=True)
+        os._exit(75)
+    signal.signal(signal.SIGTERM, save)
+    (folder / "pids").write_text(str(os.getpid()))
+    time.sleep(600)
 if behaviour in ("leave", "hang", "hang on"):
     if behaviour == "hang on":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -176,6 +187,14 @@ def test_a_signal_stops_the_queue_and_its_runs(folder, number):
     assert cell.fault().startswith("exit code 143: ")
 
 
+def test_a_run_that_saves_when_it_is_asked_to_stop_goes_on_next_time(folder, capsys):
+    cell, _ = stop(folder, [signal.SIGTERM], "save")
+    assert cell.fault() == "exit code 75: stopped: on request (SIGTERM) after update 4"
+    assert "FAILED" not in capsys.readouterr().out
+    assert work_off(folder, [cell]) == ([], False)
+    assert cell.results() is not None
+
+
 def test_every_process_of_a_run_has_time_to_save(folder):
     cell, _ = stop(folder, [signal.SIGTERM], "end before the others")
     assert (cell.folder / "saved").exists()
@@ -239,6 +258,22 @@ def test_several_processes_start_under_deepspeed(monkeypatch):
     assert len(ports) == 2
     monkeypatch.setattr(local_queue, "get_accelerator", Gpus)  # the devices are those of the place
     assert "--num_accelerators" not in local_queue.launcher(2)
+
+
+def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
+    srun = folder / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text('#!/bin/sh\necho "srun $*"\nexec "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")  # Slurm's own
+    several = cells(folder, "work", "stop")
+    failed, _ = local_queue.work_off(several, [str(folder / "stand_in.py")], folder, jobs=1, ranks=None)
+    assert [cell.variant for cell in failed] == ["stop"]
+    assert f"\nsrun {sys.executable} -u {folder}/stand_in.py --output_dir {folder}/0-work" in several[0].log.read_text()
+    assert "\nthreads 5\n" in several[0].log.read_text()
+    assert [cell.exit_code() for cell in several] == [0, 75]
+    assert "1-stop: stopped, exit code 75: threads 5" in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_made_is_bad_input(folder):

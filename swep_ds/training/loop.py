@@ -1,8 +1,11 @@
 """The loop: for each pass a forward and a backward, one step at the end of an update."""
 
+import math
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from signal import Signals
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +13,14 @@ import torch.distributed as dist
 
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import TrainingBatches
-from swep_ds.errors import TrainingDiverged
+from swep_ds.errors import Stopped, TrainingDiverged
 from swep_ds.evaluation.results import Score
 from swep_ds.recipe import TrainSection
+from swep_ds.stalls import ranks_of
+from swep_ds.stop_signals import GO_ON
 from swep_ds.training.checkpoints import Checkpoints, Done
+from swep_ds.training.health import Health, Outliers, Stopwatch, columns
+from swep_ds.training.stopping import stop_vote
 from swep_ds.training.tracking import Tracker
 
 DIVERGED = (
@@ -33,10 +40,13 @@ def train(
 ) -> Done:
     """Trains from where the run stands to the end of `batches`, logging and saving on the way.
 
-    `validate` scores the engine, in evaluation mode, before each save; what it takes is not part of the run's seconds.
+    `validate` scores the engine, in evaluation mode, before each save that the settings ask for; what it takes is not
+    part of the run's seconds.
 
     Raises:
         TrainingDiverged: loss or gradient not finite, noticed when next logged or before being saved; on all ranks.
+        Stopped: a signal asked any rank to stop; on all ranks, after a checkpoint.
+        WriteFailed: of `Checkpoints.save`.
     """
     objective, device = engine.module, ranks.device()
     micro_steps = objective.micro_steps(settings.execution)
@@ -45,60 +55,80 @@ def train(
         batches, batch_size=None, sampler=range(before.updates * batches.accumulation, len(batches))
     )
     micro_batches = iter(loader)
-    meter, skipped_before = Meter(), engine.skipped_steps
+    meter, watch = Meter(batches.accumulation, before.unlogged), Stopwatch()
+    outliers = Outliers(forward=engine.zero_optimization_stage() < 3)
     engine.train()
     windows, tokens = before.windows, before.tokens
     done = before
     began = time.perf_counter() - before.seconds
-    for update in range(before.updates, batches.updates):
-        number, last = update + 1, update + 1 == batches.updates
-        saves = number % settings.checkpoint_every == 0 or last
-        logs = number % settings.log_every == 0 or saves or update == 0
-        seed_dropout(batches.seed, update)
-        rate = engine.get_lr()[0]  # of this update; the engine's step moves on to the next one's
-        for _ in range(batches.accumulation):
-            batch, carried = next(micro_batches).to(device), None
-            seen = {"loss": torch.zeros((), device=device)}
-            for part in parts:
-                loss, carried, statistics = engine(
-                    batch, update, update / batches.updates, part, carried, measure_noise=logs
+    ranks.watch_stalls(settings.stall_seconds)
+    with stop_vote() as vote:
+        for update in range(before.updates, batches.updates):
+            number, last = update + 1, update + 1 == batches.updates
+            due = number % settings.checkpoint_every == 0 or last
+            logs = number % settings.log_every == 0 or due or update == 0
+            seed_dropout(batches.seed, update)
+            rate = engine.get_lr()[0]  # of this update; the engine's step moves on to the next one's
+            watch.next_update()
+            for _ in range(batches.accumulation):
+                ranks.progress(f"update {number}, data")
+                with watch.data():
+                    batch, carried = next(micro_batches).to(device), None
+                seen = {"loss": torch.zeros((), device=device)}
+                for part in parts:
+                    ranks.progress(f"update {number}, forward")
+                    with watch.forward():
+                        loss, carried, statistics = engine(
+                            batch, update, update / batches.updates, part, carried, measure_noise=logs
+                        )
+                    ranks.progress(f"update {number}, backward")
+                    engine.backward(loss * micro_steps)  # the engine takes the mean over micro-steps; passes add up
+                    ranks.progress(f"update {number}, step")
+                    step(engine)
+                    seen |= statistics | {"loss": seen["loss"] + loss.detach()}
+                meter.add(seen)
+            rows = batches.windows(update)
+            windows += len(rows)
+            tokens += int(batches.lengths[rows].sum())
+            asked = vote.asked()
+            saves = due or bool(asked)
+            if not (logs or saves):
+                continue
+            means, everyone = meter.read(watch.read())
+            means |= {"learning_rate": rate}
+            if logs:
+                tracker.log_health(number, columns(everyone), outliers.news(everyone))
+            if (norm := engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it at stage 0 in fp32
+                means["grad_norm"] = float(norm)
+            elif saves:  # nobody else looks at what is about to be kept
+                means["loss"] += 0.0 if all(p.isfinite().all() for p in objective.parameters()) else np.nan
+            # fp16's loss scaler lives with overflows; elsewhere an update that DeepSpeed skipped had no finite gradient
+            skipped = engine.skipped_steps
+            if settings.precision == "fp16":
+                means |= {"loss_scale": engine.loss_scale(), "skipped_updates": skipped}
+            check_finite(number, means, everyone, 0 if settings.precision == "fp16" else skipped)
+            ranks.synchronize()
+            if not np.isfinite(means.get("grad_norm", 0.0)):
+                del means["grad_norm"]  # an overflow in fp16; JSON has no infinity
+            done, score = Done(number, windows, tokens, time.perf_counter() - began), None
+            if due and validate:
+                engine.eval()
+                score = validate()
+                engine.train()
+                means |= {f"validation_{name}": score[name] for name in ("exact_match", "f1")}
+                began = time.perf_counter() - done.seconds
+            if logs:
+                tracker.log(done, means, objective.method.remark(means, number / batches.updates))
+                meter.empty()
+            if saves:
+                ranks.progress(f"update {number}, checkpoint")
+                saved = checkpoints.save(engine, replace(done, unlogged=meter.state()), score)
+            if asked:
+                raise Stopped(
+                    f"on request ({Signals(asked).name}) after update {number} of {batches.updates}; "
+                    f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {GO_ON}"
                 )
-                engine.backward(loss * micro_steps)  # the engine takes the mean over micro-steps; passes add up
-                step(engine)
-                seen |= statistics | {"loss": seen["loss"] + loss.detach()}
-            meter.add(seen)
-        rows = batches.windows(update)
-        windows += len(rows)
-        tokens += int(batches.lengths[rows].sum())
-        if not logs:
-            continue
-        means = meter.means() | {"learning_rate": rate}
-        if (norm := engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it at stage 0 in fp32
-            means["grad_norm"] = float(norm)
-        elif saves:  # nobody else looks at what is about to be kept
-            means["loss"] += 0.0 if all(p.isfinite().all() for p in objective.parameters()) else np.nan
-        # fp16's loss scaler lives with overflows; elsewhere an update that DeepSpeed skipped had no finite gradient
-        skipped = engine.skipped_steps - skipped_before
-        if settings.precision == "fp16":
-            means |= {"loss_scale": engine.loss_scale(), "skipped_updates": skipped}
-        if not np.isfinite(means["loss"]) or (skipped and settings.precision != "fp16"):
-            raise TrainingDiverged(
-                f"loss, gradient or weights are no finite numbers by update {number} (loss {means['loss']}, gradient "
-                f"norm {means.get('grad_norm', 'not known')}, {skipped} updates skipped): {DIVERGED}"
-            )
-        ranks.synchronize()
-        if not np.isfinite(means.get("grad_norm", 0.0)):
-            del means["grad_norm"]  # an overflow in fp16; JSON has no infinity
-        done, score = Done(number, windows, tokens, time.perf_counter() - began), None
-        if saves and validate:
-            engine.eval()
-            score = validate()
-            engine.train()
-            means |= {f"validation_{name}": score[name] for name in ("exact_match", "f1")}
-            began = time.perf_counter() - done.seconds
-        tracker.log(done, means, objective.method.remark(means, number / batches.updates))
-        if saves:
-            checkpoints.save(engine, done, score)
+            watch.restart()
     return done
 
 
@@ -117,24 +147,66 @@ def seed_dropout(seed: int, update: int) -> None:
     torch.manual_seed(int(np.random.SeedSequence([seed, update, ranks.rank()]).generate_state(1, np.uint64)[0] >> 1))
 
 
-class Meter:
-    """Means of weighted statistics since the last look, over ranks, kept on the device until then."""
+def check_finite(update: int, means: dict[str, float], everyone: Sequence[Health], skipped: int) -> None:
+    """Raises TrainingDiverged if the mean loss is not finite or updates were skipped; names the ranks that it is of."""
+    if np.isfinite(means["loss"]) and not skipped:
+        return
+    found = [rank for rank, one in enumerate(everyone) if not one.finite]
+    where = ""
+    if 0 < len(found) < len(everyone):
+        where = f", not finite on {ranks_of(found)}, host {ranks.host(found[0])}"
+    raise TrainingDiverged(
+        f"loss, gradient or weights are no finite numbers by update {update} (loss {means['loss']}, gradient norm "
+        f"{means.get('grad_norm', 'not known')}, {skipped} updates skipped{where}): {DIVERGED}"
+    )
 
-    def __init__(self):
+
+class Meter:
+    """Means of weighted statistics since the last logged line, over ranks, kept on the device until they are read.
+
+    Args:
+        accumulation: micro-batches of an update.
+        state: of the meter of a run that was stopped between two lines.
+    """
+
+    def __init__(self, accumulation: int, state: dict[str, Any]):
+        self.accumulation = accumulation
+        self.empty()
+        if state:
+            scale = accumulation / state["accumulation"]
+            for name, sums in state["sums"].items():
+                same = len(sums) == ranks.world_size()
+                own = sums[ranks.rank()] if same else sum(sums) / len(sums)
+                self.sums[name] = torch.tensor(own * scale, dtype=torch.double, device=ranks.device())
+                self.counts[name] = state["counts"][name] * scale
+
+    def empty(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
-        self.counts: dict[str, int] = defaultdict(int)
+        self.counts: dict[str, float] = {}
 
     def add(self, statistics: dict[str, torch.Tensor]) -> None:
         """Statistics of one micro-batch."""
         for name, value in statistics.items():
             self.sums[name] = self.sums.get(name, 0) + value.double()
-            self.counts[name] += 1
+            self.counts[name] = self.counts.get(name, 0) + 1
 
-    def means(self) -> dict[str, float]:
-        """All ranks call this together; it empties the meter."""
-        names = sorted(self.sums)
-        total = torch.stack([self.sums[name] for name in names])
-        dist.all_reduce(total)
-        values = (total / ranks.world_size()).tolist()
-        self.sums, counts, self.counts = {}, self.counts, defaultdict(int)
-        return {name: value / counts[name] for name, value in zip(names, values, strict=True)}
+    def read(self, own: Sequence[float]) -> tuple[dict[str, float], list[Health]]:
+        """The means, and every rank's health of its `own` numbers. All ranks call this together."""
+        self._gathered = self._gather(own)
+        names, world = sorted(self.sums), ranks.world_size()
+        sums = {name: [row[k] for row in self._gathered] for k, name in enumerate(names)}
+        means = {name: sum(column) / world / self.counts[name] for name, column in sums.items()}
+        finite = map(math.isfinite, sums["loss"])
+        return means, [Health(*row[len(names) :], ok) for row, ok in zip(self._gathered, finite, strict=True)]
+
+    def _gather(self, own: Sequence[float]) -> list[list[float]]:
+        sums = torch.stack([self.sums[name] for name in sorted(self.sums)])
+        mine = torch.cat([sums, sums.new_tensor(own)])
+        everyone = mine.new_empty(ranks.world_size() * len(mine))
+        dist.all_gather_into_tensor(everyone, mine)
+        return everyone.view(-1, len(mine)).tolist()
+
+    def state(self) -> dict[str, Any]:
+        """As of the last `read`, for a meter that goes on; of an empty one, nothing."""
+        sums = {name: [row[k] for row in self._gathered] for k, name in enumerate(sorted(self.sums))}
+        return {"accumulation": self.accumulation, "counts": self.counts, "sums": sums} if sums else {}

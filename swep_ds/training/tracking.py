@@ -1,11 +1,14 @@
-"""What a run tells while it trains: a progress bar (plain lines where there is no terminal), metrics.jsonl, wandb.
+"""What a run tells while it trains: a progress bar (plain lines where there is no terminal), metrics.jsonl,
+health.jsonl, wandb.
 
 Rank 0 alone writes; on the others a tracker does nothing.
 """
 
 import json
+import logging
 import resource
 import secrets
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from swep_ds.files import write_atomically
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Done
 
+log = logging.getLogger(__name__)
 # (name in metrics.jsonl, name on screen, format)
 SHOWN = (
     ("loss", "loss", ".3f"),
@@ -45,7 +49,7 @@ class Tracker:
 
     Args:
         recipe: for the tracking section, and as wandb's config.
-        folder: the run's folder; `metrics.jsonl` in it is cut back to where the run stands first.
+        folder: the run's folder; `metrics.jsonl` and `health.jsonl` in it are cut back to where the run stands first.
         updates: of the whole run.
         before: how far the run is already.
         active: true on rank 0.
@@ -58,11 +62,8 @@ class Tracker:
         self.updates, self.active, self.before = updates, active, before
         if not active:
             return
-        path = folder / "metrics.jsonl"
         self.wandb = _start_wandb(recipe, folder)
-        kept = [json.dumps(line) + "\n" for line in _lines(path) if line["update"] <= before.updates]
-        write_atomically(path, "".join(kept))
-        self.metrics = path.open("a")
+        self.metrics, self.health = (Lines(folder / name, before) for name in ("metrics.jsonl", "health.jsonl"))
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.progress = None
         if self.console.is_terminal:
@@ -89,6 +90,7 @@ class Tracker:
             if self.progress:
                 self.progress.stop()
             self.metrics.close()
+            self.health.close()
             if self.wandb:
                 self.wandb.finish(exit_code=int(exception[0] is not None))
 
@@ -104,8 +106,7 @@ class Tracker:
             "seconds": done.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
         }
-        self.metrics.write(json.dumps(line) + "\n")
-        self.metrics.flush()
+        self.metrics.write(line)
         shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
         if self.progress:
             self.progress.update(self.task, completed=done.updates, shown=shown)
@@ -120,6 +121,14 @@ class Tracker:
         if self.wandb:
             self.wandb.log(line, step=done.updates)
 
+    def log_health(self, update: int, line: dict[str, Any], remarks: Iterable[str]) -> None:
+        """One line of every rank's numbers; `remarks` are on those that stand out."""
+        if not self.active:
+            return
+        self.health.write({"update": update, **line})
+        for remark in remarks:
+            self.console.print(f"note: {remark}", style="yellow")
+
     def summary(self, scores: Scores) -> None:
         """The scores after training, for wandb."""
         if self.active and self.wandb:
@@ -132,6 +141,30 @@ def peak_memory_bytes() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Lines:
+    """A file of JSON lines, cut back to the updates that are done; a full disk ends no run because of them."""
+
+    def __init__(self, path: Path, before: Done):
+        kept = [json.dumps(line) + "\n" for line in _lines(path) if line["update"] <= before.updates]
+        write_atomically(path, "".join(kept))
+        self.file, self.warned = path.open("a"), False
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._try(lambda: self.file.write(json.dumps(line) + "\n"))
+        self._try(self.file.flush)  # what could not be written is tried again with the next line
+
+    def close(self) -> None:
+        self._try(self.file.close)
+
+    def _try(self, step: Callable[[], Any]) -> None:
+        try:
+            step()
+        except OSError as error:
+            if not self.warned:
+                log.warning("%s: lines are missing until it can be written again (%s)", self.file.name, error.strerror)
+            self.warned = True
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,123 @@
+"""SIGUSR1 and SIGTERM as requests to stop: with a checkpoint where there is something to save, else at once.
+
+In the training loop (`deferred`) a request waits for the end of an update, where all ranks save together. Before and
+after it, in set-up, evaluation and export, nothing is to be saved: the last checkpoint is complete, and all ranks
+leave. Both end with `EXIT_STOPPED`, and the same command goes on from there. A second signal leaves at once.
+
+Notable:
+- Python runs a signal's handler between two steps of the main thread, so never while that waits in a collective. The
+  number goes through a pipe (`signal.set_wakeup_fd`) to a thread, which does all that is done.
+- The `deepspeed` command signals its ranks when it is signalled itself. In a process group that is signalled as a
+  whole they have had it by then: what comes within `REPEAT_SECONDS` is the same request.
+- No process is forked: the data loader reads in this one, tokenisers are threads, and a program that is started gets
+  the signals' default actions back.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from swep_ds.errors import EXIT_STOPPED
+
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+REPEAT_SECONDS = 1.0
+JOIN_SECONDS = 10.0  # for the other ranks to come, once a rank that waits for them is asked to stop
+GO_ON = "the same command goes on from there (--resume auto)"
+
+
+class StopRequest:
+    """The signals that this process got; `request` is the only one."""
+
+    def __init__(self):
+        self.number = 0  # of the first signal; 0: none yet
+        self._came = 0.0
+        self._deferred = self._served = False
+        self._code: int | None = None
+        self._leave: Callable[[str], None] | None = None
+        self._pipe: tuple[int, int] | None = None
+
+    def catch(self) -> None:
+        """From now on the signals are requests. To be called early: the default action of both is to die."""
+        self._pipe = read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+        threading.Thread(target=self._listen, args=(read,), daemon=True, name="signals").start()
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, the caller looks at `number` and serves the request; what is left of it at the end is served then.
+
+        An exception leaves it to whoever ends the process.
+        """
+        self._deferred = True
+        yield
+        self._deferred = False
+        self._wake()
+
+    def joined(self, leave: Callable[[str], None]) -> None:
+        """The ranks have found each other: a request that is not deferred is served by `leave(signal's name)`."""
+        self._leave = leave
+        self._wake()
+
+    def settle(self, code: int) -> None:
+        """The process is about to end with this exit code, and will not be hurried to another one."""
+        self._code = code
+
+    def _listen(self, pipe: int) -> None:
+        while True:
+            due = self._due()
+            wait = None if due is None else max(0.0, due - time.monotonic())
+            if select.select([pipe], [], [], wait)[0]:
+                for number in os.read(pipe, 64):
+                    self._take(number)
+            elif self._due() is not None:
+                self._served = True
+                (self._leave or leave_alone)(signal.Signals(self.number).name)
+
+    def _take(self, number: int) -> None:
+        now = time.monotonic()
+        if number not in SIGNALS:
+            return
+        if not self.number:
+            self.number, self._came = number, now
+        elif now - self._came > REPEAT_SECONDS:
+            os._exit(128 + number if self._code is None else self._code)
+
+    def _due(self) -> float | None:
+        """When the request is to be served; a rank's death comes first, in whose wake launchers send SIGTERM."""
+        if not self.number or self._deferred or self._served or self._code is not None:
+            return None
+        return self._came + (REPEAT_SECONDS if self._leave else JOIN_SECONDS)
+
+    def _wake(self) -> None:
+        if self._pipe:
+            os.write(self._pipe[1], b"\0")
+
+
+def leave_alone(name: str) -> NoReturn:
+    """Ends this process, of one rank."""
+    leave(f"stopped: {stopped_at_once(name)}", EXIT_STOPPED)
+
+
+def leave(text: str | None, code: int) -> NoReturn:
+    """Says why and ends the process, from any thread; the main one may wait in a collective for ever."""
+    if text:
+        print(text, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def stopped_at_once(by: str) -> str:
+    return f"on request ({by}), outside training; checkpoints stay, and {GO_ON}"
+
+
+request = StopRequest()

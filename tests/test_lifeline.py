@@ -1,0 +1,249 @@
+"""Ranks tied together: real processes of the standard library alone, and 1,024 ranks' worth of sockets.
+
+tests/training/test_stopping.py has the same under DeepSpeed.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from swep_ds.lifeline import PROBES, Hub, Stream
+
+ROOT = Path(__file__).parent.parent
+HOSTS = ("north", "north", "south", "south")
+# Called as: rank ticket-file; then takes orders from standard input
+RANK = f"""
+import json, os, sys, threading, time
+from swep_ds import lifeline
+from swep_ds.stop_signals import leave_alone
+rank, file, hosts = int(sys.argv[1]), sys.argv[2], {HOSTS!r}
+if rank == 0:
+    line = lifeline.Hub(4, hosts, "localhost")
+    with open(file + ".new", "w") as ticket:
+        json.dump(line.ticket, ticket)
+    os.replace(file + ".new", file)
+else:
+    while not os.path.exists(file):
+        time.sleep(0.01)
+    ticket = lifeline.Ticket(*json.load(open(file)))
+    line = lifeline.Spoke(rank, 4, hosts, "localhost", ticket, tells=rank == 2)
+print("here", flush=True)
+for order in sys.stdin:
+    order, _, what = order.strip().partition(" ")
+    if order == "progress":
+        line.progress(what)
+    elif order == "watch":
+        line.watch(float(what))
+    elif order == "stop":
+        line.stop(what)
+    elif order == "raise":
+        line.fail(ValueError(what))
+    elif order == "busy":  # holds the interpreter's lock for seconds
+        sys.setswitchinterval(1000)
+        end = time.monotonic() + float(what)
+        while time.monotonic() < end:
+            pass
+        sys.setswitchinterval(0.005)
+    elif order == "end":
+        line.close()
+        break
+else:
+    time.sleep(60)  # in a collective, as it were
+"""
+
+
+class Ranks:
+    """Four processes, of two machines by name."""
+
+    def __init__(self, folder: Path):
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.processes = [
+            subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder / "ticket")], env=env, **pipes)
+            for rank in range(4)
+        ]
+        for process in self.processes:
+            assert process.stdout.readline() == "here\n"
+
+    def tell(self, order: str, *ranks: int) -> None:
+        for rank in ranks or range(4):
+            self.processes[rank].stdin.write(f"{order}\n")
+            self.processes[rank].stdin.flush()
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank} ({HOSTS[rank]}, pid {self.processes[rank].pid})"
+
+    def end(self, seconds: float = 10) -> tuple[list[int], list[str]]:
+        """Exit codes and what the ranks said on stderr; all end within `seconds`."""
+        deadline = time.monotonic() + seconds
+        ended = []
+        for process in self.processes:
+            ended.append(process.communicate(timeout=max(0.1, deadline - time.monotonic()))[1])
+        return [process.returncode for process in self.processes], ended
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    four = Ranks(tmp_path)
+    yield four
+    for process in four.processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_clean_end_is_silent(ranks):
+    ranks.tell("progress update 1, step")
+    ranks.tell("end")
+    assert ranks.end(5) == ([0, 0, 0, 0], [""] * 4)
+
+
+@pytest.mark.parametrize("victim", [3, 1])
+def test_a_killed_rank_is_named_and_all_end(ranks, victim):
+    ranks.tell("progress update 41, backward")
+    time.sleep(0.6)
+    ranks.processes[victim].kill()
+    codes, said = ranks.end(3)
+    assert codes == [-signal.SIGKILL if rank == victim else 1 for rank in range(4)]
+    expected = f"error: {ranks.name(victim)} died, last seen in update 41, backward\n"
+    assert said == [expected, "", expected, ""]  # one rank of each machine tells
+
+
+def test_the_death_of_rank_0_is_told_by_one_rank_of_each_machine(ranks):
+    ranks.tell("progress update 7, data")
+    ranks.tell("progress update 7, step", 2)
+    time.sleep(0.1)
+    ranks.processes[0].kill()
+    codes, said = ranks.end(3)
+    assert codes == [-signal.SIGKILL, 1, 1, 1]
+    assert said[1] == f"error: {ranks.name(0)} died; rank 1 (north) was in update 7, data\n"
+    assert said[2] == f"error: {ranks.name(0)} died; rank 2 (south) was in update 7, step\n"
+    assert said[3] == ""
+
+
+def test_ranks_that_die_together_are_told_together(ranks):
+    for rank in (2, 3):
+        ranks.processes[rank].kill()
+    codes, said = ranks.end(3)
+    assert codes[:2] == [1, 1]
+    assert f"{ranks.name(2)} died, last seen in set-up" in said[0]
+    assert f"{ranks.name(3)} died, last seen in set-up" in said[0]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_an_exception_shows_its_traceback_and_the_others_say_where_it_was(ranks, rank):
+    ranks.tell("raise out of luck", rank)
+    codes, said = ranks.end(6)
+    assert codes == [1, 1, 1, 1]
+    assert "ValueError: out of luck" in said[rank]
+    assert f"error: {ranks.name(rank)} ended with ValueError: out of luck in set-up\n" in said[0]
+    assert "out of luck" in said[2]
+
+
+def test_an_exception_that_a_death_caused_is_not_told(ranks):
+    ranks.tell("raise connection closed by peer", 0, 1, 2)
+    time.sleep(0.2)
+    ranks.processes[3].kill()
+    codes, said = ranks.end(3)
+    assert codes == [1, 1, 1, -signal.SIGKILL]
+    assert said[0] == f"error: {ranks.name(3)} died, last seen in set-up\n"
+
+
+def test_a_stop_on_one_rank_ends_all_with_75(ranks):
+    ranks.tell("stop SIGUSR1", 3)
+    codes, said = ranks.end(3)
+    assert codes == [75] * 4
+    assert said[0].startswith("stopped: on request (SIGUSR1 to rank 3, south), outside training; checkpoints stay")
+
+
+def test_stalls_name_who_is_behind_and_who_is_silent_and_busy_ranks_are_none(ranks):
+    ranks.tell("progress update 5, data")
+    ranks.tell("progress update 5, step", 0, 2, 3)
+    ranks.tell("busy 1.5", 2)  # no death, and no alarm before the time is up
+    ranks.tell("watch 2.5", 0)
+    line = ranks.processes[0].stderr.readline()
+    assert f"{ranks.name(1)} is in update 5, data, since " in line
+    assert line.startswith("warning: no progress for 2 s: ") or line.startswith("warning: no progress for 3 s: ")
+    assert line.endswith("ranks 0, 2-3 wait in update 5, step\n")
+    ranks.tell("progress update 5, step", 1)
+    time.sleep(0.5)
+    ranks.processes[2].send_signal(signal.SIGSTOP)
+    line = ranks.processes[0].stderr.readline()
+    while f"{ranks.name(2)} has been silent for" not in line:  # by the first report it may not have been for long
+        line = ranks.processes[0].stderr.readline()
+    assert "; ranks 0-1, 3 wait in update 5, step" in line
+    ranks.processes[2].send_signal(signal.SIGCONT)
+    ranks.tell("end")
+    assert ranks.end(5)[0] == [0] * 4
+
+
+def hub(world_size: int) -> Hub:
+    return Hub(world_size, ["here"] * world_size, "127.0.0.1")
+
+
+def test_strangers_are_turned_away_and_nobody_listens_once_all_are_there():
+    rank_0 = hub(2)
+    place = ("127.0.0.1", rank_0.ticket.port)
+    with socket.create_connection(place) as wrong, socket.create_connection(place) as mute:
+        wrong.sendall(b'{"token": "guess", "rank": 1, "pid": 1}\n')
+        assert wrong.recv(1) == b""
+        for noise in (os.urandom(8192), b"[" * 4000 + b"\n", b"7\n", b"\n"):
+            with socket.create_connection(place) as stranger, suppress(ConnectionResetError):
+                stranger.sendall(noise)
+                stranger.settimeout(5)
+                assert stranger.recv(1) == b""
+        rank_1 = Stream(socket.create_connection(place))
+        rank_1.send(token=rank_0.ticket.token, rank=1, pid=1)
+        assert mute.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(place)
+    for name, value in PROBES.items():  # a machine that vanishes is noticed by the kernel
+        assert rank_1.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+    rank_1.send(goodbye=True)
+    rank_1.socket.close()
+    rank_0.close()
+
+
+def test_1024_ranks_are_tied_within_seconds_and_cost_little():
+    rank_0 = hub(1024)
+    spokes = []
+    for rank in range(1, 1024):
+        spokes.append(Stream(socket.create_connection(("127.0.0.1", rank_0.ticket.port))))
+        spokes[-1].send(token=rank_0.ticket.token, rank=rank, pid=rank)
+    deadline = time.monotonic() + 20
+    while len(rank_0._standings) < 1024:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert rank_0._period >= 4  # s: so many messages a second, whatever the number of ranks
+    before = time.process_time()
+    for spoke in spokes:
+        spoke.send(at=(5, "update 1, step"))
+    while {one.steps for one in rank_0._standings.values()} != {0, 5}:
+        time.sleep(0.01)
+    assert (time.process_time() - before) / rank_0._period < 0.1  # of a core, for both ends
+    for spoke in spokes:
+        spoke.send(goodbye=True)
+        spoke.socket.close()
+    rank_0.close()
+    assert not rank_0._thread.is_alive()
+
+
+def test_a_message_is_a_line_of_json():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        receiver = Stream(server.accept()[0])
+    left.sendall(json.dumps({"at": [1, "x"]}).encode() + b'\n{"at"')
+    assert receiver.receive() == [{"at": [1, "x"]}]
+    left.sendall(b": 2}\n")
+    assert receiver.receive() == [{"at": 2}]
+    assert receiver.receive() == []
+    left.close()
+    with pytest.raises(EOFError):
+        receiver.receive()
