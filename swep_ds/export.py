@@ -12,9 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import distributed as ranks
+from swep_ds.errors import WriteFailed
 from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
 from swep_ds.recipe import Recipe
 from swep_ds.training.sharding import full_weights
+from swep_ds.writing import write_together
 
 READING = "reading.json"  # how windows are cut and answers decoded; scripts/evaluate.py and answer.py go by it
 FILE_BYTES = 2**30  # of weights in one file, and in rank 0's memory while it is written
@@ -35,21 +37,38 @@ def export_model(
     into rank 0's CPU memory one by one and leave it file by file. `folder` is replaced as a whole. A model
     `to_train_on` is written in float32 whatever it was trained in, so that the next training starts where this one
     ended.
+
+    Raises:
+        WriteFailed: on all ranks; a model that was there stays.
     """
     model = engine.module.qa.model
     half = recipe.train.precision in ("bf16", "fp16")
     unfinished = folder.with_name(f".{folder.name}.unfinished")
-    if ranks.is_main():
-        shutil.rmtree(unfinished, ignore_errors=True)
-    write_model(model, full_weights(engine, model, masters=to_train_on and half), unfinished)
-    if ranks.is_main():
+
+    def write_all() -> None:
+        if ranks.is_main():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        weights = full_weights(engine, model, masters=to_train_on and half)
+        try:
+            write_model(model, weights, unfinished)
+        finally:
+            for _ in weights:  # those that a full disk left over: the other ranks still give their parts
+                pass
+        if not ranks.is_main():
+            return
         tokenizer.save_pretrained(unfinished)
         reading = {"data": {name: getattr(recipe.data, name) for name in WINDOWS}, "eval": recipe.eval.model_dump()}
         (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n")
         (unfinished / "README.md").write_text(model_card(recipe, scores))
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
-    ranks.gather(None)
+
+    try:
+        write_together(write_all, folder)
+    except WriteFailed:
+        if ranks.is_main():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | None]], folder: Path) -> None:

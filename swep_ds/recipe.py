@@ -45,7 +45,7 @@ class DataSection(Section):
     max_length: int = Field(384, ge=8)  # tokens in a window, question and special tokens included
     doc_stride: int = Field(128, ge=1)  # tokens from one window's start to the next one's
     max_query_length: int = Field(64, ge=1)  # longer questions are cut, and counted
-    max_target_length: int = Field(32, ge=2)  # generative: longer answers are cut, and counted
+    max_target_length: int = Field(30, ge=2)  # generative: longer answers are cut, and counted
     windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
 
     @field_validator("eval")
@@ -63,7 +63,7 @@ class TrainSection(Section):
     epochs: float = Field(2, gt=0)
     max_updates: int | None = Field(None, ge=1)  # optimizer steps; cuts `epochs` short
     micro_batch_size: int = Field(8, ge=1)  # windows per rank and forward pass
-    gradient_accumulation_steps: int = Field(1, ge=1)
+    gradient_accumulation_steps: int = Field(1, ge=1)  # a run keeps its global batch when its ranks change
     learning_rate: float = Field(3e-5, gt=0)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
     schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
@@ -78,6 +78,8 @@ class TrainSection(Section):
     log_every: int = Field(10, ge=1)  # updates
     checkpoint_every: int = Field(1000, ge=1)  # updates
     keep_checkpoints: int = Field(2, ge=1)
+    stall_seconds: float = Field(600, gt=0)  # without progress on any rank: then rank 0 says which ones are behind
+    on_checkpoint_failure: Literal["stop", "go_on"] = "stop"  # where one cannot be written; earlier ones stay
 
 
 class PretrainSection(Section):
@@ -98,7 +100,7 @@ class EvalSection(Section):
     select_on: str | None = None
     batch_size: int = Field(32, ge=1)  # windows per rank
     n_best: int = Field(20, ge=1)  # extractive: best starts and ends per window that are paired
-    max_answer_tokens: int = Field(30, ge=1)
+    max_answer_tokens: int = Field(30, ge=1)  # generated ones with the end of sequence
     beams: int = Field(4, ge=1)  # generative: width of the beam search; 1 = greedy
 
 
@@ -160,6 +162,16 @@ class Recipe(Section):
         if self.model.attention == "flash_attention_2" and self.train.precision == "fp32":
             raise ValueError(
                 "model.attention: flash_attention_2 computes in half precision alone: set train.precision to bf16"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _targets(self) -> "Recipe":
+        learned, written = self.data.max_target_length, self.eval.max_answer_tokens
+        if self.task == "generative" and learned > written:
+            raise ValueError(
+                f"data.max_target_length: answers of {learned} tokens would be learned and, with "
+                f"eval.max_answer_tokens {written}, never be generated: lower it to {written}, or raise the other"
             )
         return self
 

@@ -6,7 +6,7 @@ A recipe with `pretrain` goes that way twice: first on that data, as a run of it
 import gc
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,19 @@ from swep_ds.files import write_atomically
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.names import load_tokenizer, longest_window, resolve_model
+from swep_ds.models.loading import load_config
+from swep_ds.models.names import check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
-from swep_ds.run_folder import PRETRAIN, RunFolder, settings_that_bind
+from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done
-from swep_ds.training.ds_config import QUIET, check_offload, read_ds_config, resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import QUIET, SPREAD, check_offload, read_ds_config, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker, peak_memory_bytes
+from swep_ds.writing import on_main, write_together
 
-OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5")
+OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
 @dataclass(frozen=True)
@@ -69,32 +71,58 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
     Raises:
         InputError: on all ranks, with the same message.
         TrainingDiverged: the loss is no longer finite.
+        WriteFailed: a full disk, an unwritable folder.
     """
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
     folder = RunFolder(output_dir)
-    tag = _take(folder, recipe, resume)
     say(recipe.dump().rstrip(), style="dim")
+    tag, split = _take(folder, recipe, resume, say)
     start = recipe.model.name
     if recipe.pretrain and tag is None:
-        start = str(pretrain(recipe, ds_config, folder, resume, say))
-    _run(recipe, prepare(recipe, ds_config, start), folder, tag, say)
+        start = str(pretrain(recipe, split, ds_config, folder, resume, say))
+    _run(recipe, prepare(split, ds_config, start), folder, tag, say)
 
 
-def _take(folder: RunFolder, recipe: Recipe, resume: str) -> Path | None:
-    return ranks.gather(ranks.agree(lambda: folder.take(recipe, resume) if ranks.is_main() else None))[0]
+def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Callable[[str], None]) -> tuple[Path | None, Recipe]:
+    """The checkpoint to go on from, and the recipe with the split of its global batch that these ranks make."""
+
+    def take() -> tuple[Path | None, Recipe] | None:
+        if not ranks.is_main():
+            return None
+        tag = folder.take(recipe, resume)
+        began = folder.began(tag)
+        return tag, began.keep(recipe, ranks.world_size()) if began else recipe
+
+    tag, split = ranks.gather(ranks.agree(take))[0]
+    if split != recipe:
+        micro, steps = split.train.micro_batch_size, split.train.gradient_accumulation_steps
+        say(
+            f"{folder.path} began with a global batch of {micro * steps * ranks.world_size()}: kept, on "
+            f"{ranks.world_size()} rank(s), by micro-batches of {micro} and an accumulation of {steps}"
+        )
+    return tag, split
 
 
-def pretrain(recipe: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Callable[[str], None]) -> Path:
-    """The folder of the first stage's model, which is trained now unless that is done."""
+def pretrain(
+    recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Callable[[str], None]
+) -> Path:
+    """The folder of the first stage's model, which is trained now unless that is done.
+
+    Args:
+        split: the recipe as the second stage will be run.
+    """
     first, own = recipe.first_stage(), RunFolder(folder.path / PRETRAIN)
-    tag = _take(own, first, "never" if resume == "never" else "auto")
+    tag, first_split = _take(own, first, "never" if resume == "never" else "auto", say)
     if not ranks.gather(own.results.is_file())[0]:
-        prepare(recipe, ds_config)  # what is wrong with the second stage must not show hours later
+        second = prepare(split, ds_config)  # what is wrong with the second stage must not show hours later
+        batch = Batch.of(recipe, second.batches.global_batch)
+        del second
         say(f"first stage, in {own.path}:")
         try:
-            job = prepare(first, ds_config, training_source="pretrain.train")
+            job = prepare(first_split, ds_config, training_source="pretrain.train")
         except InputError as error:
             raise InputError(f"first stage (pretrain): {error}") from None
+        write_together(on_main(lambda: folder.keep(batch)), folder.path)
         _run(first, job, own, tag, say, to_train_on=True)
         del job
         gc.collect()  # the engine's reference cycles hold the device's memory
@@ -115,9 +143,11 @@ def _run(
 ) -> None:
     """One stage, from the checkpoint `tag`, or from the start, to the results."""
     stage, updates = zero_stage(job.config), job.batches.updates
+    windows = job.features
+    targets = f", {windows.targets_cut} answers cut" if recipe.task == "generative" else ""
     say(
-        f"training {recipe.method.name} on {job.questions} questions in {len(job.features.dataset)} windows "
-        f"({job.features.windows_without_answer} without the answer, {job.features.questions_cut} questions cut): "
+        f"training {recipe.method.name} on {job.questions} questions in {len(windows.dataset)} windows "
+        f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{targets}): "
         f"{updates} updates of {job.batches.global_batch}, ZeRO-{stage}, {ranks.world_size()} rank(s) "
         f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
     )
@@ -138,26 +168,33 @@ def _carry_out(
     to_train_on: bool,
 ) -> None:
     stage, updates = zero_stage(job.config), job.batches.updates
+    batch = Batch.of(recipe, job.batches.global_batch)
     setup = {
-        "world_size": ranks.world_size(),
-        "zero_stage": stage,
         "updates": updates,
+        "global batch": batch.windows,
         "training data": job.features.fingerprint,
-        **{f"ds_config {name}": value for name, value in job.config.items() if name not in QUIET},
+        **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*QUIET, *SPREAD)},
         **settings_that_bind(recipe),
     }
+    zero = job.config.get("zero_optimization", {})
+    layout = {"world_size": ranks.world_size(), "zero_stage": stage, "zero_optimization": zero}
     if job.validation:
         setup["selection data"] = job.validation.features.fingerprint
 
     def validate() -> Score:
         return job.evaluation.score(engine, job.validation)[1]
 
-    checkpoints = Checkpoints(folder.checkpoints, recipe.train.keep_checkpoints, setup)
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        recipe.train.keep_checkpoints,
+        setup,
+        layout,
+        asdict(batch),
+        recipe.train.on_checkpoint_failure,
+    )
     before = Done() if tag is None else checkpoints.load(engine, tag)
-    if ranks.is_main():  # not earlier: a start that is refused leaves the folder as it was
-        folder.results.unlink(missing_ok=True)  # those of an earlier start, perhaps with other settings for testing
-        write_atomically(folder.path / "recipe.yaml", recipe.dump())
-        write_atomically(folder.path / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
+    # not earlier: a start that is refused leaves the folder as it was
+    write_together(on_main(lambda: _note_start(folder, recipe, job, batch)), folder.path)
     if tag is not None:
         say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
     with ranks.agree(lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main())) as tracker:
@@ -169,12 +206,21 @@ def _carry_out(
         engine.eval()
         scores = job.evaluation.run(engine, job.tests, folder.path, say)
         tracker.summary(scores)
+    ranks.progress("export")
     export_model(engine, job.tokenizer, folder.model, recipe, scores, to_train_on)
+    found = results(recipe, job, folder, done, peak, selection, scores)
+    write_together(on_main(lambda: write_results(folder.path, found)), folder.results)
     if ranks.is_main():
-        write_results(folder.path, results(recipe, job, folder, done, peak, selection, scores))
         if scores:
             print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
         say(f"model in {folder.model}, results in {folder.path / 'results.json'}")
+
+
+def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
+    folder.results.unlink(missing_ok=True)  # those of an earlier start, perhaps with other settings for testing
+    write_atomically(folder.path / "recipe.yaml", recipe.dump())
+    write_atomically(folder.path / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
+    folder.keep(batch)
 
 
 def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: Done, say: Callable[[str], None]) -> dict[str, Any]:
@@ -272,6 +318,11 @@ def load_model(
     """The model of the recipe's task, `mapped` and `weights` as in `load_trainable`; without tokenizer, whatever
     its window."""
     source = resolve_model(name)
+    if recipe.train.precision == "fp16" and (kind := load_config(source).model_type) in OVERFLOWS_IN_FP16:
+        raise InputError(
+            f"train.precision fp16: activations of {kind} overflow in it (it was trained in bfloat16): set it to "
+            "autocast, or to bf16 or fp32"
+        )
     how = {
         "activation_checkpointing": recipe.train.activation_checkpointing,
         "attention": recipe.model.attention,
@@ -283,13 +334,9 @@ def load_model(
         qa = GenerativeQA.load(source, **search, **how)
     else:
         qa = ExtractiveQA.load(source, **how)
-    if recipe.train.precision == "fp16" and qa.model.config.model_type in OVERFLOWS_IN_FP16:
-        raise InputError(
-            f"train.precision fp16: activations of {qa.model.config.model_type} overflow in it (it was trained in "
-            "bfloat16): set it to bf16 or fp32"
-        )
     if tokenizer is None:
         return qa
+    check_vocabulary(tokenizer, qa.model, f"model.name {recipe.model.name}")
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(

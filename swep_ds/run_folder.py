@@ -1,22 +1,70 @@
 """A run's folder: one run at a time, and never over somebody else's files."""
 
 import fcntl
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from swep_ds.errors import InputError
+from swep_ds.files import write_atomically
 from swep_ds.recipe import Recipe, differences, flatten
 from swep_ds.training.checkpoints import find_checkpoint, read_manifest
 
 # what may change between two starts of the same run
 FREE = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
-FREE += ("train.keep_checkpoints",)
+FREE += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
+FREE += ("train.micro_batch_size", "train.gradient_accumulation_steps")  # their product with the ranks binds: `Batch`
 FREE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
-PRETRAIN = "pretrain"
+PRETRAIN, BATCH = "pretrain", "batch.json"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an update takes, whatever the number of ranks, and how the recipe of the run's latest start splits it."""
+
+    windows: int  # over all ranks and micro-batches
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, windows: int) -> "Batch":
+        return cls(windows, recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps)
+
+    def keep(self, recipe: Recipe, world_size: int) -> Recipe:
+        """The recipe, with another split where this number of ranks makes its own one another global batch.
+
+        The micro-batch is the largest that divides a rank's windows and is no larger than the recipe's.
+
+        Raises:
+            InputError: the recipe itself now asks for another global batch, or the ranks cannot share this one evenly.
+        """
+        train = recipe.train
+        here = train.micro_batch_size * train.gradient_accumulation_steps * world_size
+        if here == self.windows:
+            return recipe
+        if Batch.of(recipe, self.windows) != self:
+            raise InputError(
+                f"train.micro_batch_size {train.micro_batch_size} x train.gradient_accumulation_steps "
+                f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {here}, and the run "
+                f"began with {self.windows}: give factors of that, or train anew with another --output_dir"
+            )
+        own, left = divmod(self.windows, world_size)
+        if left:
+            fit = ", ".join(str(ranks) for ranks in range(1, self.windows + 1) if self.windows % ranks == 0)
+            raise InputError(
+                f"the run began with a global batch of {self.windows}, which {world_size} ranks cannot share evenly: "
+                f"start it on {fit} rank(s), or train anew with another --output_dir"
+            )
+        micro = max(size for size in range(1, train.micro_batch_size + 1) if own % size == 0)
+        split = {"micro_batch_size": micro, "gradient_accumulation_steps": own // micro}
+        return recipe.model_copy(update={"train": train.model_copy(update=split)})
 
 
 class RunFolder:
     """`recipe.yaml`, `ds_config.json`, `metrics.jsonl`, `checkpoints/`, `model/`, `predictions/`, `results.json`.
+
+    `batch.json` beside them is a `Batch`: a run that comes back on other ranks has no other way to know.
 
     A run of two stages has the folder of the first one, `pretrain/`, in its own.
     """
@@ -39,7 +87,7 @@ class RunFolder:
         saved = self.path / "recipe.yaml"
         first = self.path / PRETRAIN  # a start that was refused leaves nothing but a lock there
         no_stage = first.is_dir() and {f.name for f in first.iterdir()} <= {".lock"}
-        own = {".lock", PRETRAIN} if recipe.pretrain or no_stage else {".lock"}
+        own = {".lock", PRETRAIN, BATCH} if recipe.pretrain or no_stage else {".lock"}
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"--output_dir {self.path}: is a file: name a folder")
         if self.path.is_dir() and not saved.is_file() and {f.name for f in self.path.iterdir()} - own:
@@ -76,6 +124,17 @@ class RunFolder:
         tag = find_checkpoint(path) or path
         read_manifest(tag)
         return tag
+
+    def began(self, tag: Path | None) -> Batch | None:
+        """As the run began: this one, or if it only begins now, the one whose checkpoint it goes on from."""
+        if (self.path / BATCH).is_file():
+            return Batch(**json.loads((self.path / BATCH).read_text()))
+        noted = read_manifest(tag).get("batch") if tag else None
+        return Batch(**noted) if noted else None
+
+    def keep(self, batch: Batch) -> None:
+        """Notes what `began` gives."""
+        write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
 
 
 def settings_that_bind(recipe: Recipe) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from swep_ds.run_folder import RunFolder, settings_that_bind
+from swep_ds.run_folder import Batch, RunFolder, settings_that_bind
 
 TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
@@ -97,6 +97,7 @@ def test_the_same_run_and_what_may_change_in_it(used):
         train__log_every=1,
         train__checkpoint_every=2,
         train__keep_checkpoints=9,
+        train__on_checkpoint_failure="go_on",
     )
     assert take(used)[1] is None
     assert take(used, changed)[1] is None
@@ -206,3 +207,67 @@ def test_another_process_holds_the_folder(used):
         finally:
             holder.kill()  # a killed process leaves no lock behind
     assert take(used)[1] is None
+
+
+# The global batch
+
+
+def split(windows: int, world_size: int, micro: int = 8, steps: int = 1) -> tuple[int, int]:
+    """Of the recipe's own split, micro x steps, on other ranks than it was meant for."""
+    made = recipe(train__micro_batch_size=micro, train__gradient_accumulation_steps=steps)
+    kept = Batch.of(made, windows).keep(made, world_size).train
+    assert kept.micro_batch_size * kept.gradient_accumulation_steps * world_size == windows
+    assert kept.micro_batch_size <= micro
+    assert kept.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps}) == made.train
+    return kept.micro_batch_size, kept.gradient_accumulation_steps
+
+
+def test_the_global_batch_is_kept_on_other_ranks():
+    assert split(32, 4) == (8, 1)  # the recipe's own
+    assert split(32, 2) == (8, 2)
+    assert split(32, 1) == (8, 4)
+    assert split(32, 8) == (4, 1)
+    assert split(32, 32) == (1, 1)
+    assert split(24, 1, micro=3, steps=2) == (3, 8)
+    assert split(24, 3, micro=3, steps=4) == (2, 4)  # 8 windows a rank, which 3 do not divide
+    assert split(14, 2, micro=2, steps=7) == (1, 7)
+
+
+def test_ranks_that_cannot_share_the_global_batch_learn_which_can():
+    with pytest.raises(InputError) as caught:
+        split(32, 3)
+    assert "a global batch of 32, which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank(s)" in str(
+        caught.value
+    )
+
+
+def test_a_recipe_may_split_its_global_batch_anew_but_not_ask_for_another():
+    began = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
+    anew = recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2)
+    assert began.keep(anew, 2) == anew
+    with pytest.raises(
+        InputError, match=r"8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a global batch of 32"
+    ):
+        began.keep(recipe(train__gradient_accumulation_steps=2), 2)
+
+
+def test_the_split_does_not_bind_but_the_folder_remembers_the_batch(used, tmp_path):
+    folder, tag = take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2))
+    assert folder.began(tag) is None
+    own = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
+    folder.keep(own)
+    assert folder.began(tag) == own
+    there = checkpoint(tmp_path / "there", 3)
+    of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
+    manifest = json.loads((there / "complete.json").read_text()) | {"batch": of_checkpoint}
+    (there / "complete.json").write_text(json.dumps(manifest))
+    assert folder.began(there) == own
+    assert RunFolder(tmp_path / "new").began(there) == Batch(**of_checkpoint)
+
+
+def test_a_run_in_its_first_stage_has_noted_the_batch_of_the_second(tmp_path):
+    first = recipe(pretrain={"train": "generated"})
+    RunFolder(tmp_path).keep(Batch(16, 8, 1))
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / "recipe.yaml").write_text("")
+    assert take(tmp_path, first)[1] is None

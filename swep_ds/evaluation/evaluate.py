@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from datasets import config as datasets_config
@@ -16,6 +17,7 @@ from swep_ds.evaluation.predict import Decoder, Outputs, predict
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import score
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
+from swep_ds.writing import on_main, write_together
 
 CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # of tokenised windows; moves with HF_HOME
 
@@ -59,7 +61,11 @@ class Evaluation:
         ]
 
     def run(self, outputs: Outputs, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
-        """Scores by data set, in order, on every rank; rank 0 writes `predictions/` under `folder`."""
+        """Scores by data set, in order, on every rank; rank 0 writes `predictions/` under `folder`.
+
+        Raises:
+            WriteFailed: on all ranks.
+        """
         scores: Scores = {}
         for test in tests:
             windows, cut = test.features.dataset, test.features.questions_cut
@@ -68,8 +74,7 @@ class Evaluation:
                 + (f", {cut} questions cut" if cut else "")
             )
             answers, scores[test.name] = self.score(outputs, test)
-            if ranks.is_main():
-                write_predictions(folder, test.name, answers)
+            write_together(on_main(partial(write_predictions, folder, test.name, answers)), folder)
         return scores
 
     def decoder(self, examples: list[Example]) -> Decoder:

@@ -54,6 +54,7 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
     """
     mine = _batches(features, batch_size, ranks.rank(), ranks.world_size())
     for number in _told(max(ranks.gather(len(mine)))):
+        ranks.progress(f"evaluation, batch {number + 1}")
         rows = mine[number] if number < len(mine) else np.array([0])
         columns = features[rows.tolist()]
         result = outputs(Batch(**padding.inputs(columns, max(columns["length"]))).to(ranks.device()))

@@ -33,7 +33,8 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
 def write_predictions(folder: Path, name: str, predictions: dict[str, str]) -> None:
     """`predictions/<name>.json`: question id -> answer, as the official scorers read it."""
     (folder / "predictions").mkdir(parents=True, exist_ok=True)
-    (folder / "predictions" / f"{name}.json").write_text(json.dumps(predictions, ensure_ascii=False, indent=0))
+    file = folder / "predictions" / f"{name}.json"
+    write_atomically(file, json.dumps(predictions, ensure_ascii=False, indent=0))
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import create_model
 from rich.console import Console
 from transformers import (
     AutoConfig,
@@ -23,11 +24,12 @@ from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
-from swep_ds.export import READING
+from swep_ds.export import READING, WINDOWS
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import UNREADABLE
-from swep_ds.models.names import load_tokenizer, longest_window
+from swep_ds.models.names import check_vocabulary, load_tokenizer, longest_window, refuse_own_code, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.recipe import DataSection, EvalSection, Section, validate
 
 
 def evaluate_saved(
@@ -84,22 +86,53 @@ def evaluate_saved(
         print_scores(scores, model_name)
 
 
-def answer_question(model_name: str, question: str, context: str) -> list[Answer] | list[GeneratedAnswer]:
-    """The best answers to a question over a text of any length, best first.
+def answer_question(model_name: str, question: str, context: str, count: int) -> list[Answer] | list[GeneratedAnswer]:
+    """The `count` best answers to a question over a text of any length, best first.
 
     Raises:
-        InputError: no such model; empty question or text.
+        InputError: no such model; empty question or text; several answers of a model that generates.
     """
     for name, text in (("question", question), ("text", context)):
         if not text.strip():
             raise InputError(f"the {name} is empty: give at least one word")
     saved = load_saved(model_name)
+    if count > 1 and saved.windows.task == "generative":
+        raise InputError(f"--n_best {count}: {model_name} generates one answer: set it to 1, or name a model of spans")
     with tempfile.TemporaryDirectory() as folder:
         evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, 32, Path(folder))
         [asked] = evaluation.prepare({"question": [Example("question", question, context, ("",), None, context)]})
         decoder = evaluation.decoder(asked.examples)
         decode(saved.qa.predict, decoder, asked.features.dataset, evaluation.padding, evaluation.batch_size)
-    return decoder.n_best()["question"]
+    return decoder.n_best()["question"][:count]
+
+
+_WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
+Windows = create_model("Windows", __base__=Section, **_WINDOWS)
+
+
+class HowToRead(Section):
+    """What a run's recipe says of windows and answers, as `export_model` keeps it."""
+
+    data: Windows
+    eval: EvalSection
+
+
+def how_to_read(file: Path) -> HowToRead:
+    """The `reading.json` of an exported model.
+
+    Raises:
+        InputError: not JSON, or a field that a recipe would not take either.
+    """
+    try:
+        tree = json.loads(file.read_text())
+        if not isinstance(tree, dict):
+            raise InputError(f"{file}: no JSON object")
+        return validate(HowToRead, tree, file)
+    except ValueError as error:
+        fault = f"{file}: not JSON ({error})"
+    except InputError as error:
+        fault = str(error)
+    raise InputError(f"{fault}: mend it, or delete it to read with default windows")
 
 
 @dataclass(frozen=True)
@@ -116,28 +149,27 @@ def load_saved(name: str) -> Saved:
     """Loads an exported run, or any question-answering model with default settings.
 
     Raises:
-        InputError: cannot be loaded, or has no trained head.
+        InputError: cannot be loaded, has no trained head or another model's tokenizer, or a damaged reading.json.
     """
-    tokenizer = load_tokenizer(name, "model")
+    tokenizer, source = load_tokenizer(name, "model"), resolve_model(name)
     try:
-        generative = AutoConfig.from_pretrained(name).is_encoder_decoder
+        generative = AutoConfig.from_pretrained(source, trust_remote_code=False).is_encoder_decoder
         auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
-        model, report = auto_class.from_pretrained(name, output_loading_info=True)
+        model, report = auto_class.from_pretrained(source, output_loading_info=True, trust_remote_code=False)
     except UNREADABLE as error:
+        refuse_own_code(error, f"model {name}")
         raise InputError(f"model {name}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise InputError(f"model {name}: has no weights for {missing}: name a model trained for question answering")
+    check_vocabulary(tokenizer, model, f"model {name}")
     model = model.eval().to(ranks.device())
     windows = WindowSettings(task="generative" if generative else "extractive")
     windows = replace(windows, max_length=min(windows.max_length, longest_window(tokenizer, model)))
-    search, spans, file = {}, SpanSettings(), Path(name) / READING
+    search, spans, file = {}, SpanSettings(), Path(source, READING)
     if file.is_file():
-        try:
-            settings = json.loads(file.read_text())
-            windows = replace(windows, **settings["data"])
-            spans = SpanSettings(settings["eval"]["n_best"], settings["eval"]["max_answer_tokens"])
-            search = {"beams": settings["eval"]["beams"], "max_answer_tokens": spans.max_answer_tokens}
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{file}: damaged: delete it to read with default windows") from None
+        reading = how_to_read(file)
+        windows = replace(windows, **reading.data.model_dump())
+        spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
+        search = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
     return Saved(GenerativeQA(model, **search) if generative else ExtractiveQA(model), tokenizer, windows, spans)

@@ -1,12 +1,19 @@
 """Loading a Hugging Face model to train, with an answer for everything that can be wrong with it."""
 
+from pathlib import Path
+from pickle import UnpicklingError
+
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from swep_ds.errors import InputError
+from swep_ds.models.names import refuse_own_code
 
-UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)  # what from_pretrained raises on a damaged folder
+# what from_pretrained raises on a damaged folder: of its files, and of values in its config that make no model
+UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError, StrictDataclassError, ImportError)
+UNREADABLE += (TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 def load_trainable(
@@ -32,16 +39,14 @@ def load_trainable(
         advice: what to take instead of a model that has no head for the task.
 
     Raises:
-        InputError: nothing to load there, no head for the task, no such attention, or word embeddings cannot be given
-            to it.
+        InputError: nothing to load there, code of its own, no head for the task, no such attention, a config that
+            makes no model, or word embeddings cannot be given to it.
     """
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    config = load_config(name)
+    if config.is_encoder_decoder and auto_class is not AutoModelForSeq2SeqLM:
         raise InputError(
-            f"model.name {name}: neither a model on the hub that can be reached nor a local folder "
-            f"with a config.json ({' '.join(str(error).split())[:200]})"
-        ) from None
+            f"task extractive: {name} is a sequence-to-sequence model ({config.model_type}): set task to generative"
+        )
     if type(config) not in auto_class._model_mapping:
         raise InputError(
             f"model.name {name}: transformers has no {task} head for model type {config.model_type!r}: {advice}"
@@ -67,12 +72,42 @@ def load_trainable(
     return model
 
 
+def load_config(name: str) -> PreTrainedConfig:
+    """The config of a hub id or a local folder.
+
+    Raises:
+        InputError: naming model.name; nothing there, code of its own, or no config that transformers understands.
+    """
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except UNREADABLE as error:
+        refuse_own_code(error, f"model.name {name}")
+        if Path(name, "config.json").is_file():
+            raise _makes_no_model(name, error) from None
+        raise InputError(
+            f"model.name {name}: neither a model on the hub that can be reached nor a local folder "
+            f"with a config.json ({_reason(error)})"
+        ) from None
+
+
+def _makes_no_model(name: str, error: Exception) -> InputError:
+    return InputError(
+        f"model.name {name}: its config.json makes no model ({_reason(error)}): mend it or name another model"
+    )
+
+
+def _reason(error: Exception) -> str:
+    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+    return kind + " ".join(str(error).split())[:300]
+
+
 def _filled(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, str]) -> PreTrainedModel:
     try:
         # no dtype: parameters in that of their file stay there, and a head that it lacks is drawn alike either way
-        return auto_class.from_pretrained(name, config=config, dtype="auto", **chosen)
+        return auto_class.from_pretrained(name, config=config, dtype="auto", trust_remote_code=False, **chosen)
     except UNREADABLE as error:
-        raise InputError(f"model.name {name}: cannot load: {' '.join(str(error).split())[:300]}") from None
+        refuse_own_code(error, f"model.name {name}")
+        raise InputError(f"model.name {name}: cannot load: {_reason(error)}") from None
 
 
 def _hollow(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, str]) -> PreTrainedModel:
@@ -80,13 +115,13 @@ def _hollow(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, s
     try:
         with torch.device("meta"):
             return auto_class.from_config(config, **chosen)
-    except (ImportError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        if not chosen:
-            raise InputError(f"model.name {name}: cannot be built: {reason}") from None
+    except UNREADABLE as error:
+        if not chosen or not isinstance(error, ImportError | ValueError):
+            raise _makes_no_model(name, error) from None
         [attention] = chosen.values()
         raise InputError(
-            f"model.attention {attention}: not to be had here for {config.model_type} ({reason}): set it to auto"
+            f"model.attention {attention}: not to be had here for {config.model_type} ({_reason(error)}): set it "
+            "to auto"
         ) from None
 
 
@@ -113,7 +148,7 @@ def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
             )
         if output["encoder_hidden_states" if decoder else "hidden_states"] is None:
             reason = "does not return its hidden states"
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         if model.device.type == "meta" and isinstance(error, RuntimeError):
             return
         reason = f"cannot be run on inputs_embeds ({type(error).__name__}: {' '.join(str(error).split())[:160]})"

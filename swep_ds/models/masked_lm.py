@@ -7,7 +7,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokeni
 
 from swep_ds.errors import InputError
 from swep_ds.models.loading import UNREADABLE
-from swep_ds.models.names import load_tokenizer, resolve_model
+from swep_ds.models.names import check_vocabulary, load_tokenizer, refuse_own_code, resolve_model
 
 PLACES_AT_A_TIME = 256  # of which float64 probabilities over the vocabulary are in memory
 
@@ -24,17 +24,17 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
         raise InputError(f"--model {name}: its tokenizer has no mask token: {MEND}")
     try:
         model, report = AutoModelForMaskedLM.from_pretrained(
-            resolve_model(name), dtype=torch.float32, output_loading_info=True
+            resolve_model(name), dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     except UNREADABLE as error:
+        refuse_own_code(error, f"--model {name}")
         raise InputError(
             f"--model {name}: no masked language model to load there ({' '.join(str(error).split())[:200]}): {MEND}"
         ) from None
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise InputError(f"--model {name}: has no weights for {missing}: {MEND}")
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise InputError(f"--model {name}: its tokenizer has more tokens than the model: they do not belong together")
+    check_vocabulary(tokenizer, model, f"--model {name}")
     return model.eval().to(device), tokenizer
 
 

@@ -5,23 +5,37 @@ A checkpoint is a folder `update-<n>` that DeepSpeed writes, every rank its part
 were done; only then does `latest` move, by an atomic rename. A folder without `complete.json` is a write that was
 cut off: it is passed over. One whose files do not match is damaged.
 
-A checkpoint is read through pickle: resume only from folders that you trust.
+A run goes on from it with the same global batch, data, method and precision. On the same number of ranks at the same
+ZeRO stage that is exact to the last bit; on others the state is converted (`training.conversion`), and losses agree to
+rounding. Dropout, which draws from (seed, update, rank), has other masks on another number of ranks.
+
+A checkpoint is resumed from the run's own folder alone, or from one that is named. DeepSpeed's files are pickled; they
+are read as tensors, plain values and a few classes of DeepSpeed, and code that is pickled in them is refused.
 """
 
+import functools
 import json
 import logging
+import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import distributed as ranks
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, WriteFailed
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
+from swep_ds.recipe import differences
+from swep_ds.training.conversion import convert, read_state, refresh_weights
+from swep_ds.writing import on_main, write_together
 
 MANIFEST = "complete.json"
 LATEST = "latest"
@@ -36,6 +50,7 @@ class Done:
     windows: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state`: of updates that no line tells of yet
 
 
 class Checkpoints:
@@ -46,47 +61,98 @@ class Checkpoints:
     Args:
         folder: the run's `checkpoints/`, on a file system that all ranks share.
         keep: how many complete ones to keep.
-        setup: what a run must have in common with a checkpoint to continue from it exactly (world size, ZeRO
-            stage, precision ...); kept in its manifest and compared by `load`.
+        setup: what a run must have in common with a checkpoint to continue from it (global batch, data, precision
+            ...); kept in its manifest and compared by `load`.
+        layout: how DeepSpeed spreads the state: "world_size", "zero_stage" and all else that decides what a rank's
+            files hold. A checkpoint of another layout is converted.
+        batch: what `swep_ds.run_folder.Batch` keeps of the run, for runs in other folders that go on from here.
+        on_failure: whether a checkpoint that cannot be written ends the run.
     """
 
-    def __init__(self, folder: Path, keep: int, setup: dict[str, Any]):
-        self.folder, self.keep, self.setup = folder, keep, setup
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        setup: dict[str, Any],
+        layout: dict[str, Any],
+        batch: dict[str, int],
+        on_failure: Literal["stop", "go_on"] = "stop",
+    ):
+        self.folder, self.keep, self.setup, self.layout = folder, keep, setup, layout
+        self.batch, self.on_failure = batch, on_failure
         self.scores: dict[int, Score] = {}  # on validation data, by update
 
     def tag(self, update: int) -> Path:
         return self.folder / f"update-{update:08d}"
 
-    def save(self, engine, done: Done, score: Score | None = None) -> None:
-        """Writes the state and moves `latest` to it. All ranks call this together.
+    def save(self, engine, done: Done, score: Score | None = None) -> bool:
+        """Writes the state and moves `latest` to it; returns whether it is there. All ranks call this together.
 
         Older ones are deleted, but for the newest `keep` and for the best as of each of them: whichever of them a run
-        goes on from, it finds the best one so far.
+        goes on from, it finds the best one so far. Where the disk is full or the like, what was written of this one
+        is deleted, and all others stay.
+
+        Raises:
+            WriteFailed: on all ranks, if failures are to stop the run.
         """
         tag = self.tag(done.updates)
         if score is not None:
             self.scores[done.updates] = score
-        if ranks.is_main() and tag.exists():
+        try:
+            write_together(on_main(lambda: self._clear(tag)), tag)
+            write_together(lambda: self._write(engine, tag), tag)
+            # each node may see its own files before others' on a network file system: take what any of them sees
+            seen = ranks.gather({str(f.relative_to(tag)): f.stat().st_size for f in tag.rglob("*") if f.is_file()})
+            files = dict(sorted(item for part in seen for item in part.items()))
+            write_together(on_main(lambda: self._complete_with(tag, files, done)), tag)
+        except WriteFailed as error:
+            if ranks.is_main():
+                with suppress(OSError):  # as much as can be
+                    (tag / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(tag, ignore_errors=True)
+            self._fail(f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}")
+            return False
+        try:
+            write_together(on_main(lambda: self._prune(done)), self.folder)
+        except WriteFailed as error:
+            self._fail(f"the checkpoint of update {done.updates} is there, but an older one cannot be deleted: {error}")
+        return True
+
+    def _fail(self, message: str) -> None:
+        if self.on_failure == "stop":
+            raise WriteFailed(f"{message}: mend that and start again, or set train.on_checkpoint_failure to go_on")
+        if ranks.is_main():
+            log.warning("%s", message)
+
+    def _clear(self, tag: Path) -> None:
+        if tag.exists():
             (tag / MANIFEST).unlink(missing_ok=True)  # cut off by an earlier stop, or of an abandoned branch
             shutil.rmtree(tag)
-        ranks.gather(None)
+
+    def _write(self, engine, tag: Path) -> None:
         engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
-        ranks.gather(None)  # every rank has written its files
-        # each node may see its own files before others' on a network file system: take what any of them sees
-        seen = ranks.gather({str(f.relative_to(tag)): f.stat().st_size for f in tag.rglob("*") if f.is_file()})
-        if ranks.is_main():
-            files = dict(sorted(item for part in seen for item in part.items()))
-            manifest = {"done": asdict(done), "setup": self.setup, "scores": self.scores, "files": files}
-            write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
-            write_atomically(self.folder / LATEST, tag.name)
-            complete = self._complete()
-            # a run that went on from an earlier checkpoint leaves later ones behind: they are of an abandoned branch
-            newest = [update for update in complete if update <= done.updates][-self.keep :]
-            kept = {*newest, *(self._best(u for u in complete if u <= one) for one in newest)}
-            for old in (self.tag(update) for update in complete if update not in kept):
-                (old / MANIFEST).unlink()  # first: a half-deleted folder must not look complete
-                shutil.rmtree(old)
-        ranks.gather(None)
+        engine.checkpoint_engine.raise_fault()
+
+    def _complete_with(self, tag: Path, files: dict[str, int], done: Done) -> None:
+        manifest = {
+            "done": asdict(done),
+            "setup": self.setup,
+            "layout": self.layout,
+            "batch": self.batch,
+            "scores": self.scores,
+            "files": files,
+        }
+        write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
+        write_atomically(self.folder / LATEST, tag.name)
+
+    def _prune(self, done: Done) -> None:
+        complete = self._complete()
+        # a run that went on from an earlier checkpoint leaves later ones behind: they are of an abandoned branch
+        newest = [update for update in complete if update <= done.updates][-self.keep :]
+        kept = {*newest, *(self._best(u for u in complete if u <= one) for one in newest)}
+        for old in (self.tag(update) for update in complete if update not in kept):
+            (old / MANIFEST).unlink()  # first: a half-deleted folder must not look complete
+            shutil.rmtree(old)
 
     def best(self) -> int | None:
         """The update whose checkpoint scored best: by F1, then EM, then the earlier one; None if none has a score.
@@ -120,29 +186,84 @@ class Checkpoints:
         ranks would wait for one that found a damaged file.
 
         Raises:
-            InputError: damaged, or written under a set-up from which this run cannot continue exactly.
+            InputError: damaged, or written under a set-up from which this run cannot go on.
         """
         manifest = ranks.agree(lambda: read_manifest(tag))
-        differing = [
-            f"{name} {manifest['setup'].get(name)!r} there, {value!r} here"
-            for name, value in self.setup.items()
-            if manifest["setup"].get(name) != value
-        ]
-        if differing:
+        if "layout" not in manifest:
+            raise InputError(f"{tag}: an earlier version of swep-ds wrote this checkpoint: go on with that version")
+        if differing := differences(manifest["setup"], self.setup):
             raise InputError(
-                f"{tag}: the checkpoint does not fit this start ({'; '.join(differing)}): start with the same "
-                "number of ranks and settings, or train anew with another --output_dir"
+                f"{tag}: the checkpoint does not fit this start ({differing}): start with the same settings, or train "
+                "anew with another --output_dir"
             )
         ranks.agree(lambda: check_contents(tag, sorted(manifest["files"])[ranks.rank() :: ranks.world_size()]))
-        engine.load_checkpoint(str(tag.parent), tag=tag.name)
+        there = manifest["layout"]
+        # at ZeRO-0 rank 0 writes all there is, whatever their number
+        if there == self.layout or there["zero_stage"] == self.layout["zero_stage"] == 0:
+            engine.load_checkpoint(str(tag.parent), tag=tag.name)
+        else:
+            ranks.agree(lambda: convert(engine, tag, there["zero_stage"], there["world_size"]))
+            refresh_weights(engine)
         return manifest
 
 
+class Writer(TorchCheckpointEngine):
+    """Writes an engine's files as DeepSpeed does, but keeps a fault for later instead of raising it; reads data alone.
+
+    Saving has collectives, in which the other ranks would wait for one that met a full disk. After a fault nothing
+    more is written until `raise_fault`.
+    """
+
+    def __init__(self, engine):
+        super().__init__(engine._config)
+        self._fault: OSError | None = None
+
+    def raise_fault(self) -> None:
+        """Raises what went wrong since the last call, if anything did."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    def keeping_fault(self, step: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(step)
+        def attempt(*arguments, **settings) -> None:
+            try:
+                if self._fault is None:
+                    step(*arguments, **settings)
+            except OSError as error:
+                self._fault = error
+
+        return attempt
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self.keeping_fault(os.makedirs)(path, exist_ok=exist_ok)
+
+    def save(self, state_dict: dict[str, Any], path: str) -> None:
+        self.keeping_fault(_save)(state_dict, path)
+
+    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
+        return read_state(Path(path), mapped=False)
+
+
+def _save(state: dict[str, Any], path: str) -> None:
+    """`torch.save`, with the system's reason where a file cannot be written: PyTorch gives its own position in it."""
+    try:
+        with open(path, "wb") as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror, path) from None
+
+
 def check_contents(tag: Path, files: list[str]) -> None:
-    """Reads PyTorch's files through and compares the checksums (CRC-32) that they carry.
+    """Reads PyTorch's files through, compares the checksums (CRC-32) that they carry and sees that they are data alone.
 
     Raises:
-        InputError: naming the first damaged file.
+        InputError: naming the first file that is damaged, or holds code.
     """
     for name in files:
         if name.endswith(".pt"):
@@ -153,6 +274,7 @@ def check_contents(tag: Path, files: list[str]) -> None:
                 damaged = str(error)
             if damaged:
                 raise InputError(f"{tag}: the checkpoint is damaged ({name}: {damaged}): {MEND}")
+            read_state(tag / name)
 
 
 MEND = "delete that folder to go on from an earlier one, or train anew with another --output_dir"

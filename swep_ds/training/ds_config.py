@@ -25,6 +25,9 @@ AUTO = "auto"
 # objects wherever they stand
 BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "optimizer.params")
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
+# how DeepSpeed spreads a run's state and work, which may change between two starts of it
+SPREAD = ("zero_optimization", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "aio")
+SPREAD += ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def resolve_ds_config(
@@ -81,6 +84,11 @@ def resolve_ds_config(
     for field in set(config) - ours:  # DeepSpeed passes over what it does not know: a misspelt stage would be stage 0
         if close := difflib.get_close_matches(field, ours, n=1, cutoff=0.85):
             faults.append(f"{field} is not a field: did you mean {close[0]!r}?")
+    faults += [
+        f"{block}: checkpoints are written and read in this package's own way: remove this block"
+        for block in ("checkpoint", "nebula", "datastates_ckpt")
+        if block in config
+    ]
     if config.get("amp", {}).get("enabled"):
         faults.append("amp: the recipe's train.precision decides the precision: remove this block")
     if "scheduler" in config:
@@ -152,11 +160,14 @@ def read_ds_config(source: str) -> dict[str, Any]:
     for block in (*BLOCKS, "amp"):
         if not isinstance(_get(config, block, {}), dict):
             raise InputError(f"{source}: {block} is {json.dumps(_get(config, block))}: write it as a JSON object")
+    stage = _get(config, "zero_optimization.stage", 0)
+    if type(stage) is not int:
+        raise InputError(f"{source}: zero_optimization.stage is {json.dumps(stage)}: write 0, 1, 2 or 3")
     return config
 
 
 def zero_stage(config: dict[str, Any]) -> int:
-    return int(config.get("zero_optimization", {}).get("stage", 0))
+    return config.get("zero_optimization", {}).get("stage", 0)
 
 
 def _equal(left: Any, right: Any) -> bool:

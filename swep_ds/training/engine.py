@@ -8,6 +8,7 @@ from transformers.optimization import Adafactor
 
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
+from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.sharding import shard
 
@@ -26,10 +27,10 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     config = dict(config)
     if zero_stage(config) == 3:
         shard(objective, config)
-    optimizer = None
+    optimizer, parameters = None, [p for p in objective.parameters() if p.requires_grad]
     if train.optimizer == "adafactor":
         optimizer = Adafactor(
-            objective.parameters(),
+            parameters,
             lr=train.learning_rate,
             weight_decay=train.weight_decay,
             scale_parameter=False,
@@ -37,7 +38,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         )
     elif "optimizer" not in config:
         optimizer = torch.optim.AdamW(
-            objective.parameters(),
+            parameters,
             lr=train.learning_rate,
             betas=train.adam_betas,
             eps=train.adam_epsilon,
@@ -47,11 +48,13 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed refuses any optimizer but its own
     engine, *_ = deepspeed.initialize(
         model=objective,
-        model_parameters=[p for p in objective.parameters() if p.requires_grad],
+        model_parameters=parameters,
         optimizer=optimizer,
         lr_scheduler=lambda inner: schedule(inner, train.schedule, updates, round(train.warmup_fraction * updates)),
         config=config,
     )
+    engine.checkpoint_engine = writer = Writer(engine)
+    engine._copy_recovery_script = writer.keeping_fault(engine._copy_recovery_script)
     return engine
 
 

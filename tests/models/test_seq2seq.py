@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForSeq2SeqLM
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.errors import InputError
@@ -63,6 +64,66 @@ def test_answers_are_transformers_beam_search(architecture, beams):
             ).logits[0]
             by_hand = logits.log_softmax(-1).gather(1, kept[:, None]).mean()
             torch.testing.assert_close(log_probability[row], by_hand)
+
+
+FROM_A_SUMMARISER = {
+    "min_length": 8,
+    "no_repeat_ngram_size": 1,
+    "forced_bos_token_id": 7,
+    "length_penalty": 2.0,
+    "repetition_penalty": 3.0,
+}
+
+
+def test_the_models_own_generation_settings_do_not_count(tmp_path):
+    """Neither in predictions nor in those of the exported model."""
+    batch, found = tiny_batches.generative(), []
+    for settings in ({}, FROM_A_SUMMARISER):
+        plain = tiny_models.model("bart", seed=3).eval()
+        plain.generation_config.update(**settings)
+        qa = GenerativeQA(plain, beams=4, max_answer_tokens=12)
+        with torch.no_grad():
+            found.append(qa.predict(batch)[0])
+    assert found[0].tolist() == found[1].tolist()
+    plain.save_pretrained(tmp_path)
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    alone = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generate(**inputs)[:, 1:]
+    assert torch.where(found[0] == IGNORED, plain.config.pad_token_id, found[0]).tolist() == alone.tolist()
+
+
+def test_any_of_several_ends_ends_an_answer():
+    def answers(ends) -> list[list[int]]:
+        plain = tiny_models.model("t5", seed=3, eos_token_id=ends).eval()
+        with torch.no_grad():
+            found = GenerativeQA(plain, beams=1, max_answer_tokens=8).predict(tiny_batches.generative())[0]
+        return [[token for token in row if token != IGNORED] for row in found.tolist()]
+
+    whole = answers(1)
+    other = whole[0][0]
+    cut = [row[: row.index(other) + 1] if other in row else row for row in whole]
+    assert answers([1, other]) == cut != whole
+
+
+def test_a_config_without_the_decoders_first_token_is_refused(tmp_path):
+    plain = tiny_models.model("t5")
+    plain.config.decoder_start_token_id = None
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"^model .*config\.json has no decoder_start_token_id.*: add it .*T5"):
+        GenerativeQA.load(str(tmp_path), activation_checkpointing=False)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_output_layer_stays_tied_or_its_own(architecture, mapped, tmp_path):
+    plain = tiny_models.model(architecture).eval()
+    plain.save_pretrained(tmp_path)
+    qa = GenerativeQA.load(str(tmp_path), activation_checkpointing=False, mapped=mapped)
+    tied = qa.model.lm_head.weight is qa.model.get_input_embeddings().weight
+    assert tied == (architecture not in tiny_models.UNTIED)
+    batch = tiny_batches.generative()
+    with torch.no_grad():
+        logits, expected = (one(one.embed(batch), batch).logits for one in (qa.eval(), GenerativeQA(plain)))
+    assert torch.equal(logits, expected)
 
 
 @pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)

@@ -2,9 +2,12 @@
 
 A run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "resume"      as of scripts/train.py
-    "fails"       true: ends in an InputError, whose message goes to `<output_dir>.error`
+    "fails"       true: ends in an InputError or a WriteFailed, whose message goes to `<output_dir>.error`
     "stop_after"  n: stopped by an exception on all ranks after update n, before that update is saved
     "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
+    "full"        [rank, n]: files of that rank cannot grow beyond 20 kB while update n is saved; n = "model": while
+                  the model is exported
+    "blocked"     n: a file lies where the folder of the checkpoint of update n should be
     "file_bytes"  n: size of the exported model's files
     "kill_between"  true: SIGKILL to every rank when the first of two stages is done
 """
@@ -12,8 +15,10 @@ A run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
 import gc
 import json
 import os
+import resource
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -22,7 +27,7 @@ import torch
 import swep_ds.export
 import swep_ds.run
 from swep_ds import distributed as ranks
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, WriteFailed
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Checkpoints
 from swep_ds.training.tracking import Tracker
@@ -32,8 +37,20 @@ class Stopped(Exception):
     """By "stop_after"."""
 
 
+@contextmanager
+def no_room(here: bool):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if here:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def make(one: dict) -> None:
     log, save, write, pretrain = Tracker.log, Checkpoints.save, torch.save, swep_ds.run.pretrain
+    export = swep_ds.run.export_model
 
     def log_and_stop(self, done, *arguments):
         log(self, done, *arguments)
@@ -43,11 +60,18 @@ def make(one: dict) -> None:
     def save_and_die(self, engine, done, *score):
         if [ranks.rank(), done.updates] == one.get("kill"):
             torch.save = write_half
-        save(self, engine, done, *score)
+        if done.updates == one.get("blocked") and ranks.is_main():
+            self.tag(done.updates).write_text("")
+        with no_room([ranks.rank(), done.updates] == one.get("full")):
+            return save(self, engine, done, *score)
 
-    def write_half(state, path, *arguments, **settings):
-        write(state, path, *arguments, **settings)
-        os.truncate(path, os.path.getsize(path) // 2)
+    def export_without_room(*arguments):
+        with no_room([ranks.rank(), "model"] == one.get("full")):
+            export(*arguments)
+
+    def write_half(state, file, *arguments, **settings):
+        write(state, file, *arguments, **settings)
+        file.truncate(file.tell() // 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def pretrain_and_die(*arguments):
@@ -60,6 +84,7 @@ def make(one: dict) -> None:
         mock.patch.object(Tracker, "log", log_and_stop),
         mock.patch.object(Checkpoints, "save", save_and_die),
         mock.patch.object(swep_ds.run, "pretrain", pretrain_and_die),
+        mock.patch.object(swep_ds.run, "export_model", export_without_room),
         mock.patch.object(swep_ds.export, "FILE_BYTES", one.get("file_bytes", swep_ds.export.FILE_BYTES)),
     ):
         recipe = Recipe.load(one["recipe"], one["set"])
@@ -74,7 +99,7 @@ if __name__ == "__main__":
                 make(one)
             except Stopped:
                 pass
-            except InputError as error:
+            except (InputError, WriteFailed) as error:
                 if not one.get("fails"):
                     raise
                 Path(f"{one['output_dir']}.error").write_text(str(error))

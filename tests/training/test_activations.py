@@ -8,7 +8,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import TrainSection
-from swep_ds.training.activations import count_activations
+from swep_ds.training.activations import Search, count_activations
 from tests import tiny_batches, tiny_models
 
 LENGTHS = (40, 33, 21)
@@ -92,3 +92,28 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer(architecture):
     deeper = objective(architecture, "mle", "meta", num_hidden_layers=6, num_layers=6, num_decoder_layers=6)
     six = count_activations(deeper, windows(architecture), TrainSection(), on_gpu=False)
     assert six.plain - one.plain > 5 * (six.checkpointed - one.checkpointed)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])
+@pytest.mark.parametrize("method", ["mle", "swep"])
+def test_autocast_copies_every_weight_once(architecture, method):
+    made = objective(architecture, method)
+    with torch.autocast("cpu", torch.bfloat16):
+        real = really_saved(made, windows(architecture), None)
+    counted = count(architecture, method, precision="autocast", execution="joint")
+    assert counted.plain + counted.casts == pytest.approx(real, rel=0.01)
+    cast = [m for m in made.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv1d)]
+    assert counted.casts == 2 * sum(p.numel() for m in cast for p in m.parameters(recurse=False))
+    assert count(architecture).casts == 0
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
+def test_an_answer_keeps_what_generation_really_caches(architecture):
+    batch = tiny_batches.generative((40,))
+    model = tiny_models.model(architecture)
+    how = {"num_beams": 4, "max_new_tokens": 6, "min_new_tokens": 6, "return_dict_in_generate": True}
+    cache = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **how).past_key_values
+    layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+    made, settings = objective(architecture, device="meta"), TrainSection()
+    counted = count_activations(made, windows(architecture), settings, on_gpu=False, search=Search(40, 6, 4))
+    assert counted.answer == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)

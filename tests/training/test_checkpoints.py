@@ -5,15 +5,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swep_ds import writing
+from swep_ds.errors import InputError, WriteFailed
 from swep_ds.training import checkpoints
-from swep_ds.training.checkpoints import Checkpoints, Done, read_manifest
+from swep_ds.training.checkpoints import Checkpoints, Done, Writer, read_manifest
+
+LAYOUT = {"world_size": 1, "zero_stage": 1}
+BATCH = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
 class Engine:
     """Writes a file where DeepSpeed would write its own."""
+
+    def __init__(self):
+        self.checkpoint_engine = SimpleNamespace(raise_fault=lambda: None)
 
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         (Path(folder) / tag).mkdir(parents=True)
@@ -31,7 +40,12 @@ def one_rank():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "ranks", alone)
+        patch.setattr(writing, "ranks", alone)
         yield
+
+
+def open_in(folder: Path, keep: int, on_failure: str = "stop") -> Checkpoints:
+    return Checkpoints(folder, keep, {}, LAYOUT, BATCH, on_failure)
 
 
 def score(f1: float, exact_match: float = 0.0) -> dict:
@@ -55,7 +69,7 @@ few = st.integers(0, 3).map(float)  # so that there are ties
 @given(scores=st.lists(st.builds(score, few, few), min_size=1, max_size=9), keep=st.integers(1, 3), data=st.data())
 def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     folder = tmp_path_factory.mktemp("checkpoints")
-    mine, engine = Checkpoints(folder, keep, {}), Engine()
+    mine, engine = open_in(folder, keep), Engine()
     for update, one in enumerate(scores, 1):
         mine.save(engine, Done(update), one)
         assert mine.best() == best_of(scores[:update])
@@ -63,7 +77,7 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
         assert present(folder) == sorted({*newest, *(best_of(scores[:last]) for last in newest)})
     # going on from any of the newest, a run finds the best so far and the scores so far
     from_update = data.draw(st.sampled_from(newest))
-    again = Checkpoints(folder, keep, {})
+    again = open_in(folder, keep)
     assert again.load(engine, again.tag(from_update)) == Done(from_update)
     assert again.scores == dict(enumerate(scores[:from_update], 1))
     for update in range(from_update + 1, len(scores) + 1):
@@ -72,7 +86,7 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
 
 
 def test_without_scores_the_newest_are_kept_and_none_is_best(tmp_path):
-    mine, engine = Checkpoints(tmp_path, 2, {}), Engine()
+    mine, engine = open_in(tmp_path, 2), Engine()
     for update in (3, 6, 9):
         mine.save(engine, Done(update))
     assert present(tmp_path) == [6, 9]
@@ -80,10 +94,10 @@ def test_without_scores_the_newest_are_kept_and_none_is_best(tmp_path):
 
 
 def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
-    other, engine = Checkpoints(tmp_path / "other", 2, {}), Engine()
+    other, engine = open_in(tmp_path / "other", 2), Engine()
     other.save(engine, Done(1), score(90))
     other.save(engine, Done(2), score(50))
-    mine = Checkpoints(tmp_path / "mine", 2, {})
+    mine = open_in(tmp_path / "mine", 2)
     mine.load(engine, other.tag(2))
     assert mine.best() is None
     mine.save(engine, Done(3), score(60))
@@ -92,7 +106,7 @@ def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
 
 
 def test_restoring_the_best_forgets_no_score(tmp_path):
-    mine, engine = Checkpoints(tmp_path, 1, {}), Engine()
+    mine, engine = open_in(tmp_path, 1), Engine()
     mine.save(engine, Done(1), score(90))
     mine.save(engine, Done(2), score(50))
     mine.restore(engine, mine.tag(mine.best()))
@@ -101,10 +115,67 @@ def test_restoring_the_best_forgets_no_score(tmp_path):
 
 
 def test_a_checkpoint_written_before_there_were_scores(tmp_path):
-    mine, engine = Checkpoints(tmp_path, 1, {}), Engine()
+    mine, engine = open_in(tmp_path, 1), Engine()
     mine.save(engine, Done(1))
     manifest = read_manifest(mine.tag(1))
     del manifest["scores"]
     (mine.tag(1) / "complete.json").write_text(json.dumps(manifest))
     mine.load(engine, mine.tag(1))
     assert mine.scores == {}
+
+
+@pytest.mark.parametrize("file", ["complete.json", "latest"])
+@pytest.mark.parametrize("on_failure", ["stop", "go_on"])
+def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
+    tmp_path, monkeypatch, caplog, file, on_failure
+):
+    mine, engine, write = open_in(tmp_path, 1, on_failure), Engine(), checkpoints.write_atomically
+    mine.save(engine, Done(1))
+
+    def write_or_fail(path: Path, text: str) -> None:
+        if path.name == file:
+            raise OSError(28, "No space left on device", str(path))
+        write(path, text)
+
+    monkeypatch.setattr(checkpoints, "write_atomically", write_or_fail)
+    if on_failure == "stop":
+        with pytest.raises(WriteFailed) as caught:
+            mine.save(engine, Done(2))
+        said = str(caught.value)
+    else:
+        mine.save(engine, Done(2))
+        said = caplog.text
+    assert "the checkpoint of update 2 is lost, earlier ones stay: cannot write" in said
+    assert f"/{file}: No space left on device (on rank 0, host " in said
+    assert present(tmp_path) == [1]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["latest", "update-00000001"]
+    assert (tmp_path / "latest").read_text() == "update-00000001"
+    monkeypatch.undo()
+    mine.save(engine, Done(2))
+    assert present(tmp_path) == [2]
+
+
+def test_a_checkpoint_of_other_settings_names_them(tmp_path):
+    mine, engine = open_in(tmp_path, 1), Engine()
+    mine.setup = {"updates": 10, "seed": 0}
+    mine.save(engine, Done(1))
+    mine.setup = {"updates": 20, "seed": 0}
+    with pytest.raises(InputError, match=r"does not fit this start \(updates 10 there, 20 here\): start with the same"):
+        mine.restore(engine, mine.tag(1))
+
+
+def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path):
+    config = SimpleNamespace(checkpoint_config={"checkpoint_serialization": True})
+    writer = Writer(SimpleNamespace(_config=config))
+    writer.makedirs(str(tmp_path / "a"))
+    writer.save({"x": torch.ones(3)}, str(tmp_path / "a" / "one.pt"))
+    writer.raise_fault()
+    assert torch.load(tmp_path / "a" / "one.pt")["x"].tolist() == [1, 1, 1]
+    writer.save({}, str(tmp_path / "missing" / "two.pt"))
+    writer.save({}, str(tmp_path / "three.pt"))
+    writer.makedirs(str(tmp_path / "b"))
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*two\.pt'"):
+        writer.raise_fault()
+    assert [f.name for f in tmp_path.iterdir()] == ["a"]
+    writer.save({}, str(tmp_path / "three.pt"))
+    writer.raise_fault()

@@ -147,6 +147,13 @@ def test_all_disagreements_in_one_error_name_both_sides(write):
         assert part in said
 
 
+@pytest.mark.parametrize("block", ["checkpoint", "nebula", "datastates_ckpt"])
+def test_another_way_to_write_checkpoints_is_refused(write, block):
+    assert f"{block}: checkpoints are written and read in this package's own way: remove this" in message(
+        write({block: {}})
+    )
+
+
 def test_train_batch_size_counts_the_ranks(write):
     path = write({"train_batch_size": 24})
     resolve(path, world_size=2)
@@ -156,6 +163,13 @@ def test_train_batch_size_counts_the_ranks(write):
 def test_fp16_needs_a_gpu(write):
     assert "fp16 needs a GPU" in message(write({}), precision="fp16")
     assert resolve(write({}), precision="fp16", on_cpu=False)["fp16"]["enabled"] is True
+
+
+@pytest.mark.parametrize("stage", ["auto", None, "3", True])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_stage_is_a_number(write, stage, optimizer):
+    said = message(write({"zero_optimization": {"stage": stage}}), optimizer=optimizer)
+    assert f"zero_optimization.stage is {json.dumps(stage)}: write 0, 1, 2 or 3" in said
 
 
 @pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16")])

@@ -64,6 +64,21 @@ def test_a_peak_is_the_worse_of_two_moments():
     assert one.peak(10**6) == 16 * N + 10**6
 
 
+def test_evaluation_may_take_more_than_an_update():
+    one = states(2)
+    training = one.peak(0)
+    assert one.peak(0, 100) == training
+    assert one.peak(0, 10**6) == one.parameters + one.optimizer + 10**6
+    spread = states(3, "bf16")
+    part = 500 + 50 + 5
+    assert spread.reading == 2 * N + 2 * N + 2 * part  # gathered, and those which come next; its own gradients
+
+
+def test_weights_pass_through_cpu_memory_below_zero_3():
+    assert [states(stage).loading for stage in (0, 1, 2, 3)] == [4 * N, 4 * N, 4 * N, 0]
+    assert states(2, offload=True).loading == 4 * N
+
+
 def test_offload_to_disk_is_not_known():
     config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}}
     how = {"precision": "bf16", "optimizer": "adamw", "world_size": 1, "on_gpu": True}
@@ -77,9 +92,12 @@ def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
     file = tmp_path / "measured.json"
     launch(world_size, ROOT / "tests" / "training" / "engine_memory.py", str(file))
     measured = json.loads(file.read_text())
-    assert len(measured) == 12
-    for stage, offload, precision, held, reached, total, peak in measured:
-        case = f"ZeRO-{stage}{' with offload' * offload}, {precision}, {world_size} rank(s)"
+    assert len(measured["engines"]) == 15
+    for model, stage, offload, precision, held, reached, total, peak in measured["engines"]:
+        case = f"{model}, ZeRO-{stage}{' with offload' * offload}, {precision}, {world_size} rank(s)"
         assert total == pytest.approx(held, rel=0.05), case
         if reached is not None:  # gloo's thread may hold the bucket before as well
             assert 0.75 * reached < peak < 1.05 * reached, case
+    [_, whole, counted], [_, spread, _] = measured["casts"]
+    assert counted == pytest.approx(whole, rel=0.05)  # at ZeRO-2
+    assert spread < 0.1 * counted  # at ZeRO-3

@@ -5,11 +5,13 @@ in new processes. One launch per world size makes all first starts, one more all
 """
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.tiny_run import ROOT, ds_config, execute, launch, losses, metrics, prepare
@@ -28,14 +30,15 @@ def name(prefix: str, variant: tuple[int, int, int]) -> str:
 def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) -> dict:
     """A run for `several_runs.py`, checkpointed every third update unless `every` says otherwise."""
     changes = {
-        "micro_batch_size": 4,
-        "gradient_accumulation_steps": accumulation,
-        "checkpoint_every": more.pop("every", EVERY),
-        "keep_checkpoints": more.pop("keep", 2),
+        "train.micro_batch_size": 4,
+        "train.gradient_accumulation_steps": accumulation,
+        "train.checkpoint_every": more.pop("every", EVERY),
+        "train.keep_checkpoints": more.pop("keep", 2),
+        "seed": more.pop("seed", 0),
     }
     return {
         "recipe": str(folder / "recipe.yaml"),
-        "set": [f"train.{key}={value}" for key, value in changes.items()],
+        "set": [f"{key}={value}" for key, value in changes.items()],
         "ds_config": str(ds_config(folder, stage)),
         "output_dir": str(folder / output),
         **more,
@@ -76,6 +79,24 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+class Runs:
+    """Pickled, it makes a folder when it is read."""
+
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def poison(checkpoint: Path, file: Path, trace: Path) -> None:
+    """Right bytes, but code among them."""
+    torch.save(torch.load(file, weights_only=False) | {"more": Runs(trace)}, file)
+    manifest = json.loads((checkpoint / "complete.json").read_text())
+    manifest["files"][file.name] = file.stat().st_size
+    (checkpoint / "complete.json").write_text(json.dumps(manifest))
+
+
 def flip(file: Path) -> None:
     """Wrong bytes, right size."""
     content = file.read_bytes()
@@ -114,10 +135,13 @@ def resumed(stopped) -> Path:
     truncate(state(folder / "nothing-left", 3))
     flip(state(folder / "flipped", 6))
     (tag(folder / "unfinished", 6) / "complete.json").unlink()
-    for copy in ("other-ranks", "other-stage", "flipped-on-two"):
+    for copy in ("flipped-on-two", "flipped-for-one"):
         shutil.copytree(two, folder / copy)
-    (of_rank_1,) = tag(folder / "flipped-on-two", 6).glob("*rank_1_*optim_states.pt")
-    flip(of_rank_1)
+        (of_rank_1,) = tag(folder / copy, 6).glob("*rank_1_*optim_states.pt")
+        flip(of_rank_1)
+    shutil.copytree(two, folder / "poisoned")
+    (of_rank_1,) = tag(folder / "poisoned", 6).glob("*rank_1_*optim_states.pt")
+    poison(tag(folder / "poisoned", 6), of_rank_1, folder / "ran")
     elsewhere = str(shutil.copytree(one / "checkpoints", folder / "elsewhere"))
     listed = {ranks: [] for ranks in (1, 2)}
     for variant in VARIANTS:
@@ -131,13 +155,14 @@ def resumed(stopped) -> Path:
         start(folder, "flipped", 0, fails=True),
         start(folder, "earlier", 0, every=1, keep=1, resume=str(tag(folder / "earlier", 3)), stop_after=6),
         start(folder, "branch", 0, resume=elsewhere),
-        start(folder, "other-setting", 0, accumulation=2, resume=elsewhere, fails=True),
-        start(folder, "other-ranks", 2, accumulation=2, fails=True),
+        start(folder, "other-batch", 0, accumulation=2, resume=elsewhere, fails=True),
+        start(folder, "other-setting", 0, seed=1, resume=elsewhere, fails=True),
+        start(folder, "flipped-for-one", 2, accumulation=2, fails=True),
     ]
     listed[2] += [
         start(folder, "killed", 3, accumulation=2),
-        start(folder, "other-stage", 3, accumulation=2, fails=True),
         start(folder, "flipped-on-two", 2, accumulation=2, fails=True),
+        start(folder, "poisoned", 2, accumulation=2, fails=True),
     ]
     for ranks, runs in listed.items():
         make(folder, ranks, runs)
@@ -212,19 +237,21 @@ def test_only_truncated_checkpoints_are_bad_input(resumed):
 
 
 def test_a_checkpoint_with_wrong_bytes_is_bad_input(resumed):
-    for run in (resumed / "flipped", resumed / "flipped-on-two"):  # there, one rank alone can see it
+    # with two ranks, one alone can see it; where the state is to be converted, nothing is read before that
+    for run in (resumed / name for name in ("flipped", "flipped-on-two", "flipped-for-one")):
         assert f"{tag(run, 6)}: the checkpoint is damaged" in error(run)
 
 
-def test_another_number_of_ranks_or_another_stage_names_both(resumed):
-    assert "the checkpoint does not fit this start (world_size 2 there, 1 here)" in error(resumed / "other-ranks")
-    assert "the checkpoint does not fit this start (zero_stage 2 there, 3 here; ds_config zero_optimization" in error(
-        resumed / "other-stage"
-    )
+def test_code_in_a_checkpoint_is_refused_and_not_run(resumed):
+    said = error(resumed / "poisoned")
+    assert "rank_1_mp_rank_00_optim_states.pt: holds posix.mkdir, as no checkpoint of this DeepSpeed does: " in said
+    assert "resume only from what swep-ds wrote" in said
+    assert not (resumed / "ran").exists()
 
 
 def test_a_checkpoint_of_another_run_must_fit_in_every_setting(resumed):
-    assert "train.gradient_accumulation_steps 1 there, 2 here" in error(resumed / "other-setting")
+    assert "the checkpoint does not fit this start (seed 0 there, 1 here)" in error(resumed / "other-setting")
+    assert "is a global batch of 8, and the run began with 4: give factors of that" in error(resumed / "other-batch")
 
 
 def test_a_new_folder_can_go_on_from_another_runs_checkpoint(resumed):

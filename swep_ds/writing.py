@@ -1,0 +1,34 @@
+"""What a run writes: where that fails, on whichever rank, all ranks end alike, in one line that says why."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from swep_ds import distributed as ranks
+from swep_ds.errors import WriteFailed
+
+
+def write_together(step: Callable[[], None] | None, path: Path) -> None:
+    """Runs `step`, which writes `path` or below it, where a rank has one. All ranks call this together.
+
+    Raises:
+        WriteFailed: on all ranks if a step met a full disk, an unwritable folder or the like.
+    """
+    fault = None
+    try:
+        if step is not None:
+            step()
+    except (OSError, SafetensorError) as error:
+        file, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or str(error)
+        where = f"on rank {ranks.rank()}, host {socket.gethostname()}"
+        fault = f"cannot write {file}: {' '.join(reason.split())[:200]} ({where})"
+    faults = [one for one in ranks.gather(fault) if one]
+    if faults:
+        raise WriteFailed(faults[0])
+
+
+def on_main(step: Callable[[], None]) -> Callable[[], None] | None:
+    """`step` on rank 0, nothing on the others: for `write_together`."""
+    return step if ranks.is_main() else None

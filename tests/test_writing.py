@@ -1,0 +1,65 @@
+"""A fault in writing, on whichever rank, as one exception on all of them, and as an exit code."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from safetensors import SafetensorError
+
+from swep_ds import command, writing
+from swep_ds.errors import WriteFailed
+from swep_ds.writing import on_main, write_together
+
+
+def on_rank(monkeypatch, rank: int, others: list[str | None]) -> None:
+    alone = SimpleNamespace(rank=lambda: rank, is_main=lambda: rank == 0, gather=lambda fault: [*others, fault])
+    monkeypatch.setattr(writing, "ranks", alone)
+
+
+def fail(error: Exception):
+    def step():
+        raise error
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "run/a.pt"), "cannot write run/a.pt: No space left on device"),
+        (OSError(30, "Read-only file system"), "cannot write run: Read-only file system"),
+        (SafetensorError("Error: I/O error:\nfull"), "cannot write run: Error: I/O error: full"),
+    ],
+)
+def test_file_reason_rank_and_host_in_one_line(monkeypatch, error, said):
+    on_rank(monkeypatch, 3, [None, None])
+    with pytest.raises(WriteFailed) as caught:
+        write_together(fail(error), Path("run"))
+    assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename})"
+
+
+def test_another_ranks_fault_is_raised_here_too(monkeypatch):
+    on_rank(monkeypatch, 1, ["cannot write x"])
+    with pytest.raises(WriteFailed, match=r"^cannot write x$"):
+        write_together(None, Path("run"))
+
+
+def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
+    for rank in (1, 0):
+        on_rank(monkeypatch, rank, [])
+        write_together(on_main(lambda: (tmp_path / "file").write_text("x")), tmp_path)
+        assert (tmp_path / "file").exists() == (rank == 0)
+
+
+def test_any_other_error_is_a_fault_of_the_program(monkeypatch):
+    on_rank(monkeypatch, 0, [])
+    with pytest.raises(KeyError):
+        write_together(fail(KeyError("x")), Path("run"))
+
+
+def test_a_script_ends_with_a_fault_and_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(fail(WriteFailed("cannot write x")))
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: cannot write x\n"

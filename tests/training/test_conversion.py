@@ -1,0 +1,211 @@
+"""Runs that come back on other ranks or at another ZeRO stage, and the layouts that this converts between.
+
+Every chain of starts is compared with one undisturbed run of the same recipe. Without dropout, which draws by rank.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+
+from swep_ds.errors import InputError
+from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _copy, find_shares
+from tests.tiny_run import ROOT, ds_config, execute, launch, losses, metrics, prepare
+
+UPDATES, EVERY, STOPS = 6, 2, (3, 5)  # starts that another one follows end after 3 and 5: it goes on from 2 and 4
+OPTIONS = {
+    "offload": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    "shuffled": {"round_robin_gradients": True, "parameter_alignment": True},
+}
+# (ranks, ZeRO stage) of the three starts of a run
+BY_RANKS = {f"ranks-{stage}": [(2, stage), (1, stage), (2, stage)] for stage in (0, 1, 2, 3)}
+BY_RANKS |= {"both": [(2, 1), (1, 3), (2, 2)], "offload": [(2, "3-offload"), (1, 2), (2, "3-offload")]}
+BY_RANKS |= {"t5": [(2, 3), (1, 1), (2, 3)], "bf16": [(2, 2), (1, 3), (2, 1)]}
+BY_STAGE = {"stages-121": [(2, 1), (2, 2), (2, 1)], "stages-232": [(2, 2), (2, 3), (2, 2)]}
+BY_STAGE |= {"stages-020": [(2, 0), (2, "2-shuffled"), (2, 0)], "stages-303": [(2, 3), (2, 0), (2, 3)]}
+TOLERANCE = {"bf16": 2e-2}
+
+
+# Layouts, against DeepSpeed's rules in PyTorch's own words
+
+
+def spread(stage: int, whole: dict[str, torch.Tensor], groups: list[list[str]], ranks: int, gap: int) -> list[Part]:
+    """Parts of all ranks: flat tensors as DeepSpeed makes them, and their shares as they are computed from shapes."""
+    shapes = [{name: whole[name].shape for name in group} for group in groups]
+    flats: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+    for group in groups:
+        if stage == 3:
+            chunks = [pad(whole[name].flatten(), (0, -whole[name].numel() % ranks)).chunk(ranks) for name in group]
+            pieces = [torch.cat([chunk[rank] for chunk in chunks]) for rank in range(ranks)]
+        else:
+            end_to_end = torch.cat([pad(whole[name].flatten(), (0, gap)) for name in group])
+            pieces = pad(end_to_end, (0, -end_to_end.numel() % (2 * ranks))).chunk(ranks)
+        for rank, piece in enumerate(pieces):
+            flats[rank].append(piece.clone())
+    gaps = [[gap] * len(group) for group in groups]
+    sizes = [flat.numel() for flat in flats[0]]
+    return [
+        Part(
+            find_shares(stage, shapes, rank, ranks, sizes=sizes, gaps=gaps),
+            [{WEIGHTS: flat, MOMENTS[0]: -flat, MOMENTS[1]: 2 * flat} for flat in flats[rank]],
+        )
+        for rank in range(ranks)
+    ]
+
+
+layout = st.tuples(st.sampled_from([1, 3]), st.integers(1, 5), st.integers(0, 3))
+sizes = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=2).map(tuple), min_size=1, max_size=6)
+
+
+@settings(max_examples=100)
+@given(sizes=sizes, there=layout, here=layout, cut=st.integers(1, 6))
+def test_every_element_of_every_parameter_comes_over(sizes, there, here, cut):
+    whole = {f"p{i}": torch.randn(size) for i, size in enumerate(sizes)}
+    one, two = [list(whole)], [part for part in (list(whole)[:cut], list(whole)[cut:]) if part]
+    saved = spread(there[0], whole, two if there[0] == 3 else one, *there[1:])
+    kept = spread(here[0], {name: torch.zeros_like(value) for name, value in whole.items()}, one, *here[1:])
+    for part, expected in zip(kept, spread(here[0], whole, one, *here[1:]), strict=True):
+        _copy(saved, part, Path("tag"))
+        for mine, right in zip(part.flats, expected.flats, strict=True):
+            assert all(torch.equal(mine[key], right[key]) for key in right)
+
+
+def test_a_layout_that_does_not_hold_everything_is_refused():
+    whole = {"a": torch.ones(7), "b": torch.ones(5)}
+    saved = spread(3, whole, [["a", "b"]], 2, 0)
+    with pytest.raises(InputError, match=r"tag: the checkpoint has 4 of 7 elements of a: go on with the number of"):
+        _copy(saved[:1], spread(1, whole, [["a", "b"]], 1, 0)[0], Path("tag"))
+
+
+# Real runs
+
+
+def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, **more) -> dict:
+    """A run for `several_runs.py`. The recipe's split is for 2 ranks; one rank has to find its own."""
+    own = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
+    if name == "bf16":
+        own.append("train.precision=bf16")
+    return {
+        "recipe": str(folder / f"model-{'t5' if name == 't5' else 'bert'}" / "recipe.yaml"),
+        "set": [*own, *changes],
+        "ds_config": str(ds_config(folder, int(str(stage)[0]), **OPTIONS.get(str(stage)[2:], {}))),
+        "output_dir": str(folder / more.pop("output", name)),
+        **more,
+    }
+
+
+def two_stages(folder: Path, name: str, ranks: int, stage: int, **more) -> dict:
+    """A first stage of 3 updates, and a choice of checkpoint: weights hardly change then, so it is the first one."""
+    changes = [f"pretrain.train={folder / 'model-bert' / 'train.json'}", "pretrain.max_updates=3"]
+    changes += ["pretrain.micro_batch_size=4", "pretrain.learning_rate=1e-3"]
+    return start(folder, name, ranks, stage, *changes, "eval.select_on=test", "train.learning_rate=1e-6", **more)
+
+
+def uneven(folder: Path, name: str, ranks: int) -> dict:
+    """Fewer windows than an update takes, and than there are ranks to evaluate on."""
+    few = ("data.max_train_examples=3", "data.max_eval_examples=1", "train.epochs=3", f"train.max_updates={UPDATES}")
+    return start(folder, name, ranks, 2, *few, f"train.gradient_accumulation_steps={4 // ranks}")
+
+
+def make(folder: Path, ranks: int, runs: list[dict]) -> str:
+    (folder / "runs.json").write_text(json.dumps(runs))
+    script = ROOT / "tests" / "training" / "several_runs.py"
+    command = [sys.executable, str(script), str(folder / "runs.json")]
+    return (execute(command) if ranks == 1 else launch(ranks, script, command[-1])).stdout
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """All chains and the undisturbed runs, in three launches; said-<n> is what the n-th printed."""
+    folder = tmp_path_factory.mktemp("conversion")
+    for architecture in ("bert", "t5"):
+        (folder / f"model-{architecture}").mkdir()
+        prepare(folder / f"model-{architecture}", architecture=architecture)
+    launches = [[], [], []]
+    # undisturbed runs before any ZeRO-3: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+    launches[0] += [start(folder, name, 2, 2, output=f"whole-{name}") for name in ("bert", "t5", "bf16")]
+    launches[0] += [two_stages(folder, "whole-stages", 2, 1), uneven(folder, "uneven-2", 2)]
+    launches[1] += [uneven(folder, "uneven-1", 1)]
+    for number, stop in enumerate((*STOPS, None)):
+        for name, starts in BY_RANKS.items():
+            launches[number].append(start(folder, name, *starts[number], stop_after=stop))
+    launches[0].append(two_stages(folder, "stages", 2, 1, stop_after=3))  # of the first stage
+    launches[1].append(two_stages(folder, "stages", 1, 3, stop_after=5))
+    launches[2].append(two_stages(folder, "stages", 2, 1))
+    for name, starts in BY_STAGE.items():
+        launches[2] += [
+            start(folder, name, *one, stop_after=stop) for one, stop in zip(starts, (*STOPS, None), strict=True)
+        ]
+    # the recipe itself asks for another batch, more ranks than share it evenly, half precision that began at ZeRO-0
+    launches[2].append(start(folder, "ranks-1", 2, 1, "train.gradient_accumulation_steps=2", fails=True))
+    launches[1].append(start(folder, "half", 1, 0, "train.precision=bf16", stop_after=STOPS[0]))
+    launches[1].append(start(folder, "half", 1, 2, "train.precision=bf16", fails=True))
+    launches[1].append(start(folder, "odd", 1, 2, stop_after=STOPS[0]))
+    launches[2].append(start(folder, "odd", 2, 2, fails=True))
+    for number, (ranks, runs) in enumerate(zip((2, 1, 2), launches, strict=True)):
+        (folder / f"said-{number}").write_text(make(folder, ranks, runs))
+    return folder
+
+
+def column(run: Path, key: str) -> list[float]:
+    return [line[key] for line in metrics(run)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_RANKS | BY_STAGE)
+def test_a_run_that_comes_back_otherwise_is_the_undisturbed_one(made, name):
+    run, whole = made / name, made / f"whole-{name if name in ('t5', 'bf16') else 'bert'}"
+    assert column(run, "update") == list(range(1, UPDATES + 1))
+    assert column(run, "learning_rate") == column(whole, "learning_rate")
+    close = TOLERANCE.get(name, 1e-5)
+    for key in ("loss", "nll_clean", "nll_noisy"):
+        assert column(run, key) == pytest.approx(column(whole, key), rel=0, abs=close)
+    assert (run / "predictions" / "test.json").read_text() == (whole / "predictions" / "test.json").read_text()
+    assert (run / "batch.json").read_text() == (whole / "batch.json").read_text()
+    assert not list(run.rglob("*.bin")) + list((run / "model").rglob("*.pt"))
+
+
+@pytest.mark.slow
+def test_a_first_stage_and_the_choice_of_a_checkpoint_go_over_as_well(made):
+    for stage in ("pretrain", "."):
+        mine, whole = losses(made / "stages" / stage), losses(made / "whole-stages" / stage)
+        assert len(mine) == (3 if stage == "pretrain" else UPDATES)
+        assert mine == pytest.approx(whole, rel=0, abs=1e-5)
+    mine, whole = (json.loads((made / name / "results.json").read_text()) for name in ("stages", "whole-stages"))
+    assert mine["selection"] == whole["selection"]
+    assert mine["selection"]["update"] == EVERY  # written by one rank at ZeRO-3, chosen by two at ZeRO-1
+    assert mine["eval"] == whole["eval"]
+
+
+@pytest.mark.slow
+def test_what_is_kept_is_said_and_the_recipe_stays_as_it_was_given(made):
+    said = f"{made / 'ranks-2'} began with a global batch of 6: kept, on 1 rank(s), by micro-batches of 3 and an accumu"
+    assert said in (made / "said-1").read_text()
+    assert "kept, on" not in (made / "said-2").read_text()
+    assert "gradient_accumulation_steps: 1\n" in (made / "ranks-2" / "recipe.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_what_cannot_go_on_is_refused_in_one_line(made):
+    said = {name: (made / f"{name}.error").read_text() for name in ("ranks-1", "half", "odd")}
+    assert "x 2 rank(s) is a global batch of 12, and the run began with 6: give factors of that" in said["ranks-1"]
+    assert "in half precision the state of ZeRO-0 has another form" in said["half"]
+    assert said["half"].endswith("take a ds_config of stage 0")
+    assert "a global batch of 3, which 2 ranks cannot share evenly: start it on 1, 3 rank(s)" in said["odd"]
+    assert not any("\n" in text for text in said.values())
+    assert len(losses(made / "odd")) == STOPS[0]  # as it was
+
+
+@pytest.mark.slow
+def test_ranks_without_a_window_wait_for_nobody(made):
+    two, one = made / "uneven-2", made / "uneven-1"
+    assert len(losses(two)) == 3  # updates, each with fewer windows than the ranks' micro-batches could take
+    assert losses(two) == pytest.approx(losses(one), rel=0, abs=1e-5)
+    answers = [json.loads((run / "predictions" / "test.json").read_text()) for run in (two, one)]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 1

@@ -1,0 +1,115 @@
+"""A full disk or a folder that cannot be written, on one rank alone as well: said in one line, and nothing is lost."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_run import losses, metrics, prepare
+from tests.training.test_conversion import UPDATES, make, start
+
+pytestmark = pytest.mark.slow
+GO_ON = "train.on_checkpoint_failure=go_on"
+
+
+def complete(run: Path) -> list[int]:
+    return sorted(int(f.parent.name.split("-")[1]) for f in run.glob("checkpoints/update-*/complete.json"))
+
+
+def error(run: Path) -> str:
+    text = run.with_name(f"{run.name}.error").read_text()
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    """A file system of its own with room for one checkpoint and a model, and for no second checkpoint; else None."""
+    folder = tmp_path_factory.mktemp("disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=380k", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") and subprocess.run(mount, capture_output=True).returncode == 0
+    yield folder if mounted else None
+    if mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, disk) -> Path:
+    folder = tmp_path_factory.mktemp("full")
+    (folder / "model-bert").mkdir()
+    prepare(folder / "model-bert")
+    runs = [
+        start(folder, "whole", 2, 2),
+        start(folder, "stopped", 2, 2, full=[1, 4], fails=True),
+        start(folder, "again", 2, 2, full=[1, 4], fails=True),
+        start(folder, "again", 2, 2),
+        start(folder, "go-on", 2, 2, GO_ON, full=[0, 4]),
+        start(folder, "no-model", 2, 2, full=[0, "model"], fails=True),
+        start(folder, "old-model", 2, 2),
+        start(folder, "old-model", 2, 2, full=[0, "model"], fails=True),
+        start(folder, "blocked", 2, 3, blocked=4, fails=True),
+    ]
+    if disk:
+        runs.append(start(folder, "disk", 2, 2, GO_ON, output_dir=str(disk / "run")))
+    make(folder, 2, runs)
+    return folder
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_stops_the_run(made):
+    run = made / "stopped"
+    said = error(run)
+    assert said.startswith("the checkpoint of update 4 is lost, earlier ones stay: cannot write ")
+    assert f"{run / 'checkpoints' / 'update-00000004'}/zero_pp_rank_1_mp_rank_00_optim_states.pt: " in said
+    assert f"File too large (on rank 1, host {os.uname().nodename})" in said
+    assert complete(run) == [2]
+    assert (run / "checkpoints" / "latest").read_text() == "update-00000002"
+    assert [f.name for f in run.glob("checkpoints/update-*")] == ["update-00000002"]
+    assert len(losses(run)) == 4
+
+
+def test_it_goes_on_from_the_earlier_one_once_there_is_room(made):
+    assert losses(made / "again") == losses(made / "whole")
+    assert complete(made / "again") == [4, 6]
+
+
+def test_a_run_that_is_to_go_on_does_and_writes_the_next_one(made):
+    run = made / "go-on"
+    assert losses(run) == losses(made / "whole")
+    assert complete(run) == [2, 6]
+    assert (run / "results.json").is_file()
+
+
+def test_a_folder_that_cannot_be_made(made):
+    said = error(made / "blocked")
+    assert "the checkpoint of update 4 is lost, earlier ones stay: cannot write " in said
+    assert "update-00000004" in said
+    assert "Not a directory" in said
+    assert complete(made / "blocked") == [2]
+
+
+def test_a_model_that_cannot_be_written(made):
+    for run in (made / "no-model", made / "old-model"):
+        said = error(run)
+        assert said.startswith(f"cannot write {run / 'model'}: ")
+        assert "File too large" in said
+        assert "on rank 0" in said
+        assert complete(run) == [4, 6]
+        assert not (run / ".model.unfinished").exists()
+        assert not (run / "results.json").exists()
+    assert not (made / "no-model" / "model").exists()
+    assert (made / "old-model" / "model" / "model.safetensors").is_file()  # of an earlier start
+
+
+def test_a_file_system_that_is_full(made, disk):
+    if not disk:
+        pytest.skip("no file system can be mounted here: that takes root")
+    run = disk / "run"
+    assert [line["update"] for line in metrics(run)] == list(range(1, UPDATES + 1))
+    assert losses(run) == losses(made / "whole")
+    assert complete(run) == [2]
+    assert (run / "checkpoints" / "latest").read_text() == "update-00000002"
+    assert [f.name for f in run.glob("checkpoints/update-*")] == ["update-00000002"]
+    assert json.loads((run / "results.json").read_text())["train"]["updates"] == UPDATES
