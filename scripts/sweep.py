@@ -7,7 +7,7 @@ A sweep file names a recipe, the variants (rows) with their settings, and the se
 ordinary run in a folder of its own, beside its log. Start it again and it skips what is done and goes on with the rest;
 --table makes the table of what is there and runs nothing. The table stays as table.md and table.json.
 Exit codes: 0 done; 1 a run failed or is missing from the table, the others went on; 2 bad input (one line says what and
-how to mend it); 75 stopped by SIGINT, SIGTERM or SIGHUP together with its runs.
+how to mend it); 75 stopped by SIGINT, SIGTERM or SIGHUP together with its runs. With --cell: as its run ended.
 """
 
 import argparse
@@ -15,34 +15,54 @@ import sys
 from pathlib import Path
 
 from swep_ds.command import main
-from swep_ds.errors import EXIT_FAULT, EXIT_STOPPED, InputError
-from swep_ds.sweep import read_sweep
+from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
+from swep_ds.sweep import Cell, read_sweep
 
 TRAIN = Path(__file__).with_name("train.py")
 
 
-def sweep() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
-    parser.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
-    parser.add_argument("--output_dir", type=Path, help="for the runs and the table (default: runs/SWEEP)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    parser.add_argument("--num_accelerators", type=int, default=1, help="processes of each run (default: 1)")
-    parser.add_argument("--table", action="store_true", help="of what is there; run nothing")
-    arguments = parser.parse_args()
-    if min(arguments.jobs, arguments.num_accelerators) < 1:
-        raise InputError("--jobs and --num_accelerators must be at least 1")
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
+    options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
+    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
+    options.add_argument("--output_dir", type=Path, help="for the runs and the table (default: runs/SWEEP)")
+    options.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    options.add_argument("--num_accelerators", type=int, default=1, help="processes of each run (default: 1)")
+    options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
+    one = options.add_mutually_exclusive_group()
+    one.add_argument("--cell", type=int, metavar="N", help="make the run of that number alone, from 0, and no table")
+    one.add_argument("--table", action="store_true", help="of what is there; run nothing")
+    return options
+
+
+def read(arguments: argparse.Namespace) -> tuple[Path, list[Cell], list[str]]:
+    """(the sweep's folder, its cells, script and options that all of them share; none for a table)."""
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
-    if arguments.table and not folder.is_dir():
-        raise InputError(f"--output_dir {folder}: no such folder: name the one that the sweep ran in")
+    if arguments.table:
+        if not folder.is_dir():
+            raise InputError(f"--output_dir {folder}: no such folder: name the one that the sweep ran in")
+        return folder, cells, []
     ds_config = arguments.ds_config or chosen.ds_config
-    if not arguments.table:
-        if not ds_config:
-            raise InputError("the sweep names no ds_config: give --ds_config")
-        if not Path(ds_config).is_file():
-            raise InputError(f"ds_config {ds_config}: no such file: name one in the sweep or with --ds_config")
+    if not ds_config:
+        raise InputError("the sweep names no ds_config: give --ds_config")
+    if not Path(ds_config).is_file():
+        raise InputError(f"ds_config {ds_config}: no such file: name one in the sweep or with --ds_config")
+    return folder, cells, [str(TRAIN), "--recipe", chosen.recipe, "--ds_config", ds_config]
+
+
+def sweep() -> None:
+    arguments = parser().parse_args()
+    if min(arguments.jobs, arguments.num_accelerators) < 1:
+        raise InputError("--jobs and --num_accelerators must be at least 1")
+    if arguments.srun and max(arguments.jobs, arguments.num_accelerators) > 1:
+        raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --num_accelerators")
+    folder, cells, command = read(arguments)
+    if arguments.cell is not None:
+        if not 0 <= arguments.cell < len(cells):
+            raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
+        cells = [cells[arguments.cell]]
 
     from swep_ds.analysis import table  # after the settings: these imports take seconds
 
@@ -50,8 +70,11 @@ def sweep() -> None:
     if not arguments.table:
         from swep_ds.local_queue import work_off
 
-        command = [str(TRAIN), "--recipe", chosen.recipe, "--ds_config", ds_config]
-        failed, stopped = work_off(cells, command, folder, jobs=arguments.jobs, ranks=arguments.num_accelerators)
+        ranks = None if arguments.srun else arguments.num_accelerators
+        failed, stopped = work_off(cells, command, folder, jobs=arguments.jobs, ranks=ranks)
+    if arguments.cell is not None:
+        there = cells[0].results() is not None
+        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if there else cells[0].exit_code() or EXIT_FAULT)
     scores = table.of_sweep(cells)
     if scores["columns"]:
         table.write(scores, folder)

@@ -4,25 +4,31 @@
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set train.precision=bf16
     python scripts/train.py --recipe bert_base_squad --plan 8x80      # trains nothing: what it takes, and what fits
 
-Starts equally under `torchrun`, `srun` and plain `python` (one process).
-Exit codes: 0 done; 2 bad input or configuration (one line says what and how to mend it); anything else is a fault.
+Starts equally under `torchrun`, `srun` and plain `python` (one process); scripts/slurm/submit.py puts it into a queue.
+With --preflight any of these commands trains nothing, and says whether all ranks see the same.
+Exit codes: 0 done; 2 bad input or configuration (one line says what and how to mend it); 75 stopped on request after a
+checkpoint, start again to go on; anything else is a fault.
 """
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swep_ds.command import is_first_on_node, main
-from swep_ds.recipe import Recipe
+from swep_ds.errors import InputError
+
+if TYPE_CHECKING:
+    from swep_ds.recipe import Recipe
 
 
-def train() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ds_config", help="DeepSpeed configuration; shipped ones are in ds_configs/")
-    parser.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
-    parser.add_argument("--output_dir", type=Path, help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)")
-    parser.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="default: auto")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--ds_config", help="DeepSpeed configuration; shipped ones are in ds_configs/")
+    options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
+    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
+    options.add_argument("--output_dir", type=Path, help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)")
+    options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="default: auto")
+    options.add_argument(
         "--plan",
         nargs="?",
         const="",
@@ -30,27 +36,57 @@ def train() -> None:
         help="train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such "
         "as 8x80 (default: what is found here); without --ds_config all shipped ones are compared",
     )
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
-    arguments = parser.parse_args()
+    options.add_argument(
+        "--preflight",
+        action="store_true",
+        help="train nothing: compare what the ranks see (devices, versions, files, output folder) and time collectives",
+    )
+    options.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+    return options
+
+
+def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
+    name = f"{Path(arguments.recipe).stem}-{recipe.method.name}-seed{recipe.seed}"
+    return arguments.output_dir or Path("runs") / name
+
+
+def train() -> None:
+    options = parser()
+    arguments = options.parse_args()
+
+    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds: signals are requests to stop before that
+
     recipe = Recipe.load(arguments.recipe, arguments.set)
     if arguments.plan is not None:
         from swep_ds.plan import Devices, plan
 
-        sets = [part for override in arguments.set for part in ("--set", override)]
-        shipped, command = Path(__file__).parent.parent / "ds_configs", ["--recipe", arguments.recipe, *sets]
+        shipped, command = Path(__file__).parent.parent / "ds_configs", ["--recipe", arguments.recipe]
+        command += [part for override in arguments.set for part in ("--set", override)]
+        command += ["--output_dir", str(arguments.output_dir)] if arguments.output_dir else []
+        command += ["--resume", arguments.resume] if arguments.resume != options.get_default("resume") else []
         if is_first_on_node():
             plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, shipped, command)
         return
     if arguments.ds_config is None:
-        parser.error("--ds_config is required: the shipped ones are in ds_configs/, and --plan tells which to take")
-    default = f"{Path(arguments.recipe).stem}-{recipe.method.name}-seed{recipe.seed}"
+        raise InputError(
+            "--ds_config: none is given: the shipped ones are in ds_configs/, and --plan tells which to take"
+        )
+    folder = run_folder(arguments, recipe)
 
     from swep_ds.distributed import process_group  # settings first: these imports take seconds
+
+    if arguments.preflight:
+        from swep_ds.preflight import preflight
+
+        with process_group():
+            preflight(recipe, arguments.ds_config, folder)
+        return
+
     from swep_ds.run import run
 
     with process_group():
-        run(recipe, arguments.ds_config, arguments.output_dir or Path("runs") / default, arguments.resume)
+        run(recipe, arguments.ds_config, folder, arguments.resume)
 
 
 if __name__ == "__main__":
-    main(train)
+    main(train, stoppable=True)

@@ -121,11 +121,8 @@ class Cell:
         """Why there are no results, in a line: what the log of the last attempt ends with, or whose folder it is."""
         if self.still_running():
             return "still running, started earlier"
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
-        starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
-        attempt = [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
-        ended = attempt and attempt[-1].startswith(EXIT_LINE)
-        if ended and attempt[-1] != f"{EXIT_LINE}0":
+        attempt, code = self._last_attempt(), self.exit_code()
+        if code:
             return self._ending(attempt)
         saved = self.folder / "recipe.yaml"
         try:
@@ -136,12 +133,23 @@ class Cell:
             return f"holds a run of other settings ({differing})"
         if not attempt:
             return "not run"
-        return self._ending(attempt) if ended else "not finished"
+        return "not finished" if code is None else self._ending(attempt)
+
+    def exit_code(self) -> int | None:
+        """That the last attempt ended with; None where there is none, or it still runs or was killed with its queue."""
+        attempt = self._last_attempt()
+        return int(attempt[-1].removeprefix(EXIT_LINE)) if attempt and attempt[-1].startswith(EXIT_LINE) else None
+
+    def _last_attempt(self) -> list[str]:
+        """Its lines in the log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
+        starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
+        return [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
 
     @staticmethod
     def _ending(attempt: Sequence[str]) -> str:
         *said, last = attempt
-        errors = [line for line in said if line.startswith("error: ")]
+        errors = [line for line in said if line.startswith(("error: ", "stopped: "))]
         return f"{last.lstrip('# ')}: {[*said, *errors][-1]}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     cell.folder.mkdir()
     (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
     cell.log.write_text("$ python train.py\nworking\n")
-    assert (cell.results(), cell.fault()) == (None, "not finished")
+    assert (cell.results(), cell.fault(), cell.exit_code()) == (None, "not finished", None)
     (cell.folder / "results.json").write_text('{"eval": {')
     assert cell.results() is None
     (cell.folder / "results.json").write_text('{"eval": {}}')
@@ -163,7 +164,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
         f"holds a run of other settings (train.epochs {epochs} there, 3.0 here; train.log_every {every} there, 7 here)"
     )
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
-    assert other.fault() == "exit code 2: error: no room"
+    assert (other.fault(), other.exit_code()) == ("exit code 2: error: no room", 2)
     (cell.folder / "recipe.yaml").write_text("{")
     cell.log.unlink()
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
@@ -198,6 +199,44 @@ def test_a_cells_conditions_are_what_its_recipe_does_not_decide(tmp_path):
     (cell.folder / "ds_config.json").write_text("{")
     with pytest.raises(InputError, match=r"ds_config\.json: cannot be read"):
         cell.conditions({"world_size": 1})
+
+
+# One cell alone
+
+
+def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypatch):
+    path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
+    asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
+
+    def work_off(cells, command, folder, *, jobs, ranks):
+        [cell], code = cells, codes.pop(0)
+        asked.append((cell.seed, jobs, ranks))
+        folder.mkdir(exist_ok=True)
+        cell.log.write_text(f"$ run\n# exit code {code}\n")
+        if code == 0:
+            cell.folder.mkdir()
+            (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+            (cell.folder / "results.json").write_text('{"eval": {"x": {}}}')
+        return [], code is None
+
+    monkeypatch.setattr("swep_ds.local_queue.work_off", work_off)
+    script = runpy.run_path(str(SWEEP))["sweep"]
+
+    def ends(*options: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", path, "--output_dir", str(tmp_path / "runs"), *options])
+        with pytest.raises(SystemExit) as end:
+            script()
+        return end.value.code
+
+    assert [ends("--cell", "1", "--srun") for _ in list(codes)] == [2, 137, 75, 75, 0]
+    assert set(asked) == {(1, 1, None)}
+    assert not list(tmp_path.glob("runs/table.*"))
+    for options, said in (
+        (["--cell", "2"], "--cell 2: the sweep has 2, from 0 to 1"),
+        (["--srun", "--jobs", "2"], "--srun"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ends(*options)
 
 
 # The real thing

@@ -156,8 +156,8 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
     for name, ranks in (("python", 1), ("torchrun", 2)):
         assert json.loads((folder / name / "results.json").read_text())["world_size"] == ranks
         files = {file.name for file in (folder / name).iterdir()} - {".lock"}
-        promised = {"recipe.yaml", "ds_config.json", "metrics.jsonl", "checkpoints", "model", "predictions"}
-        assert files == promised | {"results.json"}
+        promised = {"recipe.yaml", "ds_config.json", "metrics.jsonl", "health.jsonl", "checkpoints", "model"}
+        assert files == promised | {"batch.json", "predictions", "results.json"}
     # the resolved copies: of the recipe with every setting, of the ds_config with no "auto" left
     saved = yaml.safe_load((folder / "torchrun" / "recipe.yaml").read_text())
     assert saved["train"]["micro_batch_size"] == 2

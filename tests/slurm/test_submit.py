@@ -1,0 +1,149 @@
+"""scripts/slurm/submit.py: what it would submit, and what it refuses; tests/slurm/test_slurm.py submits."""
+
+import runpy
+import shlex
+import sys
+
+import pytest
+import yaml
+
+from swep_ds.errors import InputError
+from swep_ds.sweep import read_sweep
+from tests.tiny_run import ROOT, execute
+
+SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
+RUN = ["--ds_config", "ds_configs/zero2.json"]
+
+
+@pytest.fixture
+def submit(monkeypatch, capsys):
+    """Calls it in the repository's root; returns what it printed."""
+    monkeypatch.chdir(ROOT)
+
+    def call(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [str(SUBMIT), *words])
+        runpy.run_path(str(SUBMIT))["submit"]()
+        return capsys.readouterr().out
+
+    return call
+
+
+def command(printed: str) -> list[str]:
+    """The words of the sbatch command behind the variables that it is given."""
+    words = shlex.split(printed.splitlines()[0])
+    assert [word.partition("=")[0] for word in words[:3]] == [
+        "SWEP_DS_ROOT",
+        "SWEP_DS_PYTHON",
+        "SWEP_DS_MAX_RESTARTS",
+    ]
+    return words[3:]
+
+
+def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submit):
+    options = ["--nodes", "2", "--gpus_per_node", "8", "--time", "12:00:00", "--partition", "gpu"]
+    printed = submit("train", *options, "--sbatch=--qos=high", "--dry_run", "--", *RUN, "--set", "seed=3")
+    words = command(printed)
+    script = words.index(str(ROOT / "scripts" / "slurm" / "train.sbatch"))
+    folder = ROOT / "runs" / "quickstart-swep-seed3"
+    assert words[:script] == [
+        *("sbatch", "--parsable", "--export=ALL", "--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8"),
+        *("--time=12:00:00", "--partition=gpu"),
+        *(f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log", "--qos=high"),
+    ]
+    assert words[script + 1 :] == [*RUN, "--set", "seed=3", "--output_dir", str(folder)]
+    for part in ("train.sbatch", "restart.sh"):
+        assert (ROOT / "scripts" / "slurm" / part).read_text() in printed
+    assert printed.startswith(f"SWEP_DS_ROOT={ROOT} SWEP_DS_PYTHON={sys.executable} SWEP_DS_MAX_RESTARTS=20 ")
+
+
+def test_without_gpus_nothing_is_said_of_them(submit, tmp_path):
+    own = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
+    printed = submit("train", *own, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
+    words = command(printed)
+    assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
+    assert words[-2:] == ["--output_dir", str(tmp_path / "new" / "run")]
+    assert words.count("--output_dir") == 1
+    assert "SWEP_DS_MAX_RESTARTS=0 " in printed
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
+    file, folder = tmp_path / "mine.yaml", tmp_path / "runs"
+    variants = {name: {"method.name": name} for name in ("mle", "swep", "neftune", "r_drop")}
+    file.write_text(yaml.safe_dump({"variants": variants, "ds_config": "ds_configs/zero0.json"}, sort_keys=False))
+    whole = ["sweep", "--gpus_per_node", "1", "--parallel", "2", "--dry_run", "--", str(file)]
+    whole += ["--output_dir", str(folder)]
+    words = command(submit(*whole))
+    assert "--array=0,1,2,3%2" in words
+    assert f"--output={folder}/slurm-%A_%a.log" in words
+    assert words[-4:] == [str(ROOT / "scripts" / "slurm" / "sweep.sbatch"), str(file), "--output_dir", str(folder)]
+    cells = read_sweep(str(file), folder)[1]
+    for cell in (cells[1], cells[3]):
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+        (cell.folder / "results.json").write_text('{"eval": {}}')
+    assert "--array=0,2%2" in command(submit(*whole))
+    for cell in (cells[0], cells[2]):
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+        (cell.folder / "results.json").write_text('{"eval": {}}')
+    with pytest.raises(InputError, match="all 4 runs of the sweep are done"):
+        submit(*whole)
+
+
+def test_the_documents_commands_are_submitted(submit):
+    document = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", " ")
+    commands = [line for line in document.splitlines() if line.startswith("python scripts/slurm/submit.py")]
+    assert len(commands) >= 3
+    for line in commands:
+        own, _, behind = line.removesuffix("--dry_run").partition(" -- ")
+        assert "sbatch" in command(submit(*shlex.split(own)[2:], "--dry_run", "--", *shlex.split(behind)))
+
+
+CPU = ["--cpu_ranks_per_node", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", *CPU], r"put the options of scripts/train.py behind `--`"),
+        (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
+        (["train", *CPU, "--gpus_per_node", "1", "--", *RUN], "not allowed with argument"),
+        (["train", "--gpus_per_node", "0", "--", *RUN], "--gpus_per_node: '0' must be at least 1"),
+        (["train", *CPU, "--max_restarts", "-1", "--", *RUN], "--max_restarts must not be negative"),
+        (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
+        (["train", *CPU, "--", *RUN, "--reciep", "x"], "unrecognized arguments: --reciep x"),
+        (["train", *CPU, "--", *RUN, "--recipe", "quikstart"], "--recipe quikstart: no such recipe; known are"),
+        (["train", *CPU, "--", *RUN, "--set", "train.epocs=1"], "did you mean 'epochs'"),
+        (["train", *CPU, "--", "--recipe", "quickstart"], "--ds_config None: no such file"),
+        (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; known are"),
+        (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --num_accelerators, --cell"),
+        (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_is_queued(submit, words, said):
+    with pytest.raises(InputError, match=said) as caught:
+        submit(*words)
+    assert "\n" not in str(caught.value)
+
+
+def test_where_there_is_no_slurm_it_says_so(submit, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match="sbatch: no such command: submit on a machine of a Slurm cluster"):
+        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
+
+
+def test_what_sbatch_says_is_passed_on_in_a_line(submit, tmp_path, monkeypatch):
+    refusing = tmp_path / "bin" / "sbatch"
+    refusing.parent.mkdir()
+    refusing.write_text("#!/bin/sh\necho sbatch: error: invalid partition: gpu >&2\necho sbatch: bye >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{refusing.parent}:/usr/bin:/bin")
+    with pytest.raises(InputError, match=r"^sbatch refused the job: error: invalid partition: gpu bye$"):
+        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
+
+
+def test_a_mistake_is_one_line_and_exit_code_2():
+    ended = execute([sys.executable, str(SUBMIT), "train", "--gpus", "1"], check=False, seconds=60)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
