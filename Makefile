@@ -1,8 +1,9 @@
 # `make quickstart` sets everything up and runs the main job on its embedded default; `make test` passes the tests.
-# PYTHON picks the interpreter, VENV the environment's folder.
+# PYTHON picks the interpreter, VENV the environment's folder, JOBS how many test files run at a time.
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 BIN := $(VENV)/bin
 
 .PHONY: quickstart test install
@@ -10,7 +11,7 @@ quickstart: install
 	$(BIN)/deepspeed scripts/train.py --ds_config ds_configs/zero2.json
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 install: $(VENV)/.installed
 

@@ -22,7 +22,9 @@ def answer() -> None:
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text")
     text.add_argument("--text_file", type=Path)
-    parser.add_argument("--n_best", type=int, default=1, help="answers to print (default: 1)")
+    parser.add_argument(
+        "--n_best", type=int, default=1, help="answers to print (default: 1); extractive models have several"
+    )
     arguments = parser.parse_args()
     if arguments.n_best < 1:
         raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
@@ -36,7 +38,7 @@ def answer() -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--text_file {arguments.text_file}: cannot be read as UTF-8 text ({error})") from None
     with process_group():
-        for one in answer_question(arguments.model, arguments.question, context)[: arguments.n_best]:
+        for one in answer_question(arguments.model, arguments.question, context, arguments.n_best):
             place = ""
             if isinstance(one, Answer):  # a generated answer stands nowhere
                 place = f"    ...{context[max(0, one.start - 40) : one.end + 40]}...".replace("\n", " ")

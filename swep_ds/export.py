@@ -75,6 +75,8 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     """What `model.save_pretrained(folder)` writes, of weights that come one at a time, in files of `FILE_BYTES`."""
     files: list[Path] = []
     state: dict[str, Tensor] = {}
+    if output := model.get_output_embeddings():  # transformers 5 takes every T5's config for tied and sees the weights
+        model.config.tie_word_embeddings = output.weight is model.get_input_embeddings().weight
 
     def write() -> None:
         model.save_pretrained(folder, state_dict=state)

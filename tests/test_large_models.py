@@ -11,7 +11,7 @@ from swep_ds.recipe import RECIPES, Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.tiny_run import ROOT
 
-[BLOCK] = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "large_models.md").read_text(), re.DOTALL)
+BLOCK, *_ = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "large_models.md").read_text(), re.DOTALL)
 COMMANDS = [dict(zip(words[2::2], words[3::2], strict=True)) for words in map(shlex.split, BLOCK.splitlines())]
 MODELS = {command["--set"].removeprefix("model.name=").split("/")[1]: command for command in COMMANDS}
 
@@ -50,3 +50,10 @@ def test_the_papers_generative_set_up():
     assert (train.optimizer, train.schedule, train.learning_rate, train.epochs) == ("adafactor", "constant", 1e-4, 4)
     assert train.micro_batch_size * train.gradient_accumulation_steps == 64
     assert recipe.eval.beams == 4
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_adafactor_alone_goes_without_clipping(path):
+    """transformers: gradients should not be clipped for it."""
+    train = Recipe.load(path.stem, ["model.name=m", "data.train=t", "data.eval.squad=d", "pretrain.train=p"]).train
+    assert (train.max_grad_norm == 0) == (train.optimizer == "adafactor")

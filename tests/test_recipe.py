@@ -463,6 +463,7 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, ra
     [
         (["method.name=freelb", "train.execution=joint"], "needs the gradient of one pass for the next"),
         (["method.name=adv_aug", "train.activation_checkpointing=true"], "reads the model in evaluation mode"),
+        (["task=generative", "eval.max_answer_tokens=12"], "answers of 30 tokens would .* lower it to 12, or raise"),
     ],
 )
 def test_what_a_method_cannot_do_is_refused(overrides, said):

@@ -8,7 +8,8 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
-from swep_ds.run import load_examples
+from swep_ds.run import OVERFLOWS_IN_FP16, load_examples, load_model
+from tests import tiny, tiny_models
 from tests.tiny_run import squad
 
 
@@ -85,3 +86,26 @@ def test_samples_that_are_missing_broken_or_of_other_data(folder):
     (folder / "broken.json").write_text(json.dumps(broken))
     with pytest.raises(InputError, match=r"^data\.augmented: .*broken\.json: question 'q0-0-ssmba0': the answer"):
         training(folder, augmented=str(folder / "broken.json"))
+
+
+def model_recipe(folder, **train) -> Recipe:
+    data = {"train": "t", "eval": {}, "max_length": 48}
+    tree = {"task": "generative", "model": {"name": str(folder)}, "method": {"name": "mle"}, "data": data}
+    return Recipe.model_validate(tree | {"train": train})
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5", "switch_transformers"])
+def test_what_overflows_in_fp16_is_refused_by_its_config_alone(kind, tmp_path):
+    assert kind in OVERFLOWS_IN_FP16
+    config = tiny_models.config("t5").to_dict() | {"model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(config))  # no weights there
+    said = f"^train.precision fp16: activations of {kind} overflow in it .*: set it to autocast, or to bf16 or fp32$"
+    with pytest.raises(InputError, match=said):
+        load_model(model_recipe(tmp_path, precision="fp16"), None, str(tmp_path))
+
+
+def test_another_models_tokenizer_is_refused(tmp_path):
+    tiny_models.model("t5", vocab_size=200).save_pretrained(tmp_path)
+    load_model(model_recipe(tmp_path), tiny.wordpiece(), str(tmp_path))
+    with pytest.raises(InputError, match=r"^model\.name .*: its tokenizer has more tokens than the model"):
+        load_model(model_recipe(tmp_path), tiny.byte_bpe(), str(tmp_path))

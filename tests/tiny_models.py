@@ -110,6 +110,7 @@ def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
 
 ARCHITECTURES = ("bert", "electra", "roberta", "deberta-v2", "modernbert", "albert", "distilbert")
 SEQ2SEQ = ("t5", "t5-v1.1", "mt5", "bart")
+UNTIED = ("t5-v1.1", "mt5")  # as published, with an output layer of their own
 
 
 def model(architecture: str = "bert", dropout: float = 0.0, seed: int = 0, **changes) -> PreTrainedModel:
@@ -117,4 +118,9 @@ def model(architecture: str = "bert", dropout: float = 0.0, seed: int = 0, **cha
     made = config(architecture, dropout)
     made.update(changes)
     auto_class = AutoModelForSeq2SeqLM if made.is_encoder_decoder else AutoModelForQuestionAnswering
-    return auto_class.from_config(made)
+    plain = auto_class.from_config(made)
+    if architecture in UNTIED:  # transformers 5 ties them, unless the weights that it reads differ
+        plain.lm_head.weight = torch.nn.Parameter(torch.randn_like(plain.lm_head.weight))
+        del plain.all_tied_weights_keys["lm_head.weight"]
+        plain.config.tie_word_embeddings = False
+    return plain

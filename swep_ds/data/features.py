@@ -1,7 +1,7 @@
 """Questions and contexts as overlapping windows of token ids, cached as Arrow.
 
 A window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a pair; for
-generated answers it is "question: " question " context: " part of the context, in its special tokens for one text.
+generated answers it is "question: ... context: ..." with part of the context, in its special tokens for one text.
 Windows follow the rules of Google's BERT for SQuAD:
   - the next window of a context starts `doc_stride` tokens after the one before (a STEP, where a Hugging Face
     tokenizer's `stride` is the overlap), until one reaches the context's end;
@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
-FORMAT_VERSION = 2  # part of every cache file's name: raise it when the columns or their meaning change
+FORMAT_VERSION = 3  # part of every cache file's name: raise it when the columns or their meaning change
 EXAMPLES_AT_A_TIME = 1024
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class WindowSettings:
     doc_stride: int = 128
     max_query_length: int = 64
     task: Literal["extractive", "generative"] = "extractive"
-    max_target_length: int = 32
+    max_target_length: int = 30
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def build_features(
     backend.no_truncation()
     has_types = "token_type_ids" in tokenizer.model_input_names
     generative = settings.task == "generative"
-    template = Template.prompt(backend) if generative else Template.learn(backend, examples[0])
+    gap = _gap(backend) if generative else ""
+    template = Template.prompt(backend, gap) if generative else Template.learn(backend, examples[0])
     _check_sizes(settings, template.specials)
 
     drop = training and (generative or windows_without_answer == "drop")
@@ -123,7 +124,7 @@ def build_features(
     if (features := _load(cached)) is None:
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
         schema = _schema(settings, training=training, has_types=has_types)
-        batches = _batches(examples, backend, template, settings, schema, counts, training=training, drop=drop)
+        batches = _batches(examples, backend, template, gap, settings, schema, counts, training=training, drop=drop)
         _save(cached, schema, batches, counts)
         features = _load(cached)
     return features
@@ -140,6 +141,15 @@ def _check_sizes(settings: WindowSettings, specials: int) -> None:
             f"data.max_query_length {settings.max_query_length} and {specials} special tokens; raise "
             f"max_length to {needed} at the very least, or lower max_query_length"
         )
+
+
+def _gap(backend: Tokenizer) -> str:
+    """What goes in front of a piece of a sentence, so that its tokens are those that it has behind other words.
+
+    A space for byte-level tokenizers, whose first word would be glued to the one before; others add it themselves.
+    """
+    alone, behind = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
+    return "" if alone == behind else " "
 
 
 class Template(NamedTuple):
@@ -166,11 +176,11 @@ class Template(NamedTuple):
         )
 
     @classmethod
-    def prompt(cls, backend: Tokenizer) -> "Template":
+    def prompt(cls, backend: Tokenizer, gap: str) -> "Template":
         """That of "question: ... context: ...", in the tokenizer's special tokens for one text."""
         around = backend.encode("question:")
         behind = len(around) - around.special_tokens_mask[::-1].index(0)
-        ids, middle = np.array(around.ids, np.int32), backend.encode("context:", add_special_tokens=False).ids
+        ids, middle = np.array(around.ids, np.int32), backend.encode(f"{gap}context:", add_special_tokens=False).ids
         types = np.zeros(len(ids) + 1 + len(middle) + 1, np.int8)
         return cls(ids[:behind], np.array(middle, np.int32), ids[behind:], types)
 
@@ -247,6 +257,7 @@ def _batches(
     examples: Sequence[Example],
     backend: Tokenizer,
     template: Template,
+    gap: str,
     settings: WindowSettings,
     schema: pa.Schema,
     counts: Counter,
@@ -264,8 +275,8 @@ def _batches(
     contexts: dict[str, _Context] = {}
     for at in range(0, len(examples), EXAMPLES_AT_A_TIME):
         some = examples[at : at + EXAMPLES_AT_A_TIME]
-        _tokenise_contexts(some, backend, contexts)
-        questions = backend.encode_batch_fast([example.question for example in some], add_special_tokens=False)
+        _tokenise_contexts(some, backend, gap, contexts)
+        questions = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
         columns: dict[str, list] = {name: [] for name in schema.names}  # of list columns, the pieces to join
         sizes: list[int] = []  # context tokens of every window
         target_sizes: list[int] = []
@@ -329,12 +340,14 @@ def _batches(
             )
 
 
-def _tokenise_contexts(examples: Sequence[Example], backend: Tokenizer, contexts: dict[str, _Context]) -> None:
+def _tokenise_contexts(
+    examples: Sequence[Example], backend: Tokenizer, gap: str, contexts: dict[str, _Context]
+) -> None:
     new = {example.context: example for example in examples if example.context not in contexts}
-    encodings = backend.encode_batch(list(new), add_special_tokens=False)
+    encodings = backend.encode_batch([gap + text for text in new], add_special_tokens=False)
     for (text, example), encoding in zip(new.items(), encodings, strict=True):
         _require_tokens(len(encoding), example)
-        offsets = np.array(encoding.offsets, np.int32)
+        offsets = np.array(encoding.offsets, np.int32) - len(gap)
         contexts[text] = _Context(np.array(encoding.ids, np.int32), offsets[:, 0], offsets[:, 1])
 
 

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 from swep_ds.data.batches import IGNORED, Batch
+from swep_ds.errors import InputError
 from swep_ds.models.loading import load_trainable
 from swep_ds.models.reading import Reading
 
@@ -22,20 +23,37 @@ class GenerativeQA(nn.Module):
     Args:
         beams: width of the beam search of `predict`; 1 = greedy.
         max_answer_tokens: at most generated, end of sequence included.
+
+    Raises:
+        InputError: the model's config lacks a token that answers begin or end with.
     """
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
         super().__init__()
-        self.model = model
-        start = model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([[model.config.eos_token_id]]))
-        # not the model's own: those of published summarisers forbid short answers and repeated words
+        self.model, config = model, model.config
+        self.ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        if None in (config.pad_token_id, *self.ends):
+            raise InputError(
+                f"model {config.name_or_path}: its config.json lacks pad_token_id or eos_token_id: add them"
+            )
+        try:
+            start = model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([self.ends[:1]]))
+        except (ValueError, TypeError, AttributeError):
+            raise InputError(
+                f"model {config.name_or_path}: its config.json has no decoder_start_token_id, which answers begin "
+                f"with: add it (that of T5 is its pad_token_id, {config.pad_token_id})"
+            ) from None
         self.generation = GenerationConfig(
             num_beams=beams,
             max_new_tokens=max_answer_tokens,
             decoder_start_token_id=int(start),
-            eos_token_id=model.config.eos_token_id,
-            pad_token_id=model.config.pad_token_id,
+            eos_token_id=config.eos_token_id,
+            pad_token_id=config.pad_token_id,
         )
+        # In place of the model's own, from which transformers would fill in all that is not said here: published
+        # summarisers forbid short answers and repeated words, and force a first token, which training teaches where
+        # targets begin with it. The exported model answers so, too.
+        model.generation_config = self.generation
 
     @classmethod
     def load(cls, name: str, *, beams: int = 4, max_answer_tokens: int = 30, **how: Any) -> "GenerativeQA":
@@ -45,7 +63,8 @@ class GenerativeQA(nn.Module):
             activation_checkpointing, attention, mapped: as `load_trainable`.
 
         Raises:
-            InputError: nothing to load there, not a sequence-to-sequence model, or no `inputs_embeds`.
+            InputError: nothing to load there, not a sequence-to-sequence model, no `inputs_embeds`, or a token that
+                answers begin or end with is missing from its config.
         """
         model = load_trainable(
             AutoModelForSeq2SeqLM,
@@ -104,7 +123,7 @@ class GenerativeQA(nn.Module):
             generation_config=self.generation,
             synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
         )[:, 1:]  # without the decoder's start token
-        ends_NK = found_NK == self.generation.eos_token_id
+        ends_NK = torch.isin(found_NK, torch.tensor(self.ends, device=found_NK.device))
         behind_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         found_NK = found_NK.masked_fill(behind_NK, IGNORED)
         reading = self(self.embed(batch), batch._replace(target_ids=found_NK))

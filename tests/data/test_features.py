@@ -1,7 +1,6 @@
 """Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
 
 import dataclasses
-import itertools
 import json
 import logging
 import tempfile
@@ -385,7 +384,7 @@ def test_training_data_of_which_every_window_is_dropped():
 # Generated answers
 
 
-GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=8, task="generative", max_target_length=5)
+GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=24, task="generative", max_target_length=5)
 
 
 LONG = "The old bridge was built in 1204 by an abbot. " + "The river, the valley and the tea are very nice. " * 5
@@ -403,21 +402,31 @@ def prompts(tokenizer, context=LONG):
 
 
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
-def test_a_prompt_is_question_and_context_in_words(name, tmp_path):
-    """Each of the four parts is tokenised by itself, in the special tokens for one text."""
+def test_a_prompt_is_the_plain_text(name, tmp_path):
+    """Token for token, spaces between its parts included, though each part is tokenised by itself."""
     tokenizer = tiny.TOKENIZERS[name]()
     make = prompts(tokenizer, "an abbot")
-    features = make[True](tmp_path)
-    (row,) = features.dataset
-    first, last = tokenizer("").input_ids
-    plain = [
-        tokenizer(part, add_special_tokens=False).input_ids for part in ("question:", "Who founded the monastery?")
-    ]
-    plain[1] = plain[1][:8]
-    plain += [tokenizer(part, add_special_tokens=False).input_ids for part in ("context:", "an abbot")]
-    assert row["input_ids"] == [first, *itertools.chain(*plain), last]
+    (row,) = make[True](tmp_path).dataset
+    text = "question: Who founded the monastery? context: an abbot"
+    assert row["input_ids"] == tokenizer(text).input_ids
+    if name == "byte_bpe":
+        assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == text
     target = tokenizer("an abbot").input_ids
     assert row["target_ids"] == (target if len(target) <= 5 else target[:4] + target[-1:])
+
+
+def test_a_space_in_front_of_the_context_moves_no_answer(tmp_path):
+    """A window is learned where it has every token that overlaps the answer."""
+    tokenizer = tiny.byte_bpe()
+    settings = dataclasses.replace(GENERATIVE, max_query_length=1, doc_stride=1, max_length=30)
+    for answer in ("An abbot!", "old", "!", "river."):
+        examples = [tiny.example("?", "An abbot! An old bridge over the river.", answer)]
+        training = build_features(examples, tokenizer, settings, training=True, cache_dir=tmp_path).dataset
+        windows = build_features(examples, tokenizer, settings, training=False, cache_dir=tmp_path).dataset
+        contexts = {tuple(ids): tokenizer.decode(ids).split("context:")[1] for ids in windows["input_ids"]}
+        assert {tuple(ids) for ids in training["input_ids"]} == {
+            ids for ids, text in contexts.items() if answer in text
+        }
 
 
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)

@@ -67,7 +67,7 @@ def test_answers_are_transformers_beam_search(architecture, beams):
 
 
 FROM_A_SUMMARISER = {
-    "min_length": 8,
+    "min_length": 6,
     "no_repeat_ngram_size": 1,
     "forced_bos_token_id": 7,
     "length_penalty": 2.0,
@@ -81,7 +81,7 @@ def test_the_models_own_generation_settings_do_not_count(tmp_path):
     for settings in ({}, FROM_A_SUMMARISER):
         plain = tiny_models.model("bart", seed=3).eval()
         plain.generation_config.update(**settings)
-        qa = GenerativeQA(plain, beams=4, max_answer_tokens=12)
+        qa = GenerativeQA(plain, beams=2, max_answer_tokens=8)
         with torch.no_grad():
             found.append(qa.predict(batch)[0])
     assert found[0].tolist() == found[1].tolist()
