@@ -1,81 +1,41 @@
 """What a run would take, before it is started: parameters, updates, memory at each ZeRO stage, what fits.
 
-Nothing is trained, downloaded or allocated: the model is built from its config on the meta device. Every number of
-bytes is an estimate; model states follow DeepSpeed's own allocations (`training.memory`), activations are counted in a
-forward without data (`training.activations`). Where something cannot be known here, the plan says so and goes on.
+Nothing is trained, no weights are read and no memory is taken for them: the model is built from its config on the meta
+device. Tokenizer and training data are read as a run would, from the hub where they are named there and can be reached.
+Every number of bytes is an estimate; model states follow DeepSpeed's own allocations (`training.memory`), activations
+are counted in a forward without data (`training.activations`). Where something cannot be known here, the plan says so
+and goes on.
 """
 
-import itertools
-import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedTokenizerFast
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds import run
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
+from swep_ds.fitting import GIB, USABLE, Devices, Stage, checkpointings, choose, devices_that_do, gib
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.names import load_tokenizer, resolve_model
 from swep_ds.recipe import Recipe
-from swep_ds.training.activations import Activations, count_activations
-from swep_ds.training.ds_config import resolve_ds_config
+from swep_ds.training.activations import Activations, Search, count_activations
+from swep_ds.training.ds_config import read_ds_config, resolve_ds_config
 from swep_ds.training.memory import States, model_states
 
 # the simplest first: what is spread costs communication, what is offloaded waits for the bus
 ORDER = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
-USABLE = 0.9  # of a device's memory; the rest is for its context, workspaces and fragmentation
 MOST_DEVICES = 1024
 PARTS = ("parameters", "optimizer", "buffers", "gradients", "passing")  # of States
 Say = Callable[..., None]
-GIB = 2**30
-WIDTH = 150  # of what is printed
-
-
-@dataclass(frozen=True)
-class Devices:
-    """`memory` bytes on each of `count`; `host`: bytes of CPU memory beside them, None = not known."""
-
-    count: int
-    memory: int
-    on_gpu: bool
-    host: int | None
-
-    @staticmethod
-    def parse(text: str) -> "Devices":
-        """From --plan's value: "8x80" is 8 GPUs of 80 GiB each; "" is what this machine has.
-
-        Raises:
-            InputError: anything else.
-        """
-        if not text:
-            ram = psutil.virtual_memory().total
-            count = torch.cuda.device_count()
-            sizes = [torch.cuda.get_device_properties(number).total_memory for number in range(count)]
-            return Devices(count, min(sizes), True, ram) if sizes else Devices(1, ram, False, ram)
-        match = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", text)
-        if not match or not int(match[1]) or not float(match[2]):
-            raise InputError(f"--plan {text}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
-        return Devices(int(match[1]), int(float(match[2]) * GIB), True, None)
-
-    def hold(self, states: States, activations: int) -> bool:
-        """Whether it fits; CPU memory that is not known is taken to be enough."""
-        host = self.count * (states.host + states.host_step)
-        if not self.on_gpu:
-            return states.peak(activations) + host <= USABLE * self.memory
-        return states.peak(activations) <= USABLE * self.memory and (self.host is None or host <= USABLE * self.host)
-
-    def __str__(self) -> str:
-        what = "GPU(s)" if self.on_gpu else "CPU process(es)"
-        return f"{self.count} {what} of {_gib(self.memory)}"
+WIDTH = 160  # of what is printed
 
 
 def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path, command: Sequence[str]) -> None:
@@ -90,93 +50,141 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
     """
     # Adafactor factors whole matrices: `resolve_ds_config`
     names = ORDER[:1] if recipe.train.optimizer == "adafactor" else ORDER
-    configs = [Path(ds_config)] if ds_config else [shipped / f"{name}.json" for name in names]
-    console = Console(width=WIDTH, highlight=False, markup=False, soft_wrap=True)
+    configs = {f"ds_configs/{name}.json": shipped / f"{name}.json" for name in names}
+    if ds_config:
+        configs = {ds_config: Path(ds_config)}
+    say = Console(width=WIDTH, highlight=False, markup=False, soft_wrap=True).print
+    stages = []
     if recipe.pretrain:
-        console.print("first stage (pretrain)")
-        _plan(recipe.first_stage(), devices, configs, command, console.print)
-        console.print("\nsecond stage")
-    _plan(recipe, devices, configs, command, console.print)
+        say("first stage (pretrain)")
+        stages.append(_stage(recipe.first_stage(), "pretrain", devices, configs, say))
+        say("\nsecond stage")
+    stages.append(_stage(recipe, "train", devices, configs, say))
+    _say_choice(stages, devices, command, say)
 
 
-def _plan(recipe: Recipe, devices: Devices, configs: Sequence[Path], command: Sequence[str], say: Say) -> None:
+def _stage(recipe: Recipe, section: str, devices: Devices, configs: dict[str, Path], say: Say) -> Stage:
+    """Prints what one training takes."""
     train = recipe.train
     tokenizer, missing = _tokenizer(recipe.model.name)
     objective = _objective(recipe, tokenizer)
     own, added = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
-    model = _Model(
-        recipe,
-        configs,
-        [tuple(parameter.shape) for parameter in objective.parameters()],
-        objective.micro_steps(train.execution),
-        objective.qa.hidden_size,
-    )
-    states = model.states(devices)
+    states = _states(recipe, objective, configs, devices)
     how = f"{train.precision}, {train.optimizer}, {train.execution} execution"
     say(f"{recipe.method.name} on {recipe.model.name}: {how}")
     say(f"devices: {devices}")
     say(f"parameters: {own:,} of the model, {added:,} of the method")
+    width, steps = train.micro_batch_size, train.gradient_accumulation_steps
+    whole = width * steps * devices.count
+    say(f"global batch: {width:,} windows x {steps:,} accumulated x {devices.count:,} device(s) = {whole:,}")
     length = _say_data(recipe, tokenizer, missing, devices.count, say)
-    checkpointing = objective.qa.model.supports_gradient_checkpointing
+    supported = objective.qa.model.supports_gradient_checkpointing
+    search = _search(recipe)
     try:
-        activations = count_activations(objective, _batch(recipe, length), train, on_gpu=devices.on_gpu)
+        activations = count_activations(objective, _batch(recipe, length), train, on_gpu=devices.on_gpu, search=search)
     except RuntimeError as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         say(f"activations: not known, because the model cannot be run without data ({reason}); they come on top")
         activations = Activations(0, 0)
     else:
-        checkpointed = f"; {_gib(activations.checkpointed)} with activation checkpointing" if checkpointing else ""
-        windows = f"{train.micro_batch_size} x {length:,} tokens"
-        say(f"activations of the widest micro-batch, {windows} (estimate): {_gib(activations.plain)}{checkpointed}")
-    held = activations.checkpointed if train.activation_checkpointing else activations.plain
-    say(_table(states, held, devices))
-    _say_choice(model, devices, states, activations, checkpointing, command, say)
+        _say_activations(activations, supported, f"{width} x {length:,} tokens", say)
+    stage = Stage(
+        section,
+        train,
+        states,
+        activations,
+        tested=recipe.eval.batch_size if search else 0,
+        # of a method that reads ahead the recipe refuses it
+        can_checkpoint=supported and not recipe.method.reads_ahead,
+        fixed=any(_decides_micro_batch(path) for path in configs.values()),
+    )
+    if activations.answer:
+        say(
+            f"evaluation: {stage.tested} windows x {search.beams} beams keep "
+            f"{gib(stage.tested * activations.answer)} of keys and values (estimate)"
+        )
+    say(_table(stage, devices))
+    return stage
 
 
-@dataclass(frozen=True)
-class _Model:
-    recipe: Recipe
-    configs: Sequence[Path]
-    shapes: list[tuple[int, ...]]  # of all parameters, the method's last
-    micro_steps: int
-    hidden_size: int
+def _say_activations(activations: Activations, supported: bool, windows: str, say: Say) -> None:
+    checkpointed = f"; {gib(activations.checkpointed)} with activation checkpointing" if supported else ""
+    say(f"activations of the widest micro-batch, {windows} (estimate): {gib(activations.plain)}{checkpointed}")
+    if activations.casts:
+        say(f"autocast's copies of the weights, below ZeRO-3: {gib(activations.casts)}")
 
-    def states(self, devices: Devices) -> dict[Path, States]:
-        """By ds_config."""
-        return {path: self._states(path, devices) for path in self.configs}
 
-    def _states(self, path: Path, devices: Devices) -> States:
-        train = self.recipe.train
-        config = resolve_ds_config(
+def _states(
+    recipe: Recipe, objective: Objective, configs: dict[str, Path], devices: Devices
+) -> Callable[[int], dict[str, States]]:
+    """By ds_config, for a number of devices."""
+    shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
+    train = recipe.train
+    # for all numbers: a file that fixes train_batch_size goes together with one alone
+    resolved = {
+        name: resolve_ds_config(
             str(path),
-            self.recipe,
+            recipe,
             world_size=devices.count,
-            micro_steps=self.micro_steps,
-            hidden_size=self.hidden_size,
+            micro_steps=objective.micro_steps(train.execution),
+            hidden_size=objective.qa.hidden_size,
             on_cpu=not devices.on_gpu,
         )
-        try:
-            return model_states(
-                self.shapes,
-                config,
-                precision=train.precision,
-                optimizer=train.optimizer,
-                world_size=devices.count,
-                on_gpu=devices.on_gpu,
-            )
-        except NotImplementedError as error:
-            raise InputError(f"{path}: --plan does not know the memory of {error}: leave --ds_config out") from None
+        for name, path in configs.items()
+    }
+
+    def states(count: int) -> dict[str, States]:
+        found = {}
+        for name, config in resolved.items():
+            how = {"precision": train.precision, "optimizer": train.optimizer, "on_gpu": devices.on_gpu}
+            try:
+                found[name] = model_states(shapes, config, world_size=count, **how)
+            except NotImplementedError as error:
+                raise InputError(f"{name}: --plan does not know the memory of {error}: leave --ds_config out") from None
+        return found
+
+    return states
+
+
+def _decides_micro_batch(path: Path) -> bool:
+    config = read_ds_config(str(path))
+    fields = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return any(isinstance(config.get(field), int) for field in fields)
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
     """On the meta device, without activation checkpointing: that is counted by layer."""
     model, train = recipe.model, recipe.train.model_copy(update={"activation_checkpointing": False})
-    if model.attention == "flash_attention_2":  # what it saves is what SDPA's fused kernels save
-        model = model.model_copy(update={"attention": "sdpa"})
+    flash = model.attention == "flash_attention_2"
+    if flash:  # it need not be installed here; what it saves is what SDPA's fused kernels save
+        model = model.model_copy(update={"attention": "auto"})
     recipe = recipe.model_copy(update={"model": model, "train": train})
     qa = run.load_model(recipe, tokenizer, model.name, weights=False)
+    if flash and not qa.model._supports_flash_attn:
+        kind = qa.model.config.model_type
+        raise InputError(f"model.attention flash_attention_2: transformers has none for {kind}: set it to auto")
+    if recipe.task == "generative":
+        _untie(qa.model, model.name)
     with torch.device("meta"):
         return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+
+
+def _untie(model: PreTrainedModel, name: str) -> None:
+    """Gives the head weights of its own where the config says so, as published T5 v1.1, Flan-T5 and mT5 have them.
+
+    transformers ties every T5's in the config, and unties them when it loads files with two tables.
+    """
+    config, _ = PreTrainedConfig.get_config_dict(resolve_model(name))
+    head = model.get_output_embeddings()
+    if config.get("tie_word_embeddings") is False and head.weight is model.get_input_embeddings().weight:
+        head.weight = nn.Parameter(torch.empty_like(head.weight))
+
+
+def _search(recipe: Recipe) -> Search | None:
+    """How answers are generated, if they are."""
+    if recipe.task == "extractive" or not (recipe.data.eval or recipe.data.holdout_fraction):
+        return None
+    return Search(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
 
 
 def _tokenizer(name: str) -> tuple[PreTrainedTokenizerFast | None, str]:
@@ -229,77 +237,54 @@ def _batch(recipe: Recipe, length: int) -> Batch:
     return batch._replace(start_position=row, end_position=row)
 
 
-def _table(states: dict[Path, States], activations: int, devices: Devices) -> Table:
-    large = max(one.peak(activations) for one in states.values()) >= GIB
-    unit, name = (GIB, "GiB") if large else (2**20, "MiB")
-    table = Table(title=f"memory per device, {name} (estimates)", title_justify="left", caption_justify="left")
-    table.add_column("ds_config", no_wrap=True)
-    for title in (*PARTS, "activations", "step", "peak", "CPU", ""):
-        table.add_column(title, justify="right", no_wrap=True)
-    for path, one in states.items():
+def _table(stage: Stage, devices: Devices) -> Table:
+    """The recipe's own settings with every ds_config."""
+    rows = []
+    for name, one in stage.states(devices.count).items():
+        held = stage.held(one, stage.train.micro_batch_size, stage.train.activation_checkpointing)
+        evaluation = stage.answering(one, stage.tested)
         parts = [getattr(one, part) for part in PARTS]
-        host = devices.count * (one.host + one.host_step)
-        sizes = (*parts, activations, one.step, one.peak(activations), host)
-        shown = [f"{size / unit:,.1f}" for size in sizes]
-        table.add_row(path.stem, *shown, "fits" if devices.hold(one, activations) else "too much")
+        peak = one.peak(held, evaluation)
+        sizes = (*parts, held, one.step, one.reading + evaluation, peak, devices.host_bytes(one))
+        rows.append((Path(name).stem, sizes, "fits" if devices.hold(one, held, evaluation) else "too much"))
+    unit, word = (GIB, "GiB") if max(sizes[-2] for _, sizes, _ in rows) >= GIB else (2**20, "MiB")
+    table = Table(title=f"memory per device, {word} (estimates)", title_justify="left", caption_justify="left")
+    table.add_column("ds_config", no_wrap=True)
+    for title in (*PARTS, "activations", "step", "evaluation", "peak", "CPU", ""):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, sizes, verdict in rows:
+        table.add_row(name, *(f"{size / unit:,.1f}" for size in sizes), verdict)
     table.caption = (
-        "peak = parameters + optimizer + buffers + the larger of gradients + passing + activations and step.\n"
-        f"What fits takes at most {USABLE:.0%} of the memory. CPU: what all ranks offload."
+        "peak = parameters + optimizer + buffers + the largest of gradients + passing + activations, step and "
+        "evaluation.\n"
+        f"What fits takes at most {USABLE:.0%} of the memory. CPU: of all ranks together, what they offload, or the "
+        "float32 weights\nthat each has there until they are on its device (ZeRO-3 leaves them in their files)."
     )
     return table
 
 
-def _say_choice(
-    model: _Model,
-    devices: Devices,
-    states: dict[Path, States],
-    activations: Activations,
-    can_checkpoint: bool,
-    command: Sequence[str],
-    say: Say,
-) -> None:
-    """Prints the simplest ds_config that fits and its command line, with the least change of the recipe it takes.
-
-    Offloading comes last: it costs more time than smaller micro-batches and activation checkpointing.
-    """
-    train = model.recipe.train
-    widths = [width for width in range(train.micro_batch_size, 0, -1) if train.micro_batch_size % width == 0]
-    checkpoints = sorted({train.activation_checkpointing, can_checkpoint or train.activation_checkpointing})
-    for offloads, checkpoint, width in itertools.product((False, True), checkpoints, widths):
-        held = (activations.checkpointed if checkpoint else activations.plain) * width // train.micro_batch_size
-        fitting = [path for path, one in states.items() if (one.host > 0) == offloads and devices.hold(one, held)]
-        if not fitting:
-            continue
-        changes = []
-        if width < train.micro_batch_size:
-            steps = train.gradient_accumulation_steps * train.micro_batch_size // width
-            changes += [f"train.micro_batch_size={width}", f"train.gradient_accumulation_steps={steps}"]
-        if checkpoint != train.activation_checkpointing:
-            changes.append("train.activation_checkpointing=true")
-        say(f"take {fitting[0].name}, " + (f"with {' '.join(changes)}:" if changes else "the simplest that fits:"))
-        say(f"    {_start(fitting[0], devices, [*command, *(part for one in changes for part in ('--set', one))])}")
+def _say_choice(stages: Sequence[Stage], devices: Devices, command: Sequence[str], say: Say) -> None:
+    """Prints the simplest ds_config that fits and its command line, with the least change of the recipe it takes."""
+    if chosen := choose(stages, devices):
+        name, changes = chosen
+        say(f"take {Path(name).name}, " + (f"with {' '.join(changes)}:" if changes else "the simplest that fits:"))
+        say(f"    {_start(name, devices, [*command, *(part for one in changes for part in ('--set', one))])}")
         return
-    # what is left of the activations takes the same on any number of devices
-    count = devices.count
-    while count < MOST_DEVICES:
-        count *= 2
-        more = replace(devices, count=count, host=None)
-        if any(more.hold(one, held) for one in model.states(more).values()):
-            say(f"none fits, even with {_words(width, checkpoint)}: take {count} such devices, or larger ones")
-            return
-    say(f"none fits, even with {_words(width, checkpoint)}, on any number of such devices: take larger ones")
+    narrowest = min(stage.widths()[-1] for stage in stages)
+    most = f"micro-batches of {narrowest} window(s)"
+    most += " and activation checkpointing" if checkpointings(stages)[-1] else ""
+    if count := devices_that_do(stages, devices, MOST_DEVICES):
+        times = count // devices.count
+        say(
+            f"none fits, even with {most}: take {count} such devices, or larger ones. The global batch grows with the "
+            f"devices, to {times} times the windows: lower the accumulation to keep it"
+        )
+        return
+    say(f"none fits, even with {most}, on any number of such devices: take larger ones")
     if devices.host is not None:
-        say("ds_configs/zero3_offload_nvme.json keeps the states on disk")
+        say("ds_configs/zero3_offload_nvme.json keeps the weights on disk")
 
 
-def _words(width: int, checkpoint: bool) -> str:
-    return f"micro-batches of {width} window(s)" + (" and activation checkpointing" if checkpoint else "")
-
-
-def _start(path: Path, devices: Devices, command: Sequence[str]) -> str:
+def _start(name: str, devices: Devices, command: Sequence[str]) -> str:
     launcher = ["deepspeed", "--num_gpus", str(devices.count)] if devices.on_gpu else ["python"]
-    return shlex.join([*launcher, "scripts/train.py", "--ds_config", f"{path.parent.name}/{path.name}", *command])
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"
+    return shlex.join([*launcher, "scripts/train.py", "--ds_config", name, *command])

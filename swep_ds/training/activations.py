@@ -2,15 +2,20 @@
 
 The model runs on fake tensors (shapes and dtypes, no data), through the same `Objective` as in training, and autograd's
 saved-tensor hooks see what each operation keeps. Not counted are parameters and what an operation or the backward
-needs for a moment: measured peaks lie above (docs and tests give by how much).
+needs for a moment: measured peaks lie above.
 
 With activation checkpointing a layer keeps its inputs alone and is run again in the backward, one layer at a time:
     held = saved outside of layers + inputs of all layers + the most that a layer saves inside
+
+Autocast copies every weight of a matrix product to bf16 and keeps the copy to the end of the forward, whether autograd
+saves it or not. These copies are counted by themselves: they do not grow with the windows, and at ZeRO-3 there are none
+(DeepSpeed gathers such weights in bf16, and its linear layer gathers them again in the backward).
 """
 
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swep_ds.data.batches import Batch
@@ -29,19 +35,35 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes held at the widest moment of an update: as they come, and with activation checkpointing."""
+    """Bytes held at the widest moment of an update: as they come, and with activation checkpointing.
+
+    casts: autocast's copies of the weights, beside either. answer: keys and values that generate one answer.
+    """
 
     plain: int
     checkpointed: int
+    casts: int = 0
+    answer: int = 0
 
 
-def count_activations(objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool) -> Activations:
+class Search(NamedTuple):
+    """Of an answer: tokens of the window, tokens generated at most, beams."""
+
+    window: int
+    tokens: int
+    beams: int
+
+
+def count_activations(
+    objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool, search: Search | None = None
+) -> Activations:
     """Counts one batch's forward passes, one micro-step after the other (`split`) or all together (`joint`).
 
     Args:
         objective: on the meta device; it is used up.
         batch: of which shapes alone count, on the CPU.
         on_gpu: whether attention (SDPA) runs in the fused kernels of a GPU, which keep no probabilities.
+        search: how a sequence-to-sequence model is evaluated; None = it is not.
 
     Raises:
         RuntimeError: the model looks at values, which there are none of.
@@ -53,7 +75,7 @@ def count_activations(objective: Objective, batch: Batch, train: TrainSection, *
         if on_gpu:
             stack.enter_context(_FusedAttention())
         objective = objective.to_empty(device="cpu")
-        ledger = _Ledger(objective)
+        stack.enter_context(ledger := _Ledger(objective))
         batch = Batch(*(None if field is None else torch.empty_like(field) for field in batch))
         autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
         steps = objective.micro_steps(train.execution)
@@ -64,7 +86,21 @@ def count_activations(objective: Objective, batch: Batch, train: TrainSection, *
             if carried.delta is not None:
                 loss.backward()  # the next pass wants its gradient
             del loss
-    return Activations(ledger.peak, ledger.peak_kept + max(ledger.peak_inside.values(), default=0))
+        answer = 0
+        if search is not None:
+            with torch.no_grad(), autocast:
+                answer = _answer_bytes(objective.qa.model, search)
+    inside = max(ledger.peak_inside.values(), default=0)
+    return Activations(ledger.peak, ledger.peak_kept + inside, sum(ledger.casts.values()), answer)
+
+
+def _answer_bytes(model: PreTrainedModel, search: Search) -> int:
+    """What the decoder's layers keep of a window and of the tokens generated so far, in every beam."""
+    window = torch.empty(1, search.window, dtype=torch.int64)
+    tokens = torch.empty(1, search.tokens, dtype=torch.int64)
+    cache = model(input_ids=window, decoder_input_ids=tokens, use_cache=True).past_key_values
+    layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+    return search.beams * sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
 class _Saved:
@@ -79,10 +115,13 @@ class _Saved:
         self.ledger.count(self.storage, -1)
 
 
-class _Ledger:
+class _Ledger(TorchDispatchMode):
     """Bytes of the storages that are saved now; several views of one are counted once."""
 
     def __init__(self, module: nn.Module):
+        super().__init__()
+        self.casts: dict[int, int] = {}  # a parameter's storage -> bytes of its copies
+        self.copies: dict[int, torch.UntypedStorage] = {}  # kept alive: a storage's number is given out again
         self.parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
         self.holders: Counter[int] = Counter()
         self.place: dict[int, int | None] = {}  # storage -> the layer that would make it again; None = kept
@@ -94,6 +133,15 @@ class _Ledger:
         for number, layer in enumerate(m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)):
             layer.register_forward_pre_hook(self._enter(number), with_kwargs=True)
             layer.register_forward_hook(self._leave)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            key, copy = args[0].untyped_storage()._cdata, made.untyped_storage()
+            if key in self.parameters:
+                self.casts[key] = copy.nbytes()
+                self.copies[copy._cdata] = copy
+        return made
 
     def _enter(self, number: int):
         def enter(_, args, kwargs):
@@ -111,7 +159,7 @@ class _Ledger:
 
     def count(self, storage: torch.UntypedStorage, change: int) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self.parameters:
+        if key in self.parameters or key in self.copies:
             return
         if change > 0:
             place = None if self.layer is None or key in self.inputs else self.layer

@@ -12,7 +12,7 @@ Notable (n parameters, b bytes each in computation, w ranks; each formula names 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -29,6 +29,9 @@ class States:
     gradients: of this rank, when the backward of an update is over.
     passing: what else is there with the activations: gradients on their way, buckets, gathered weights.
     step: gradients and room that the optimizer's step takes, when the activations are gone.
+    reading: what of gradients and passing is there while the model is evaluated.
+    loading: CPU memory of this rank's weights before they are on its device; at ZeRO-3 they stay in their files.
+    spread: whether a weight is whole on a device only while it is used (ZeRO-3).
     """
 
     parameters: int
@@ -39,15 +42,18 @@ class States:
     step: int
     host: int = 0
     host_step: int = 0
+    reading: int = 0
+    loading: int = 0
+    spread: bool = False
 
     def total(self) -> int:
         """All model states of one rank, wherever they are, between an update's last backward and the step."""
         return self.parameters + self.optimizer + self.buffers + self.gradients + self.host
 
-    def peak(self, activations: int) -> int:
-        """Of the device, at the worst moment of an update."""
+    def peak(self, activations: int, evaluation: int = 0) -> int:
+        """Of the device, at the worst moment of an update; or of evaluation, which holds so much beside the states."""
         always = self.parameters + self.optimizer + self.buffers
-        return always + max(self.gradients + self.passing + activations, self.step)
+        return always + max(self.gradients + self.passing + activations, self.step, self.reading + evaluation)
 
 
 def model_states(
@@ -79,7 +85,7 @@ def model_states(
         raise NotImplementedError("DeepSpeed's own optimizers")
     accumulates = config["gradient_accumulation_steps"] > 1
     if zero.stage == 0:
-        return _stage_0(shapes, numel, largest, width, optimizer, on_gpu)
+        return replace(_stage_0(shapes, numel, largest, width, optimizer, on_gpu), loading=4 * numel)
 
     # torch.optim.adamw: on a GPU (foreach) the roots of the second moments, elsewhere one more piece of their size
     def adam(elements: int, gpu: bool) -> int:
@@ -103,13 +109,15 @@ def model_states(
         persistent = width * sum(s for s in sizes if s <= zero.param_persistence_threshold) if world_size > 1 else 0
         # stage3.py: the bucket is there from the start, grad_partitions_flat_buffer beside the float32 copy
         buffers = persistent + bucket
+        forward = {"reading": gathered + prefetched, "spread": True}
         if not offloads:
-            return States(width * part, 12 * part, buffers, width * part, passing, width * part + step)
+            forward["reading"] += width * part
+            return States(width * part, 12 * part, buffers, width * part, passing, width * part + step, **forward)
         # _setup_for_real_optimizer: another float32 gradient is kept beside the float32 copy
         host = (12 + 4 + width) * part
         if zero.offload_param is None:
-            return States(width * part, 0, buffers, 0, passing, 0, host, adam(group, False))
-        return States(0, 0, buffers, 0, passing, 0, host + width * part, adam(group, False))
+            return States(width * part, 0, buffers, 0, passing, 0, host, adam(group, False), **forward)
+        return States(0, 0, buffers, 0, passing, 0, host + width * part, adam(group, False), **forward)
 
     # stage_1_and_2.py: the flat buffer is padded to 2 w elements
     part = 2 * math.ceil(numel / (2 * world_size))
@@ -118,13 +126,14 @@ def model_states(
         # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
         host = (12 + 4 + width) * part + width * largest + (width * whole if accumulates else 0)
         passing = bucket + 2 * oversized + 4 * largest
-        return States(width * numel, 0, width * largest, 0, passing, 0, host, adam(part, False))
+        return States(width * numel, 0, width * largest, 0, passing, 0, host, adam(part, False), loading=4 * numel)
     # step(): averaged gradients, flat, then float32; then Adam
     step = max(width * (whole + part) + (4 * part if width < 4 else 0), 4 * part + adam(part, on_gpu))
     if zero.stage == 1:  # grads_in_partition is filled from gradients which are all still there
-        return States(width * numel, 12 * part, 0, width * whole, width * numel + bucket, step)
-    passing = bucket + oversized + (width * whole if accumulates else 0)
-    return States(width * numel, 12 * part, 0, width * whole, passing, step)
+        passing = width * numel + bucket
+    else:
+        passing = bucket + oversized + (width * whole if accumulates else 0)
+    return States(width * numel, 12 * part, 0, width * whole, passing, step, loading=4 * numel)
 
 
 def _stage_0(

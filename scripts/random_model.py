@@ -1,0 +1,114 @@
+"""Writes a model of random weights, with a tokenizer and questions on long texts, to measure what a model's size takes.
+
+    python scripts/random_model.py t5-11b FOLDER
+    python scripts/random_model.py path/to/config.json FOLDER
+
+Nothing is downloaded, and no more than 1 GiB of weights is in memory at a time. FOLDER/train.json is the training data.
+Exit codes as scripts/train.py.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from swep_ds.command import main
+from swep_ds.data.readers import read_examples
+from swep_ds.distributed import process_group
+from swep_ds.errors import InputError
+from swep_ds.export import write_model
+from swep_ds.models.names import load_tokenizer
+
+T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "vocab_size": 32128}
+T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+# as published: what decides the size
+CONFIGS = {
+    "deberta-v2-xxlarge": {
+        "model_type": "deberta-v2",
+        "hidden_size": 1536,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 24,
+        "intermediate_size": 6144,
+        "vocab_size": 128100,
+        "relative_attention": True,
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+    },
+    "xlm-roberta-xl": {
+        "model_type": "xlm-roberta-xl",
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "intermediate_size": 10240,
+        "vocab_size": 250880,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "pad_token_id": 1,
+    },
+    "t5-3b": T5 | {"d_ff": 16384, "num_heads": 32},
+    "t5-11b": T5 | {"d_ff": 65536, "num_heads": 128},
+}
+QUESTIONS = 64
+CHARACTERS = 4000  # of a text: more than one window
+
+
+def random_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """In bf16: matrices from a narrow normal distribution, scales 1, biases 0."""
+    tied = model.all_tied_weights_keys.keys()
+    for name, hollow in model.state_dict().items():
+        if name in tied:
+            continue
+        if hollow.dim() > 1:
+            yield name, torch.empty(hollow.shape, dtype=torch.bfloat16).normal_(0, 0.02)
+        else:
+            yield name, torch.full(hollow.shape, float(not name.endswith("bias")), dtype=torch.bfloat16)
+
+
+def write_texts(file: Path) -> None:
+    """SQuAD JSON whose windows are full: the quick start's questions, each text with those that follow it behind."""
+    examples = read_examples("quickstart:encyclopedia", training=True)[: 4 * QUESTIONS]
+    paragraphs = []
+    for number, one in enumerate(examples[:QUESTIONS]):
+        text = " ".join([one.context, *(other.context for other in examples[number + 1 :])])[:CHARACTERS]
+        answer = {"text": one.answers[0], "answer_start": text.index(one.answers[0])}
+        qa = {"id": one.id, "question": one.question, "answers": [answer]}
+        paragraphs.append({"context": text, "qas": [qa]})
+    file.write_text(json.dumps({"data": [{"title": "long texts", "paragraphs": paragraphs}]}))
+
+
+def write() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help=f"{', '.join(CONFIGS)}, or a config.json")
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    settings, file = CONFIGS.get(arguments.model), Path(arguments.model)
+    if settings is None:
+        if not file.is_file():
+            raise InputError(f"{arguments.model}: no such file; known are {', '.join(CONFIGS)}")
+        settings = json.loads(file.read_text())
+    config = AutoConfig.for_model(**settings)
+    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForQuestionAnswering
+    with torch.device("meta"):
+        model = auto_class.from_config(config, dtype=torch.bfloat16)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    with process_group():
+        write_model(model, random_weights(model), arguments.folder)
+    tokenizer = load_tokenizer("quickstart:t5" if config.is_encoder_decoder else "quickstart:encoder")
+    tokenizer.model_max_length = 512
+    tokenizer.save_pretrained(arguments.folder)
+    write_texts(arguments.folder / "train.json")
+
+
+if __name__ == "__main__":
+    main(write)

@@ -1,0 +1,48 @@
+"""Models of random weights for measuring: every weight is there, and texts fill their windows."""
+
+import runpy
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM
+
+from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.readers import read_examples
+from swep_ds.models.names import load_tokenizer
+from tests import tiny_models
+from tests.tiny_run import ROOT
+
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("deberta-v2-xxlarge", 1.56), ("xlm-roberta-xl", 3.48), ("t5-3b", 2.85), ("t5-11b", 11.31)]
+)
+def test_named_models_have_their_published_sizes(name, billions):
+    config = AutoConfig.for_model(**SCRIPT["CONFIGS"][name])
+    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForQuestionAnswering
+    with torch.device("meta"):
+        model = auto_class.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+@pytest.mark.parametrize("architecture", ["deberta-v2", "t5"])
+def test_every_weight_is_made_once(architecture):
+    model = tiny_models.model(architecture)
+    made = dict(SCRIPT["random_weights"](model))
+    left = model.load_state_dict(made, strict=False)
+    assert not left.unexpected_keys
+    assert set(left.missing_keys) == set(model.all_tied_weights_keys)
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+def test_windows_are_full(tmp_path):
+    file = tmp_path / "train.json"
+    SCRIPT["write_texts"](file)
+    settings = WindowSettings(384, 128, 64, "extractive", 32)
+    how = {"training": True, "windows_without_answer": "cls", "cache_dir": tmp_path}
+    tokenizer = load_tokenizer("quickstart:encoder")
+    features = build_features(read_examples(str(file), training=True), tokenizer, settings, **how)
+    lengths = features.dataset["length"]
+    assert len(lengths) > 64
+    assert sum(length == 384 for length in lengths) > len(lengths) / 2
