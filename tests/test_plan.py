@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -17,33 +18,8 @@ from tests.tiny_run import ROOT, execute, prepare
 
 TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
 SHIPPED = ROOT / "ds_configs"
-T5_11B = {
-    "model_type": "t5",
-    "d_model": 1024,
-    "d_ff": 65536,
-    "d_kv": 128,
-    "num_heads": 128,
-    "num_layers": 24,
-    "vocab_size": 32128,
-    "decoder_start_token_id": 0,
-}
-DEBERTA_XXLARGE = {
-    "model_type": "deberta-v2",
-    "hidden_size": 1536,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 24,
-    "intermediate_size": 6144,
-    "vocab_size": 128100,
-    "relative_attention": True,
-    "position_buckets": 256,
-    "norm_rel_ebd": "layer_norm",
-    "share_att_key": True,
-    "pos_att_type": "p2c|c2p",
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-    "conv_kernel_size": 3,
-    "conv_act": "gelu",
-}
+CONFIGS = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]
+T5_11B, DEBERTA_XXLARGE = CONFIGS["t5-11b"], CONFIGS["deberta-v2-xxlarge"]
 
 
 @pytest.fixture(scope="module")
