@@ -24,6 +24,9 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
     except Ended as end:
         report(end)
         code = end.exit_code
+    except Exception:
+        request.serve()
+        raise
     request.settle(code)
     sys.exit(code)
 

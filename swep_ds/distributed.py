@@ -3,6 +3,8 @@
 Notable (DeepSpeed 0.19):
 - On CPU, `init_distributed` would compile a shared-memory operator (40 s) that leaves 69 MB per rank in /dev/shm
   for good; it is switched off, gloo alone does the work.
+- Its groups' collectives give up after 10 minutes. Ranks may well wait for longer, for data that one prepares or a
+  model that one writes, and a dead rank is the lifeline's to notice: see `wait_long`.
 - Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
 """
 
@@ -11,9 +13,11 @@ import os
 import random
 import socket
 import subprocess
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TypeVar
 
 import datasets
@@ -23,11 +27,16 @@ import torch
 import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
+from torch.distributed import distributed_c10d
 
 from swep_ds.command import is_first_on_node, report
-from swep_ds.errors import EXIT_DONE, Ended, InputError
+from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped
 from swep_ds.lifeline import Hub, Line, Spoke
 from swep_ds.stop_signals import leave_alone, request
+
+JOIN = timedelta(minutes=10)  # for all ranks to start
+LONGEST_WAIT = timedelta(hours=6)  # of a rank for others that live
+ALONE_SECONDS = 30.0  # that others may come later to a common end, by what they finish first
 
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
@@ -42,7 +51,8 @@ def process_group() -> Iterator[None]:
     (`swep_ds.lifeline`).
 
     Raises:
-        InputError: a launcher set some of the rank variables, but not all; or the ranks cannot reach each other.
+        InputError: a launcher set some of the rank variables, but not all; a node has fewer devices than ranks; or the
+            ranks cannot reach each other.
         Ended: of the block, which must raise it on all ranks alike (`agree`).
     """
     _complete_environment()
@@ -51,25 +61,14 @@ def process_group() -> Iterator[None]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    backend = get_accelerator().communication_backend_name()
-    if get_accelerator().device_name() == "cpu":
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        backend = "gloo"
-    else:
-        local, devices = int(os.environ["LOCAL_RANK"]), get_accelerator().device_count()
-        if local >= devices:
-            raise InputError(
-                f"rank {os.environ['RANK']} wants device {local} of a node with {devices}: start fewer ranks"
-            )
-        get_accelerator().set_device(local)
-    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    _join()
     try:
         _connect()
         yield
         _leave(EXIT_DONE)
     except Ended as end:
         report(end)  # before the launcher sees one rank end and kills the others
-        _leave(end.exit_code)
+        _leave(end.exit_code, end)
         raise
     except BaseException as error:
         if _line:
@@ -77,9 +76,47 @@ def process_group() -> Iterator[None]:
         raise
 
 
+def _join() -> None:
+    backend, local, missing = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
+    if get_accelerator().device_name() == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        backend = "gloo"
+    elif local >= (devices := get_accelerator().device_count()):
+        missing = f"rank {os.environ['RANK']} wants device {local} of a node with {devices}: start fewer ranks"
+    else:
+        get_accelerator().set_device(local)
+    store = _meet(missing)  # kept until the group has its own
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    del store
+    wait_long()
+
+
+def _meet(fault: str) -> dist.Store:
+    """Waits for all ranks, of which one may have no device to join a group with.
+
+    Raises:
+        InputError: on all ranks, if any has a fault.
+    """
+    store, number, world = next(dist.rendezvous("env://", timeout=JOIN))
+    store.set(f"swep_ds/fault/{number}", fault)
+    faults = [one.decode() for one in store.multi_get([f"swep_ds/fault/{rank}" for rank in range(world)])]
+    if not any(faults):
+        return store
+    with suppress(RuntimeError):  # rank 0, which serves the store, goes once all have read
+        if store.add("swep_ds/read", 1) == world:
+            store.set("swep_ds/all have read", "")
+        store.wait(["swep_ds/all have read"])
+    raise InputError(next(filter(None, faults)))
+
+
+def wait_long() -> None:
+    """Lets the collectives of all groups that there are wait for `LONGEST_WAIT`."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(LONGEST_WAIT, group)
+
+
 def _connect() -> None:
     """Ties the ranks together, so that none waits for a dead one."""
-    global _line
     _hosts[:] = gather(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
     if world_size() == 1:
         request.joined(leave_alone)
@@ -92,9 +129,10 @@ def _connect() -> None:
         except OSError as error:
             raise InputError(f"MASTER_ADDR {address}: rank 0 cannot listen there ({error})") from None
 
-    def connect() -> Line:
+    def connect() -> None:
+        global _line  # at once: where another rank fails, this one says goodbye as well
         try:
-            return hub or Spoke(rank(), world_size(), _hosts, address, ticket, tells=is_first_on_node())
+            _line = hub or Spoke(rank(), world_size(), _hosts, address, ticket, tells=is_first_on_node())
         except OSError as error:
             raise InputError(
                 f"MASTER_ADDR {address}: port {ticket.port} of rank 0 cannot be reached ({error}): the nodes must "
@@ -103,15 +141,22 @@ def _connect() -> None:
 
     hub = agree(listen)
     ticket = gather(hub and hub.ticket)[0]
-    _line = agree(connect)
+    agree(connect)
     request.joined(_line.stop)
 
 
-def _leave(code: int) -> None:
-    """All ranks call this together."""
+def _leave(code: int, end: Ended | None = None) -> None:
+    """All ranks call this together; one that is alone with what ended it ends the others, which wait elsewhere."""
     global _line
     request.settle(code)
+    alone = None
+    if _line and end and not isinstance(end, Stopped):  # which all have agreed upon
+        alone = threading.Timer(ALONE_SECONDS, _line.fail, (end,))
+        alone.daemon = True
+        alone.start()
     dist.barrier()
+    if alone:
+        alone.cancel()
     if _line:
         _line.close()
         _line = None

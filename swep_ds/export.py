@@ -56,7 +56,7 @@ def export_model(
                 pass
         if not ranks.is_main():
             return
-        tokenizer.save_pretrained(unfinished)
+        save_tokenizer(tokenizer, unfinished)
         reading = {"data": {name: getattr(recipe.data, name) for name in WINDOWS}, "eval": recipe.eval.model_dump()}
         (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n")
         (unfinished / "README.md").write_text(model_card(recipe, scores))
@@ -69,6 +69,17 @@ def export_model(
         if ranks.is_main():
             shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """`tokenizer.save_pretrained(folder)`; the tokenizers library raises a bare `Exception` of what the system says."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        of_system = re.fullmatch(r"(.*) \(os error (\d+)\)", str(error))
+        if type(error) is not Exception or not of_system:
+            raise
+        raise OSError(int(of_system[2]), of_system[1], str(folder)) from None
 
 
 def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | None]], folder: Path) -> None:

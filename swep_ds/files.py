@@ -16,6 +16,8 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines([text] if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())  # else a node that loses power may keep the new name with none of the bytes
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ Notable:
 - The kernel closes a dead process's sockets, however it died: rank 0 reads the end of the stream at once. A process
   that is only busy, with its interpreter locked, closes nothing: no false alarm.
 - A machine that vanished closes nothing either; the kernel's probes notice it within 15 s (`PROBES`).
+  So much of an outage of the network ends a healthy run.
 - The main threads wait in a collective by then, for ever or until their backend gives up, so the thread of this
   module ends the process itself (`os._exit`). Checkpoints bear that at any moment.
 - A rank that ended cleanly has said goodbye, after a barrier.
@@ -26,9 +27,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from swep_ds.errors import EXIT_FAULT, EXIT_STOPPED
+from swep_ds.errors import EXIT_FAULT, EXIT_LOST, EXIT_STOPPED
 from swep_ds.stalls import StallWatch, Standing
-from swep_ds.stop_signals import leave, stopped_at_once
+from swep_ds.stop_signals import exit_after, leave, stopped_at_once
 
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
 PERIOD = 0.25  # s between two messages of a rank; longer where there are more than `MESSAGES` / s
@@ -76,11 +77,13 @@ class Line:
         """Ends all ranks after an exception on this one, whose traceback is printed; unless another rank's death is
         told first, which it may come from."""
         time.sleep(HOLD_SECONDS)
-        traceback.print_exception(error)
+        exit_after(GOODBYE_SECONDS, EXIT_FAULT)  # whatever becomes of what follows
+        with suppress(OSError):
+            traceback.print_exception(error)
         said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         self._do(lambda: self._tell_fault(f"ended with {said} in {self.at[1]}"))
-        while True:  # the thread ends the process
-            time.sleep(HOLD_SECONDS)
+        self._thread.join()  # it ends the process
+        os._exit(EXIT_FAULT)
 
     def close(self) -> None:
         """All ranks call this after a barrier: from then on none misses another."""
@@ -92,12 +95,15 @@ class Line:
         self._alarm.send(b".")
 
     def _serve(self) -> None:
-        while not self._closed:
-            for key, _ in self._selector.select(self._period):
-                key.data()
-            while not self._orders.empty():
-                self._orders.get()()
-            self._tick(time.monotonic())
+        try:
+            while not self._closed:
+                for key, _ in self._selector.select(self._period):
+                    key.data()
+                while not self._orders.empty():
+                    self._orders.get()()
+                self._tick(time.monotonic())
+        except Exception:  # without this thread a dead rank would be waited for
+            leave(traceback.format_exc(), EXIT_FAULT)
 
     def _end(self, text: str, code: int) -> NoReturn:
         title = "stopped" if code == EXIT_STOPPED else "error"
@@ -190,7 +196,7 @@ class Hub(Line):
         self._standings = {0: Standing(0, hosts[0], os.getpid())}
         self._streams: dict[int, Stream] = {}  # of the ranks that have not said goodbye
         self._world_size = world_size
-        self._faults: list[str] = []
+        self._faults: list[tuple[str, int]] = []  # with the exit codes that they call for
         self._told_at = float("inf")
         self._watch: StallWatch | None = None
         self._looked = 0.0
@@ -211,6 +217,8 @@ class Hub(Line):
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._meet(guest))
 
     def _meet(self, guest: Stream) -> None:
+        if guest not in self._guests:  # turned away since the selector saw its message
+            return
         try:
             messages = guest.receive()
         except (EOFError, ValueError):
@@ -247,8 +255,8 @@ class Hub(Line):
         except EOFError as error:
             self._drop(stream)
             if self._streams.pop(rank, None):  # without a goodbye
-                reason = f" ({error})" if error.args else ""
-                self._fault(f"{self._standings[rank]} died{reason}, last seen in {self._standings[rank].step}")
+                reason, standing = f" ({error})" if error.args else "", self._standings[rank]
+                self._fault(f"{standing} died{reason}, last seen in {standing.step}", EXIT_LOST)
 
     def _hear(self, rank: int, message: dict[str, Any]) -> None:
         if "at" in message:
@@ -257,16 +265,16 @@ class Hub(Line):
             self._tell_stop(message["stop"])
         elif "fault" in message:
             del self._streams[rank]
-            self._fault(f"{self._standings[rank]} {message['fault']}")
+            self._fault(f"{self._standings[rank]} {message['fault']}", EXIT_FAULT)
         elif "goodbye" in message:
             del self._streams[rank]
 
-    def _fault(self, text: str) -> None:
-        self._faults.append(text)
+    def _fault(self, text: str, code: int) -> None:
+        self._faults.append((text, code))
         self._told_at = min(self._told_at, time.monotonic() + TOGETHER_SECONDS)
 
     def _tell_fault(self, text: str) -> None:
-        self._fault(f"{self._standings[0]} {text}")
+        self._fault(f"{self._standings[0]} {text}", EXIT_FAULT)
 
     def _tell_stop(self, text: str) -> None:
         if not self._faults:
@@ -281,14 +289,16 @@ class Hub(Line):
         if self._closed:  # all ranks were past the last barrier: what they died of after it is no concern of others
             return
         if now >= self._told_at:
-            more = len(self._faults) - SHOWN
-            self._end_all("; ".join(self._faults[:SHOWN]) + (f"; and {more} more" if more > 0 else ""), EXIT_FAULT)
+            texts, codes = zip(*self._faults, strict=True)
+            more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+            self._end_all("; ".join(texts[:SHOWN]) + more, EXIT_LOST if set(codes) == {EXIT_LOST} else EXIT_FAULT)
         if now - self._looked < self._period:
             return
         self._looked = now
         self._standings[0].hear(*self.at, now)
         if self._watch and (report := self._watch.look(list(self._standings.values()), now)):
-            print(f"warning: {report}", file=sys.stderr, flush=True)
+            with suppress(OSError):
+                print(f"warning: {report}", file=sys.stderr, flush=True)
 
     def _say_goodbye(self) -> None:
         """Waits for the others' goodbyes: who closed first could cut off what the other still reads."""
@@ -326,7 +336,7 @@ class Spoke(Line):
             reason = f" ({error})" if error.args else ""
             self._tells |= self.rank == 1  # for the machine that was rank 0's
             host = self.hosts[self.rank]
-            self._end(f"{self._hub} died{reason}; rank {self.rank} ({host}) was in {self.at[1]}", EXIT_FAULT)
+            self._end(f"{self._hub} died{reason}; rank {self.rank} ({host}) was in {self.at[1]}", EXIT_LOST)
 
     def _tick(self, now: float) -> None:
         if self._stream.flush() and now - self._sent >= self._period:

@@ -20,7 +20,7 @@ from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
-from swep_ds.errors import InputError
+from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.results import Score, Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
@@ -33,7 +33,7 @@ from swep_ds.models.loading import load_config
 from swep_ds.models.names import check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
-from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, settings_that_bind
+from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.ds_config import QUIET, SPREAD, check_offload, read_ds_config, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
@@ -76,31 +76,31 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
     folder = RunFolder(output_dir)
     say(recipe.dump().rstrip(), style="dim")
-    tag, split = _take(folder, recipe, resume, say)
+    tags, split = _take(folder, recipe, resume, say)
     start = recipe.model.name
-    if recipe.pretrain and tag is None:
+    if recipe.pretrain and not tags:
         start = str(pretrain(recipe, split, ds_config, folder, resume, say))
-    _run(recipe, prepare(split, ds_config, start), folder, tag, say)
+    _run(recipe, prepare(split, ds_config, start), folder, tags, say)
 
 
-def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Callable[[str], None]) -> tuple[Path | None, Recipe]:
-    """The checkpoint to go on from, and the recipe with the split of its global batch that these ranks make."""
+def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Callable[[str], None]) -> tuple[list[Path], Recipe]:
+    """The checkpoints to go on from, and the recipe with the split of its global batch that these ranks make."""
 
-    def take() -> tuple[Path | None, Recipe] | None:
+    def take() -> tuple[list[Path], Recipe] | None:
         if not ranks.is_main():
             return None
-        tag = folder.take(recipe, resume)
-        began = folder.began(tag)
-        return tag, began.keep(recipe, ranks.world_size()) if began else recipe
+        tags = folder.take(recipe, resume)
+        began = folder.began(tags)
+        return tags, began.keep(recipe, ranks.world_size()) if began else recipe
 
-    tag, split = ranks.gather(ranks.agree(take))[0]
+    tags, split = ranks.gather(ranks.agree(take))[0]
     if split != recipe:
         micro, steps = split.train.micro_batch_size, split.train.gradient_accumulation_steps
         say(
             f"{folder.path} began with a global batch of {micro * steps * ranks.world_size()}: kept, on "
             f"{ranks.world_size()} rank(s), by micro-batches of {micro} and an accumulation of {steps}"
         )
-    return tag, split
+    return tags, split
 
 
 def pretrain(
@@ -112,7 +112,7 @@ def pretrain(
         split: the recipe as the second stage will be run.
     """
     first, own = recipe.first_stage(), RunFolder(folder.path / PRETRAIN)
-    tag, first_split = _take(own, first, "never" if resume == "never" else "auto", say)
+    tags, first_split = _take(own, first, "never" if resume == "never" else "auto", say)
     if not ranks.gather(own.results.is_file())[0]:
         second = prepare(split, ds_config)  # what is wrong with the second stage must not show hours later
         batch = Batch.of(recipe, second.batches.global_batch)
@@ -123,7 +123,7 @@ def pretrain(
         except InputError as error:
             raise InputError(f"first stage (pretrain): {error}") from None
         write_together(on_main(lambda: folder.keep(batch)), folder.path)
-        _run(first, job, own, tag, say, to_train_on=True)
+        _run(first, job, own, tags, say, to_train_on=True)
         del job
         gc.collect()  # the engine's reference cycles hold the device's memory
         get_accelerator().empty_cache()
@@ -136,13 +136,15 @@ def _run(
     recipe: Recipe,
     job: Job,
     folder: RunFolder,
-    tag: Path | None,
+    tags: list[Path],
     say: Callable[[str], None],
     *,
     to_train_on: bool = False,
 ) -> None:
-    """One stage, from the checkpoint `tag`, or from the start, to the results."""
+    """One stage, from the first undamaged one of `tags`, or from the start, to the results."""
     stage, updates = zero_stage(job.config), job.batches.updates
+    setup, layout = _setup(recipe, job)
+    check_alike(setup | layout)
     windows = job.features
     targets = f", {windows.targets_cut} answers cut" if recipe.task == "generative" else ""
     say(
@@ -153,9 +155,11 @@ def _run(
     )
     engine = build_engine(job.objective, job.config, recipe.train, updates)
     try:
-        _carry_out(engine, job, recipe, folder, tag, say, to_train_on)
-    finally:
+        _carry_out(engine, job, recipe, folder, tags, say, to_train_on)
+    except Ended:  # on all ranks; of any other exception they must hear first
         engine.destroy()
+        raise
+    engine.destroy()
 
 
 def _carry_out(
@@ -163,23 +167,11 @@ def _carry_out(
     job: Job,
     recipe: Recipe,
     folder: RunFolder,
-    tag: Path | None,
+    tags: list[Path],
     say: Callable[[str], None],
     to_train_on: bool,
 ) -> None:
-    stage, updates = zero_stage(job.config), job.batches.updates
-    batch = Batch.of(recipe, job.batches.global_batch)
-    setup = {
-        "updates": updates,
-        "global batch": batch.windows,
-        "training data": job.features.fingerprint,
-        **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*QUIET, *SPREAD)},
-        **settings_that_bind(recipe),
-    }
-    zero = job.config.get("zero_optimization", {})
-    layout = {"world_size": ranks.world_size(), "zero_stage": stage, "zero_optimization": zero}
-    if job.validation:
-        setup["selection data"] = job.validation.features.fingerprint
+    updates, batch = job.batches.updates, Batch.of(recipe, job.batches.global_batch)
 
     def validate() -> Score:
         return job.evaluation.score(engine, job.validation)[1]
@@ -187,17 +179,18 @@ def _carry_out(
     checkpoints = Checkpoints(
         folder.checkpoints,
         recipe.train.keep_checkpoints,
-        setup,
-        layout,
+        *_setup(recipe, job),
         asdict(batch),
         recipe.train.on_checkpoint_failure,
     )
-    before = Done() if tag is None else checkpoints.load(engine, tag)
+    tag, before = checkpoints.load(engine, tags) if tags else (None, Done())
     # not earlier: a start that is refused leaves the folder as it was
     write_together(on_main(lambda: _note_start(folder, recipe, job, batch)), folder.path)
     if tag is not None:
         say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
-    with ranks.agree(lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main())) as tracker:
+    with write_together(
+        lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
+    ) as tracker:
         done = train(
             engine, job.batches, recipe.train, checkpoints, tracker, before, validate if job.validation else None
         )
@@ -214,6 +207,21 @@ def _carry_out(
         if scores:
             print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
         say(f"model in {folder.model}, results in {folder.path / 'results.json'}")
+
+
+def _setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run must have in common with the checkpoint that it goes on from, and how its state is spread."""
+    setup = {
+        "updates": job.batches.updates,
+        "global batch": job.batches.global_batch,
+        "training data": job.features.fingerprint,
+        **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*QUIET, *SPREAD)},
+        **settings_that_bind(recipe),
+    }
+    if job.validation:
+        setup["selection data"] = job.validation.features.fingerprint
+    zero, stage = job.config.get("zero_optimization", {}), zero_stage(job.config)
+    return setup, {"world_size": ranks.world_size(), "zero_stage": stage, "zero_optimization": zero}
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:

@@ -2,14 +2,18 @@
 
 import fcntl
 import json
+import os
+import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
 from swep_ds.files import write_atomically
 from swep_ds.recipe import Recipe, differences, flatten
-from swep_ds.training.checkpoints import find_checkpoint, read_manifest
+from swep_ds.training.checkpoints import find_checkpoints, read_manifest
 
 # what may change between two starts of the same run
 FREE = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
@@ -17,6 +21,8 @@ FREE += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_s
 FREE += ("train.micro_batch_size", "train.gradient_accumulation_steps")  # their product with the ranks binds: `Batch`
 FREE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 PRETRAIN, BATCH = "pretrain", "batch.json"
+# a network file system lets a dead node's lock go after a minute or two: what Slurm starts again waits for that
+LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,9 @@ class RunFolder:
         self.model = path / "model"
         self.results = path / "results.json"
 
-    def take(self, recipe: Recipe, resume: str) -> Path | None:
-        """Locks the folder for this process; returns the checkpoint to go on from, None to start anew.
+    def take(self, recipe: Recipe, resume: str) -> list[Path]:
+        """Locks the folder for this process; returns the checkpoints to go on from (`Checkpoints.load`), none to
+        start anew.
 
         Args:
             resume: "auto", "never", or the folder of a checkpoint (or of several: the newest is taken).
@@ -107,34 +114,65 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"--output_dir {self.path}: cannot be written to ({error.strerror})") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"--output_dir {self.path}: another process is writing to it: name another folder"
-            ) from None
+            _lock(self._lock, self.path)
         except OSError as error:
             raise InputError(
                 f"--output_dir {self.path}: its file system has no locks ({error.strerror}): name a folder on another"
             ) from None
         if resume in ("auto", "never"):
-            return find_checkpoint(self.checkpoints)
+            return find_checkpoints(self.checkpoints)
         path = Path(resume)
         if not path.is_dir():
             raise InputError(f"--resume {resume}: no such folder: give auto, never, or a checkpoint's folder")
-        tag = find_checkpoint(path) or path
+        tag = [*find_checkpoints(path), path][0]
         read_manifest(tag)
-        return tag
+        return [tag]
 
-    def began(self, tag: Path | None) -> Batch | None:
-        """As the run began: this one, or if it only begins now, the one whose checkpoint it goes on from."""
+    def began(self, tags: list[Path]) -> Batch | None:
+        """As the run began: this one, or if it only begins now, the one whose checkpoints it goes on from."""
         if (self.path / BATCH).is_file():
             return Batch(**json.loads((self.path / BATCH).read_text()))
-        noted = read_manifest(tag).get("batch") if tag else None
+        noted = read_manifest(tags[0]).get("batch") if tags else None
         return Batch(**noted) if noted else None
 
     def keep(self, batch: Batch) -> None:
         """Notes what `began` gives."""
         write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
+
+
+def _lock(file: TextIO, folder: Path) -> None:
+    """Waits a little for another process to let go: one that was killed may still be ending.
+
+    Raises:
+        InputError: it does not.
+        OSError: the file system has no locks.
+    """
+    restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    seconds = LOCK_SECONDS_OF_A_RESTART if restarted else LOCK_SECONDS
+    until, said = time.monotonic() + seconds, False
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise InputError(
+                    f"--output_dir {folder}: another process is writing to it: name another folder"
+                ) from None
+        if not said:
+            print(f"{folder}: another process holds it, waiting up to {seconds:.0f} s", file=sys.stderr, flush=True)
+            said = True
+        time.sleep(LOCK_EVERY)
+
+
+def check_alike(setup: dict[str, Any]) -> None:
+    """Raises InputError, on all ranks, where one of them would train otherwise. All ranks call this together."""
+    first, *others = ranks.gather(setup)
+    for number, other in enumerate(others, 1):
+        if differing := differences(first, other):
+            raise InputError(
+                f"rank {number} (here, host {ranks.host(number)}) starts otherwise than rank 0 (there, host "
+                f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
+            )
 
 
 def settings_that_bind(recipe: Recipe) -> dict[str, Any]:

@@ -9,8 +9,8 @@ Notable:
   number goes through a pipe (`signal.set_wakeup_fd`) to a thread, which does all that is done.
 - The `deepspeed` command signals its ranks when it is signalled itself. In a process group that is signalled as a
   whole they have had it by then: what comes within `REPEAT_SECONDS` is the same request.
-- No process is forked: the data loader reads in this one, tokenisers are threads, and a program that is started gets
-  the signals' default actions back.
+- The data loader reads in this process, tokenisers are threads, and a program that is started gets the signals' default
+  actions back. So does a process that a library forks: its signals are not this one's.
 """
 
 import os
@@ -27,6 +27,7 @@ from swep_ds.errors import EXIT_STOPPED
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 REPEAT_SECONDS = 1.0
+LEAVE_SECONDS = 5.0  # for the last words: nobody may read them
 JOIN_SECONDS = 10.0  # for the other ranks to come, once a rank that waits for them is asked to stop
 GO_ON = "the same command goes on from there (--resume auto)"
 
@@ -49,6 +50,8 @@ class StopRequest:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
+            signal.siginterrupt(number, False)  # code that knows of no signals goes on with its system calls
+        os.register_at_fork(after_in_child=_forget)
         threading.Thread(target=self._listen, args=(read,), daemon=True, name="signals").start()
 
     @contextmanager
@@ -66,6 +69,14 @@ class StopRequest:
         """The ranks have found each other: a request that is not deferred is served by `leave(signal's name)`."""
         self._leave = leave
         self._wake()
+
+    def serve(self) -> None:
+        """Ends this process, of one rank, if it was asked to stop and that is not deferred.
+
+        For an exception that nobody expected: a signal to the whole process group also killed what this one started.
+        """
+        if self._due() is not None:
+            leave_alone(signal.Signals(self.number).name)
 
     def settle(self, code: int) -> None:
         """The process is about to end with this exit code, and will not be hurried to another one."""
@@ -102,18 +113,38 @@ class StopRequest:
             os.write(self._pipe[1], b"\0")
 
 
+def _forget() -> None:
+    """In a forked process: signals have their default actions, and do not go through the pipe of its parent."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def leave_alone(name: str) -> NoReturn:
     """Ends this process, of one rank."""
     leave(f"stopped: {stopped_at_once(name)}", EXIT_STOPPED)
 
 
 def leave(text: str | None, code: int) -> NoReturn:
-    """Says why and ends the process, from any thread; the main one may wait in a collective for ever."""
-    if text:
-        print(text, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """Says why and ends the process, from any thread; the main one may wait in a collective for ever.
+
+    It also ends where nothing can be said: stderr may be a file on a full disk, or a pipe that nobody reads.
+    """
+    try:
+        exit_after(LEAVE_SECONDS, code)
+        if text:
+            print(text, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def exit_after(seconds: float, code: int) -> None:
+    """Ends the process then, whatever its other threads wait for."""
+    last = threading.Timer(seconds, os._exit, (code,))
+    last.daemon = True
+    last.start()
 
 
 def stopped_at_once(by: str) -> str:

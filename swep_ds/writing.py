@@ -3,30 +3,37 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 
 from swep_ds import distributed as ranks
-from swep_ds.errors import WriteFailed
+from swep_ds.errors import Ended, WriteFailed
+
+T = TypeVar("T")
 
 
-def write_together(step: Callable[[], None] | None, path: Path) -> None:
+def write_together(step: Callable[[], T] | None, path: Path) -> T | None:
     """Runs `step`, which writes `path` or below it, where a rank has one. All ranks call this together.
 
     Raises:
         WriteFailed: on all ranks if a step met a full disk, an unwritable folder or the like.
+        Ended: any other of a step, on all ranks as well.
     """
-    fault = None
+    value, fault = None, None
     try:
         if step is not None:
-            step()
+            value = step()
+    except Ended as error:
+        fault = error
     except (OSError, SafetensorError) as error:
         file, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or str(error)
         where = f"on rank {ranks.rank()}, host {socket.gethostname()}"
-        fault = f"cannot write {file}: {' '.join(reason.split())[:200]} ({where})"
+        fault = WriteFailed(f"cannot write {file}: {' '.join(reason.split())[:200]} ({where})")
     faults = [one for one in ranks.gather(fault) if one]
     if faults:
-        raise WriteFailed(faults[0])
+        raise faults[0]
+    return value
 
 
 def on_main(step: Callable[[], None]) -> Callable[[], None] | None:

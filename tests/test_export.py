@@ -1,5 +1,6 @@
 """The exported model: loads with transformers alone, computes what the engine computed, says what it is."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from swep_ds.export import model_card
+from swep_ds.export import model_card, save_tokenizer
 from swep_ds.recipe import Recipe
+from tests import tiny
 from tests.tiny_run import ds_config, launch, prepare
 
 # Makes runs as scripts/train.py does and keeps the engine's logits right before the export.
@@ -142,6 +144,16 @@ def test_the_model_card_has_the_runs_scores(runs):
     scores = json.loads((runs / "zero3" / "results.json").read_text())["eval"]["test"]
     card = (runs / "zero3" / "model" / "README.md").read_text()
     assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in card
+
+
+def test_a_full_disk_under_the_tokenizer_is_an_error_of_the_system(tmp_path):
+    tokenizer = tiny.wordpiece()
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_tokenizer(tokenizer, tmp_path)
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(TypeError):
+        save_tokenizer(tokenizer, 3)
 
 
 def card(method: dict, scores: dict, **more: dict) -> tuple[dict, str]:

@@ -1,6 +1,7 @@
 """Files that are whole or not there, and locks of other processes."""
 
 import fcntl
+import os
 
 import pytest
 
@@ -14,6 +15,14 @@ def test_a_text_or_its_pieces_replace_what_was_there(tmp_path):
     write_atomically(path, (piece for piece in ("a", "b\n")))
     assert path.read_text() == "ab\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    path, done, sync, replace = tmp_path / "file.txt", [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.fstat(file).st_size) or sync(file))
+    monkeypatch.setattr(os, "replace", lambda *names: done.append("name") or replace(*names))
+    write_atomically(path, "abc")
+    assert done == [3, "name"]
 
 
 @pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt])

@@ -5,6 +5,7 @@ tests/training/test_stopping.py has the same under DeepSpeed.
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from swep_ds import lifeline
+from swep_ds.errors import EXIT_FAULT, EXIT_LOST
 from swep_ds.lifeline import PROBES, Hub, Stream
 
 ROOT = Path(__file__).parent.parent
@@ -63,9 +66,9 @@ else:
 class Ranks:
     """Four processes, of two machines by name."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, stderr=subprocess.PIPE):
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
         self.processes = [
             subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder / "ticket")], env=env, **pipes)
             for rank in range(4)
@@ -81,6 +84,11 @@ class Ranks:
     def name(self, rank: int) -> str:
         return f"rank {rank} ({HOSTS[rank]}, pid {self.processes[rank].pid})"
 
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
     def end(self, seconds: float = 10) -> tuple[list[int], list[str]]:
         """Exit codes and what the ranks said on stderr; all end within `seconds`."""
         deadline = time.monotonic() + seconds
@@ -94,9 +102,7 @@ class Ranks:
 def ranks(tmp_path):
     four = Ranks(tmp_path)
     yield four
-    for process in four.processes:
-        process.kill()
-        process.communicate()
+    four.close()
 
 
 def test_a_clean_end_is_silent(ranks):
@@ -111,7 +117,7 @@ def test_a_killed_rank_is_named_and_all_end(ranks, victim):
     time.sleep(0.6)
     ranks.processes[victim].kill()
     codes, said = ranks.end(3)
-    assert codes == [-signal.SIGKILL if rank == victim else 1 for rank in range(4)]
+    assert codes == [-signal.SIGKILL if rank == victim else EXIT_LOST for rank in range(4)]
     expected = f"error: {ranks.name(victim)} died, last seen in update 41, backward\n"
     assert said == [expected, "", expected, ""]  # one rank of each machine tells
 
@@ -122,7 +128,7 @@ def test_the_death_of_rank_0_is_told_by_one_rank_of_each_machine(ranks):
     time.sleep(0.1)
     ranks.processes[0].kill()
     codes, said = ranks.end(3)
-    assert codes == [-signal.SIGKILL, 1, 1, 1]
+    assert codes == [-signal.SIGKILL, *[EXIT_LOST] * 3]
     assert said[1] == f"error: {ranks.name(0)} died; rank 1 (north) was in update 7, data\n"
     assert said[2] == f"error: {ranks.name(0)} died; rank 2 (south) was in update 7, step\n"
     assert said[3] == ""
@@ -132,7 +138,7 @@ def test_ranks_that_die_together_are_told_together(ranks):
     for rank in (2, 3):
         ranks.processes[rank].kill()
     codes, said = ranks.end(3)
-    assert codes[:2] == [1, 1]
+    assert codes[:2] == [EXIT_LOST] * 2
     assert f"{ranks.name(2)} died, last seen in set-up" in said[0]
     assert f"{ranks.name(3)} died, last seen in set-up" in said[0]
 
@@ -152,8 +158,18 @@ def test_an_exception_that_a_death_caused_is_not_told(ranks):
     time.sleep(0.2)
     ranks.processes[3].kill()
     codes, said = ranks.end(3)
-    assert codes == [1, 1, 1, -signal.SIGKILL]
+    assert codes == [*[EXIT_LOST] * 3, -signal.SIGKILL]
     assert said[0] == f"error: {ranks.name(3)} died, last seen in set-up\n"
+
+
+def test_all_end_where_nothing_can_be_said(tmp_path):
+    with open("/dev/full", "w") as full:
+        ranks = Ranks(tmp_path, stderr=full)
+    try:
+        ranks.tell("raise out of luck", 1)
+        assert ranks.end(6)[0] == [1] * 4
+    finally:
+        ranks.close()
 
 
 def test_a_stop_on_one_rank_ends_all_with_75(ranks):
@@ -211,22 +227,51 @@ def test_strangers_are_turned_away_and_nobody_listens_once_all_are_there():
     rank_0.close()
 
 
+def test_a_stranger_whose_noise_comes_with_the_last_ranks_hello_does_no_harm():
+    rank_0 = hub(2)
+    place = ("127.0.0.1", rank_0.ticket.port)
+    with socket.create_connection(place) as noisy, socket.create_connection(place) as last:
+        rank_1 = Stream(last)
+        until(lambda: len(rank_0._guests) == 2)
+        rank_0._do(lambda: time.sleep(0.3))  # so that one look at the sockets finds both
+        time.sleep(0.1)
+        rank_1.send(token=rank_0.ticket.token, rank=1, pid=1)
+        noisy.sendall(b"GET /\n")
+        until(lambda: not rank_0._guests)
+        rank_1.send(at=(3, "update 1, step"))
+        until(lambda: rank_0._standings[1].steps == 3)
+        rank_1.send(goodbye=True)
+    rank_0.close()
+
+
+def test_a_thread_that_breaks_ends_its_process(monkeypatch):
+    left = queue.SimpleQueue()
+    monkeypatch.setattr(lifeline, "leave", lambda text, code: left.put((text, code)))
+    hub(2)._do(lambda: 1 / 0)
+    text, code = left.get(timeout=5)
+    assert "ZeroDivisionError" in text
+    assert code == EXIT_FAULT
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_1024_ranks_are_tied_within_seconds_and_cost_little():
     rank_0 = hub(1024)
     spokes = []
     for rank in range(1, 1024):
         spokes.append(Stream(socket.create_connection(("127.0.0.1", rank_0.ticket.port))))
         spokes[-1].send(token=rank_0.ticket.token, rank=rank, pid=rank)
-    deadline = time.monotonic() + 20
-    while len(rank_0._standings) < 1024:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(rank_0._standings) == 1024)
     assert rank_0._period >= 4  # s: so many messages a second, whatever the number of ranks
     before = time.process_time()
     for spoke in spokes:
         spoke.send(at=(5, "update 1, step"))
-    while {one.steps for one in rank_0._standings.values()} != {0, 5}:
-        time.sleep(0.01)
+    until(lambda: {one.steps for one in rank_0._standings.values()} == {0, 5})
     assert (time.process_time() - before) / rank_0._period < 0.1  # of a core, for both ends
     for spoke in spokes:
         spoke.send(goodbye=True)

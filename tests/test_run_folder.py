@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 
+from swep_ds import run_folder
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from swep_ds.run_folder import Batch, RunFolder, settings_that_bind
+from swep_ds.run_folder import Batch, RunFolder, check_alike, settings_that_bind
 
 TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
@@ -24,8 +28,8 @@ def recipe(**changes) -> Recipe:
 
 def take(path: Path, made: Recipe | None = None, resume: str = "auto"):
     folder = RunFolder(path)
-    tag = folder.take(made or recipe(), resume)
-    return folder, tag
+    tags = folder.take(made or recipe(), resume)
+    return folder, tags[0] if tags else None
 
 
 def message(path: Path, made: Recipe | None = None, resume: str = "auto") -> str:
@@ -141,10 +145,11 @@ def test_resume_never_wants_no_run_there(used, tmp_path):
 
 
 def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
-    checkpoint(used / "checkpoints", 9)
-    newest = checkpoint(used / "checkpoints", 10)
+    tags = [checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
     (used / "checkpoints" / "update-00000011").mkdir()  # cut off
-    assert take(used)[1] == newest
+    assert RunFolder(used).take(recipe(), "auto") == tags  # older ones should it turn out to be damaged
+    (used / "checkpoints" / "latest").write_text(tags[1].name)
+    assert RunFolder(used).take(recipe(), "auto") == [tags[1], tags[0], tags[2]]
 
 
 def test_auto_passes_over_a_damaged_checkpoint_with_a_warning(used, caplog):
@@ -175,7 +180,7 @@ def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
     there = tmp_path / "there" / "checkpoints"
     older, newest = checkpoint(there, 1), checkpoint(there, 2)
     assert take(tmp_path / "a", resume=str(older))[1] == older
-    assert take(tmp_path / "b", resume=str(there))[1] == newest
+    assert RunFolder(tmp_path / "b").take(recipe(), str(there)) == [newest]  # and no other
 
 
 def test_a_path_without_a_checkpoint(tmp_path):
@@ -188,7 +193,9 @@ def test_a_path_without_a_checkpoint(tmp_path):
     )
 
 
-def test_another_process_holds_the_folder(used):
+@contextmanager
+def held(path: Path):
+    """By another process, which is given."""
     script = (
         "import sys, pathlib\n"
         "from swep_ds.recipe import Recipe\n"
@@ -200,13 +207,36 @@ def test_another_process_holds_the_folder(used):
         "sys.stdin.read()\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", script, str(used)], **pipes) as holder:
+    with subprocess.Popen([sys.executable, "-c", script, str(path)], **pipes) as holder:
         try:
             assert holder.stdout.readline() == "locked\n"
-            assert "another process is writing to it: name another folder" in message(used)
+            yield holder
         finally:
             holder.kill()  # a killed process leaves no lock behind
-    assert take(used)[1] is None
+
+
+def test_another_process_holds_the_folder(used, monkeypatch, capsys):
+    monkeypatch.setattr(run_folder, "LOCK_EVERY", 0.05)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.2)
+    with held(used) as holder:
+        assert "another process is writing to it: name another folder" in message(used)
+        assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 0 s\n"
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
+        Timer(0.5, holder.kill).start()
+        assert take(used)[1] is None
+        assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 120 s\n"
+
+
+def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatch):
+    setups = [{"training data": "a"}, {"training data": "a"}, {"training data": "b"}]
+    monkeypatch.setattr(run_folder, "ranks", SimpleNamespace(gather=lambda own: [*setups, own], host="n{}".format))
+    with pytest.raises(InputError) as caught:
+        check_alike(setups[0])
+    assert "rank 2 (here, host n2) starts otherwise than rank 0 (there, host n0): training data 'a' there, 'b' " in str(
+        caught.value
+    )
+    setups.pop()
+    check_alike(setups[0])
 
 
 # The global batch
@@ -253,16 +283,17 @@ def test_a_recipe_may_split_its_global_batch_anew_but_not_ask_for_another():
 
 def test_the_split_does_not_bind_but_the_folder_remembers_the_batch(used, tmp_path):
     folder, tag = take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2))
-    assert folder.began(tag) is None
+    assert tag is None
+    assert folder.began([]) is None
     own = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
     folder.keep(own)
-    assert folder.began(tag) == own
+    assert folder.began([]) == own
     there = checkpoint(tmp_path / "there", 3)
     of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
     manifest = json.loads((there / "complete.json").read_text()) | {"batch": of_checkpoint}
     (there / "complete.json").write_text(json.dumps(manifest))
-    assert folder.began(there) == own
-    assert RunFolder(tmp_path / "new").began(there) == Batch(**of_checkpoint)
+    assert folder.began([there]) == own
+    assert RunFolder(tmp_path / "new").began([there]) == Batch(**of_checkpoint)
 
 
 def test_a_run_in_its_first_stage_has_noted_the_batch_of_the_second(tmp_path):

@@ -1,6 +1,7 @@
 """A fault in writing, on whichever rank, as one exception on all of them, and as an exit code."""
 
 import os
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,12 +9,14 @@ import pytest
 from safetensors import SafetensorError
 
 from swep_ds import command, writing
-from swep_ds.errors import WriteFailed
+from swep_ds.errors import Ended, InputError, WriteFailed
 from swep_ds.writing import on_main, write_together
 
 
-def on_rank(monkeypatch, rank: int, others: list[str | None]) -> None:
-    alone = SimpleNamespace(rank=lambda: rank, is_main=lambda: rank == 0, gather=lambda fault: [*others, fault])
+def on_rank(monkeypatch, rank: int, others: list[Ended | None]) -> None:
+    alone = SimpleNamespace(
+        rank=lambda: rank, is_main=lambda: rank == 0, gather=lambda own: [*others, pickle.loads(pickle.dumps(own))]
+    )
     monkeypatch.setattr(writing, "ranks", alone)
 
 
@@ -40,15 +43,23 @@ def test_file_reason_rank_and_host_in_one_line(monkeypatch, error, said):
 
 
 def test_another_ranks_fault_is_raised_here_too(monkeypatch):
-    on_rank(monkeypatch, 1, ["cannot write x"])
-    with pytest.raises(WriteFailed, match=r"^cannot write x$"):
-        write_together(None, Path("run"))
+    for fault in (WriteFailed("cannot write x"), InputError("tracking.wandb: x")):
+        on_rank(monkeypatch, 1, [fault])
+        with pytest.raises(type(fault), match=f"^{fault}$"):
+            write_together(None, Path("run"))
+
+
+def test_any_other_end_of_a_step_is_raised_on_all_ranks_as_it_is(monkeypatch):
+    on_rank(monkeypatch, 0, [None])
+    with pytest.raises(InputError, match=r"^tracking\.wandb: x$"):
+        write_together(fail(InputError("tracking.wandb: x")), Path("run"))
 
 
 def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
     for rank in (1, 0):
         on_rank(monkeypatch, rank, [])
-        write_together(on_main(lambda: (tmp_path / "file").write_text("x")), tmp_path)
+        value = write_together(on_main(lambda: (tmp_path / "file").write_text("x")), tmp_path)
+        assert value == (1 if rank == 0 else None)
         assert (tmp_path / "file").exists() == (rank == 0)
 
 

@@ -25,6 +25,7 @@ finish() {
     0) say "done"; exit 0 ;;
     2) say "exit code 2: bad input, see the line above: not restarted"; exit 2 ;;
     75) why="exit code 75: stopped on request" ;;
+    76) why="exit code 76: a rank or its node was lost" ;;
     *)
         if ((code < 128)); then
             say "exit code $code: a fault, or a training that diverged, see above: not restarted"

@@ -106,6 +106,8 @@ def _training(options: list[str]) -> tuple[list[str], list[str], Path]:
     """(options of sbatch, those of train.py with the run's folder fixed, the log's folder)."""
     script = runpy.run_path(str(ROOT / "scripts" / "train.py"))
     chosen = _parse(script, options)
+    if chosen.resume != "auto":
+        raise InputError(f"--resume {chosen.resume}: every start of a job would do that: leave it out, for auto")
     recipe = Recipe.load(chosen.recipe, chosen.set)
     if not chosen.ds_config or not Path(chosen.ds_config).is_file():
         raise InputError(f"--ds_config {chosen.ds_config}: no such file; shipped ones are in ds_configs/")

@@ -3,7 +3,8 @@
 A checkpoint is a folder `update-<n>` that DeepSpeed writes, every rank its part. It counts only once rank 0 has put
 `complete.json` (every file with its size, and what the run must have in common with it) into it, after all ranks
 were done; only then does `latest` move, by an atomic rename. A folder without `complete.json` is a write that was
-cut off: it is passed over. One whose files do not match is damaged.
+cut off: it is passed over. One whose files do not match is damaged: a run that finds its own checkpoints by itself
+goes on from the one before.
 
 A run goes on from it with the same global batch, data, method and precision. On the same number of ranks at the same
 ZeRO stage that is exact to the last bit; on others the state is converted (`training.conversion`), and losses agree to
@@ -20,7 +21,7 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,26 +170,49 @@ class Checkpoints:
     def _complete(self) -> list[int]:
         return sorted(int(f.parent.name.removeprefix("update-")) for f in self.folder.glob(f"update-*/{MANIFEST}"))
 
-    def load(self, engine, tag: Path) -> Done:
-        """Goes on from a complete checkpoint; returns how far it is. All ranks call this together.
+    def load(self, engine, tags: Sequence[Path]) -> tuple[Path, Done]:
+        """Goes on from the first of complete checkpoints that is not damaged; returns it and how far it is.
+
+        All ranks call this together, with the same.
 
         Raises:
             InputError: as `restore`.
         """
-        manifest = self.restore(engine, tag)
+        tag, manifest = self._undamaged(tags)
+        self._restore(engine, tag, manifest["layout"])
         self.scores = {int(update): score for update, score in manifest.get("scores", {}).items()}
-        return Done(**manifest["done"])
+        return tag, Done(**manifest["done"])
 
-    def restore(self, engine, tag: Path) -> dict[str, Any]:
-        """Engine and schedule as they were saved; returns the manifest. All ranks call this together.
-
-        Every file is read through once before DeepSpeed opens any: its loading has collectives, in which the other
-        ranks would wait for one that found a damaged file.
+    def restore(self, engine, tag: Path) -> None:
+        """Engine and schedule as they were saved. All ranks call this together.
 
         Raises:
             InputError: damaged, or written under a set-up from which this run cannot go on.
         """
-        manifest = ranks.agree(lambda: read_manifest(tag))
+        tag, manifest = self._undamaged([tag])
+        self._restore(engine, tag, manifest["layout"])
+
+    def _undamaged(self, tags: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
+        """The first checkpoint that no rank finds damaged, and its manifest.
+
+        Every file is read through once before DeepSpeed opens any: its loading has collectives, in which the other
+        ranks would wait for one that found a damaged file.
+        """
+        faults = []
+        for tag in tags:
+            manifest = ranks.agree(lambda tag=tag: self._fitting(tag))
+            own = sorted(manifest["files"])[ranks.rank() :: ranks.world_size()]
+            found = ranks.gather(ranks.agree(lambda tag=tag, own=own: find_damage(tag, own)))
+            if not any(found):
+                return tag, manifest
+            faults += filter(None, found)
+            if ranks.is_main() and tag != tags[-1]:
+                log.warning("%s", faults[-1])
+        raise InputError(faults[0])
+
+    def _fitting(self, tag: Path) -> dict[str, Any]:
+        """The manifest of a checkpoint from which this rank can go on."""
+        manifest = read_manifest(tag)
         if "layout" not in manifest:
             raise InputError(f"{tag}: an earlier version of swep-ds wrote this checkpoint: go on with that version")
         if differing := differences(manifest["setup"], self.setup):
@@ -196,15 +220,15 @@ class Checkpoints:
                 f"{tag}: the checkpoint does not fit this start ({differing}): start with the same settings, or train "
                 "anew with another --output_dir"
             )
-        ranks.agree(lambda: check_contents(tag, sorted(manifest["files"])[ranks.rank() :: ranks.world_size()]))
-        there = manifest["layout"]
+        return manifest
+
+    def _restore(self, engine, tag: Path, there: dict[str, Any]) -> None:
         # at ZeRO-0 rank 0 writes all there is, whatever their number
         if there == self.layout or there["zero_stage"] == self.layout["zero_stage"] == 0:
             engine.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
             ranks.agree(lambda: convert(engine, tag, there["zero_stage"], there["world_size"]))
             refresh_weights(engine)
-        return manifest
 
 
 class Writer(TorchCheckpointEngine):
@@ -250,6 +274,8 @@ def _save(state: dict[str, Any], path: str) -> None:
     try:
         with open(path, "wb") as file:
             torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # the manifest says that all is there: it must not outlive a power cut alone
     except (OSError, RuntimeError) as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
@@ -259,47 +285,53 @@ def _save(state: dict[str, Any], path: str) -> None:
         raise OSError(cause.errno, cause.strerror, path) from None
 
 
-def check_contents(tag: Path, files: list[str]) -> None:
-    """Reads PyTorch's files through, compares the checksums (CRC-32) that they carry and sees that they are data alone.
+def find_damage(tag: Path, files: list[str]) -> str | None:
+    """What the first damaged file has, None if none is: reads PyTorch's files through, compares the checksums (CRC-32)
+    that they carry and sees that they are data alone.
 
     Raises:
-        InputError: naming the first file that is damaged, or holds code.
+        InputError: naming the first file that holds code.
     """
     for name in files:
         if name.endswith(".pt"):
             try:
                 with zipfile.ZipFile(tag / name) as archive:
                     damaged = archive.testzip()
-            except (zipfile.BadZipFile, OSError, ValueError, EOFError, zlib.error) as error:
+            # RuntimeError: where the wrong bytes ask for another compression, or a password
+            except (zipfile.BadZipFile, OSError, ValueError, EOFError, zlib.error, RuntimeError) as error:
                 damaged = str(error)
             if damaged:
-                raise InputError(f"{tag}: the checkpoint is damaged ({name}: {damaged}): {MEND}")
+                return f"{tag}: the checkpoint is damaged ({name}: {damaged}): {MEND}"
             read_state(tag / name)
+    return None
 
 
 MEND = "delete that folder to go on from an earlier one, or train anew with another --output_dir"
 
 
-def find_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint to go on from: the one `latest` names, else the newest whole one; None if there never was one.
+def find_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints to go on from, the first that can be read: the one `latest` names, then the newest first.
+
+    Their files are all there; none if there never was one.
 
     Raises:
         InputError: there are complete ones, but all of them are damaged.
     """
-    damaged = []
+    whole, damaged = [], []
     tags = sorted((f.parent for f in folder.glob(f"update-*/{MANIFEST}")), reverse=True)
     named = folder / (folder / LATEST).read_text() if (folder / LATEST).is_file() else None
     for tag in sorted(tags, key=lambda tag: tag != named):  # stable: the others stay newest first
         try:
             read_manifest(tag)
         except InputError as error:
-            log.warning("%s", error)
+            if not whole:
+                log.warning("%s", error)
             damaged.append(str(error))
             continue
-        return tag
-    if damaged:
+        whole.append(tag)
+    if damaged and not whole:
         raise InputError(damaged[0])
-    return None
+    return whole
 
 
 def read_manifest(tag: Path) -> dict[str, Any]:

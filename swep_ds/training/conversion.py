@@ -221,12 +221,15 @@ def _kept(engine) -> Part:
 
 
 def _set_steps(engine, step: Any) -> None:
+    counts_there = engine.basic_optimizer.defaults.get("fused")  # PyTorch's fused Adam: on the weights' device
     for flat in _flats(engine):
         state = engine.basic_optimizer.state[flat]
         if step is None:  # the run had no update with finite gradients yet: the optimizer begins with an empty state
             state.clear()
         else:  # a tensor of its own for each, in which the optimizer counts
-            state["step"] = step.clone() if torch.is_tensor(step) else step
+            state["step"] = step
+            if torch.is_tensor(step):
+                state["step"] = step.to(flat.device if counts_there else "cpu", copy=True)
 
 
 def _copy(saved: Sequence[Part], kept: Part, tag: Path) -> None:

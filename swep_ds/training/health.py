@@ -29,7 +29,7 @@ class Health(NamedTuple):
     data_seconds: float  # of them, waiting for data
     forward_seconds: float  # the logged update's forward passes
     memory_mib: float  # the peak so far: on the GPU, else of the process
-    finite: bool  # whether its own loss is a finite number
+    finite: bool  # whether its own loss is, and its weights where they were looked at
 
 
 class Stopwatch:

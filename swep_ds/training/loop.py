@@ -17,7 +17,7 @@ from swep_ds.errors import Stopped, TrainingDiverged
 from swep_ds.evaluation.results import Score
 from swep_ds.recipe import TrainSection
 from swep_ds.stalls import ranks_of
-from swep_ds.stop_signals import GO_ON
+from swep_ds.stop_signals import GO_ON, request
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.health import Health, Outliers, Stopwatch, columns
 from swep_ds.training.stopping import stop_vote
@@ -45,6 +45,7 @@ def train(
 
     Raises:
         TrainingDiverged: loss or gradient not finite, noticed when next logged or before being saved; on all ranks.
+        InputError: of `StopVote`.
         Stopped: a signal asked any rank to stop; on all ranks, after a checkpoint.
         WriteFailed: of `Checkpoints.save`.
     """
@@ -63,6 +64,7 @@ def train(
     began = time.perf_counter() - before.seconds
     ranks.watch_stalls(settings.stall_seconds)
     with stop_vote() as vote:
+        ranks.wait_long()  # in the groups that DeepSpeed has made by now, too
         for update in range(before.updates, batches.updates):
             number, last = update + 1, update + 1 == batches.updates
             due = number % settings.checkpoint_every == 0 or last
@@ -94,14 +96,15 @@ def train(
             saves = due or bool(asked)
             if not (logs or saves):
                 continue
-            means, everyone = meter.read(watch.read())
+            norm, weights_finite = engine.get_global_grad_norm(), True
+            if norm is None and saves:  # at stage 0 in fp32; nobody else looks at what is about to be kept
+                weights_finite = all(p.isfinite().all() for p in objective.parameters())
+            means, everyone = meter.read(watch.read(), weights_finite)
             means |= {"learning_rate": rate}
             if logs:
                 tracker.log_health(number, columns(everyone), outliers.news(everyone))
-            if (norm := engine.get_global_grad_norm()) is not None:  # DeepSpeed does not compute it at stage 0 in fp32
+            if norm is not None:
                 means["grad_norm"] = float(norm)
-            elif saves:  # nobody else looks at what is about to be kept
-                means["loss"] += 0.0 if all(p.isfinite().all() for p in objective.parameters()) else np.nan
             # fp16's loss scaler lives with overflows; elsewhere an update that DeepSpeed skipped had no finite gradient
             skipped = engine.skipped_steps
             if settings.precision == "fp16":
@@ -123,7 +126,9 @@ def train(
             if saves:
                 ranks.progress(f"update {number}, checkpoint")
                 saved = checkpoints.save(engine, replace(done, unlogged=meter.state()), score)
+                asked = asked or max(ranks.gather(request.number))  # what came since the last vote needs no other save
             if asked:
+                request.settle(Stopped.exit_code)
                 raise Stopped(
                     f"on request ({Signals(asked).name}) after update {number} of {batches.updates}; "
                     f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {GO_ON}"
@@ -148,10 +153,11 @@ def seed_dropout(seed: int, update: int) -> None:
 
 
 def check_finite(update: int, means: dict[str, float], everyone: Sequence[Health], skipped: int) -> None:
-    """Raises TrainingDiverged if the mean loss is not finite or updates were skipped; names the ranks that it is of."""
-    if np.isfinite(means["loss"]) and not skipped:
-        return
+    """Raises TrainingDiverged if a rank's numbers are not finite or updates were skipped; names the ranks that it is
+    of."""
     found = [rank for rank, one in enumerate(everyone) if not one.finite]
+    if np.isfinite(means["loss"]) and not found and not skipped:
+        return
     where = ""
     if 0 < len(found) < len(everyone):
         where = f", not finite on {ranks_of(found)}, host {ranks.host(found[0])}"
@@ -190,14 +196,14 @@ class Meter:
             self.sums[name] = self.sums.get(name, 0) + value.double()
             self.counts[name] = self.counts.get(name, 0) + 1
 
-    def read(self, own: Sequence[float]) -> tuple[dict[str, float], list[Health]]:
+    def read(self, own: Sequence[float], weights_finite: bool) -> tuple[dict[str, float], list[Health]]:
         """The means, and every rank's health of its `own` numbers. All ranks call this together."""
-        self._gathered = self._gather(own)
+        self._gathered = self._gather([*own, weights_finite])
         names, world = sorted(self.sums), ranks.world_size()
         sums = {name: [row[k] for row in self._gathered] for k, name in enumerate(names)}
         means = {name: sum(column) / world / self.counts[name] for name, column in sums.items()}
-        finite = map(math.isfinite, sums["loss"])
-        return means, [Health(*row[len(names) :], ok) for row, ok in zip(self._gathered, finite, strict=True)]
+        rows = zip(self._gathered, sums["loss"], strict=True)
+        return means, [Health(*row[len(names) : -1], row[-1] > 0 and math.isfinite(loss)) for row, loss in rows]
 
     def _gather(self, own: Sequence[float]) -> list[list[float]]:
         sums = torch.stack([self.sums[name] for name in sorted(self.sums)])

@@ -2,25 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from swep_ds import distributed as ranks
-from swep_ds.errors import Ended
+from swep_ds.errors import Ended, InputError
 from swep_ds.stop_signals import request
+
+CONNECT = timedelta(seconds=60)
 
 
 class StopVote:
     """At the end of every update each rank casts what it was asked, and reads what was cast an update earlier.
 
     So nobody waits: the votes of an update travel (over gloo, from memory to memory) while the next one computes.
+
+    Raises:
+        InputError: the ranks cannot reach each other over gloo.
     """
 
     def __init__(self):
-        self._group = dist.new_group(backend="gloo") if ranks.world_size() > 1 else None
-        if self._group is not None:
-            dist.barrier(self._group)  # one that has nothing left to train must not go while another still connects
+        self._group = ranks.agree(_over_gloo) if ranks.world_size() > 1 else None
         self._vote = torch.zeros((), dtype=torch.int32)
         self._cast: dist.Work | None = None
 
@@ -43,6 +47,18 @@ class StopVote:
         self._counted()
         if self._group is not None:
             dist.destroy_process_group(self._group)
+
+
+def _over_gloo() -> dist.ProcessGroup:
+    try:
+        group = dist.new_group(backend="gloo", timeout=CONNECT)
+        dist.barrier(group)  # one that has nothing left to train must not go while another still connects
+    except RuntimeError as error:
+        raise InputError(
+            f"the ranks cannot reach each other over gloo ({' '.join(str(error).split())[:200]}): export "
+            "GLOO_SOCKET_IFNAME, on all nodes the name of the network interface between them (ip address lists them)"
+        ) from None
+    return group
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from swep_ds.errors import InputError
+from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import write_atomically
 from swep_ds.recipe import Recipe
@@ -85,14 +85,14 @@ class Tracker:
             self.progress.start()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         if self.active:
             if self.progress:
                 self.progress.stop()
             self.metrics.close()
             self.health.close()
-            if self.wandb:
-                self.wandb.finish(exit_code=int(exception[0] is not None))
+            if self.wandb and (kind is None or issubclass(kind, Ended)):  # else others wait for word of it
+                self.wandb.finish(exit_code=int(kind is not None))
 
     def log(self, done: Done, means: dict[str, float], remark: str | None) -> None:
         """One line: losses and KL as means over the updates since the last line, the rest as of this update."""

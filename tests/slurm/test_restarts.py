@@ -53,7 +53,10 @@ def test_what_a_restart_would_not_mend_ends_the_job(start, code, why):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(("code", "why"), [(75, "stopped on request"), (137, "a rank died of signal 9")])
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(75, "stopped on request"), (76, "a rank or its node was lost"), (137, "a rank died of signal 9")],
+)
 def test_a_run_that_was_stopped_or_killed_is_queued_again(start, code, why):
     _, said, calls = start(code)
     assert said.endswith(f"swep-ds: exit code {code}: {why}: restart 1 of at most 2\n")

@@ -23,7 +23,7 @@ from swep_ds.recipe import Recipe
 from swep_ds.run import run
 
 LONGEST = 60  # s, of a run
-STOPPED_SECONDS = 4.5
+STOPPED_SECONDS = 8.0
 
 
 def meet(faults: list, marker: Path) -> None:

@@ -7,7 +7,10 @@ A run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
     "full"        [rank, n]: files of that rank cannot grow beyond 20 kB while update n is saved; n = "model": while
                   the model is exported
-    "blocked"     n: a file lies where the folder of the checkpoint of update n should be
+    "blocked"     n: a file lies where the folder of the checkpoint of update n should be; a name: a folder lies where
+                  the file of that name should be in the run's folder
+    "set_on_1"    as "set", for rank 1 alone
+    "saves_first" true: what was resumed is saved again before anything else
     "file_bytes"  n: size of the exported model's files
     "kill_between"  true: SIGKILL to every rank when the first of two stages is done
 """
@@ -50,7 +53,7 @@ def no_room(here: bool):
 
 def make(one: dict) -> None:
     log, save, write, pretrain = Tracker.log, Checkpoints.save, torch.save, swep_ds.run.pretrain
-    export = swep_ds.run.export_model
+    export, note, load = swep_ds.run.export_model, swep_ds.run._note_start, Checkpoints.load
 
     def log_and_stop(self, done, *arguments):
         log(self, done, *arguments)
@@ -64,6 +67,17 @@ def make(one: dict) -> None:
             self.tag(done.updates).write_text("")
         with no_room([ranks.rank(), done.updates] == one.get("full")):
             return save(self, engine, done, *score)
+
+    def load_and_save(self, engine, tags):
+        found = load(self, engine, tags)
+        if one.get("saves_first"):
+            self.save(engine, found[1])
+        return found
+
+    def note_and_block(folder, *arguments):
+        note(folder, *arguments)
+        if isinstance(one.get("blocked"), str):
+            (folder.path / one["blocked"]).mkdir()
 
     def export_without_room(*arguments):
         with no_room([ranks.rank(), "model"] == one.get("full")):
@@ -83,11 +97,14 @@ def make(one: dict) -> None:
     with (
         mock.patch.object(Tracker, "log", log_and_stop),
         mock.patch.object(Checkpoints, "save", save_and_die),
+        mock.patch.object(Checkpoints, "load", load_and_save),
+        mock.patch.object(swep_ds.run, "_note_start", note_and_block),
         mock.patch.object(swep_ds.run, "pretrain", pretrain_and_die),
         mock.patch.object(swep_ds.run, "export_model", export_without_room),
         mock.patch.object(swep_ds.export, "FILE_BYTES", one.get("file_bytes", swep_ds.export.FILE_BYTES)),
     ):
-        recipe = Recipe.load(one["recipe"], one["set"])
+        own = one.get("set_on_1", []) if ranks.rank() == 1 else []
+        recipe = Recipe.load(one["recipe"], [*one["set"], *own])
         swep_ds.run.run(recipe, one["ds_config"], Path(one["output_dir"]), one.get("resume", "auto"))
 
 

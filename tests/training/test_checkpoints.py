@@ -1,6 +1,7 @@
 """Which checkpoints are kept and which is the best, over any history of scores."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,11 +33,22 @@ class Engine:
         self.loaded = Path(folder) / tag
 
 
+told: list[str] = []  # what `agree` would have raised on the other ranks too
+
+
+def agree(step):
+    try:
+        return step()
+    except InputError as error:
+        told.append(str(error))
+        raise
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_rank():
     """In place of a process group."""
     alone = SimpleNamespace(
-        rank=lambda: 0, world_size=lambda: 1, is_main=lambda: True, gather=lambda v: [v], agree=lambda step: step()
+        rank=lambda: 0, world_size=lambda: 1, is_main=lambda: True, gather=lambda v: [v], agree=agree
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "ranks", alone)
@@ -78,7 +90,8 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     # going on from any of the newest, a run finds the best so far and the scores so far
     from_update = data.draw(st.sampled_from(newest))
     again = open_in(folder, keep)
-    assert again.load(engine, again.tag(from_update)) == Done(from_update)
+    tag = again.tag(from_update)
+    assert again.load(engine, [tag]) == (tag, Done(from_update))
     assert again.scores == dict(enumerate(scores[:from_update], 1))
     for update in range(from_update + 1, len(scores) + 1):
         again.save(engine, Done(update), scores[update - 1])
@@ -98,7 +111,7 @@ def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
     other.save(engine, Done(1), score(90))
     other.save(engine, Done(2), score(50))
     mine = open_in(tmp_path / "mine", 2)
-    mine.load(engine, other.tag(2))
+    mine.load(engine, [other.tag(2)])
     assert mine.best() is None
     mine.save(engine, Done(3), score(60))
     assert mine.best() == 3
@@ -120,8 +133,36 @@ def test_a_checkpoint_written_before_there_were_scores(tmp_path):
     manifest = read_manifest(mine.tag(1))
     del manifest["scores"]
     (mine.tag(1) / "complete.json").write_text(json.dumps(manifest))
-    mine.load(engine, mine.tag(1))
+    mine.load(engine, [mine.tag(1)])
     assert mine.scores == {}
+
+
+def rewrite_with(tag: Path, state: dict) -> Path:
+    """A file of PyTorch's own in a checkpoint that is there."""
+    torch.save(state, tag / "state.pt")
+    manifest = read_manifest(tag)
+    manifest["files"]["state.pt"] = (tag / "state.pt").stat().st_size
+    (tag / "complete.json").write_text(json.dumps(manifest))
+    return tag / "state.pt"
+
+
+def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog):
+    mine, engine = open_in(tmp_path, 3), Engine()
+    for update in (1, 2, 3):
+        mine.save(engine, Done(update), score(update))
+    tags = [mine.tag(update) for update in (3, 2, 1)]
+    for tag in tags[:2]:
+        file = rewrite_with(tag, {"x": torch.ones(1000)})
+        content = file.read_bytes()
+        middle = len(content) // 2
+        file.write_bytes(content[:middle] + b"\xff" * 8 + content[middle + 8 :])
+    assert mine.load(engine, tags) == (tags[2], Done(1))
+    assert engine.loaded == tags[2]
+    assert mine.scores == {1: score(1)}
+    warned = [record.getMessage() for record in caplog.records]
+    assert [text.split(" (state.pt")[0] for text in warned] == [f"{tag}: the checkpoint is damaged" for tag in tags[:2]]
+    with pytest.raises(InputError, match=r"update-00000003: the checkpoint is damaged \(state\.pt: "):
+        mine.load(engine, tags[:2])
 
 
 @pytest.mark.parametrize("file", ["complete.json", "latest"])
@@ -160,17 +201,27 @@ def test_a_checkpoint_of_other_settings_names_them(tmp_path):
     mine.setup = {"updates": 10, "seed": 0}
     mine.save(engine, Done(1))
     mine.setup = {"updates": 20, "seed": 0}
+    told.clear()
     with pytest.raises(InputError, match=r"does not fit this start \(updates 10 there, 20 here\): start with the same"):
         mine.restore(engine, mine.tag(1))
+    manifest = read_manifest(mine.tag(1))
+    del manifest["layout"]
+    (mine.tag(1) / "complete.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="an earlier version of swep-ds wrote this checkpoint"):
+        mine.restore(engine, mine.tag(1))
+    assert len(told) == 2  # another rank may not differ: it must not go on alone
 
 
-def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path):
+def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size) or sync(file))
     config = SimpleNamespace(checkpoint_config={"checkpoint_serialization": True})
     writer = Writer(SimpleNamespace(_config=config))
     writer.makedirs(str(tmp_path / "a"))
     writer.save({"x": torch.ones(3)}, str(tmp_path / "a" / "one.pt"))
     writer.raise_fault()
     assert torch.load(tmp_path / "a" / "one.pt")["x"].tolist() == [1, 1, 1]
+    assert synced == [(tmp_path / "a" / "one.pt").stat().st_size]
     writer.save({}, str(tmp_path / "missing" / "two.pt"))
     writer.save({}, str(tmp_path / "three.pt"))
     writer.makedirs(str(tmp_path / "b"))

@@ -50,6 +50,7 @@ def made(tmp_path_factory, disk) -> Path:
         start(folder, "no-model", 2, 2, full=[0, "model"], fails=True),
         start(folder, "old-model", 2, 2),
         start(folder, "old-model", 2, 2, full=[0, "model"], fails=True),
+        start(folder, "no-lines", 2, 2, blocked="metrics.jsonl", fails=True),
         start(folder, "blocked", 2, 3, blocked=4, fails=True),
     ]
     if disk:
@@ -88,6 +89,14 @@ def test_a_folder_that_cannot_be_made(made):
     assert "update-00000004" in said
     assert "Not a directory" in said
     assert complete(made / "blocked") == [2]
+
+
+def test_lines_that_cannot_be_written_from_the_start(made):
+    run = made / "no-lines"
+    said = error(run)
+    assert said.startswith(f"cannot write {run}/")
+    assert "metrics.jsonl" in said
+    assert "Is a directory (on rank 0, " in said
 
 
 def test_a_model_that_cannot_be_written(made):

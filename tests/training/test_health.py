@@ -122,8 +122,8 @@ def test_a_meter_goes_on_where_another_stood(monkeypatch):
     first = meter(monkeypatch, 2, 1, {})
     first.add({"loss": torch.tensor(1.0), "mu": torch.tensor(5.0)})
     first.add({"loss": torch.tensor(2.0)})
-    first.others = ([7.0, 9.0, *OWN],)
-    means, everyone = first.read(OWN)
+    first.others = ([7.0, 9.0, *OWN, 1.0],)
+    means, everyone = first.read(OWN, True)
     assert means == {"loss": (3 + 7) / 2 / 2, "mu": (5 + 9) / 2}
     assert everyone == [Health(*OWN, True)] * 2
     state = first.state()
@@ -131,21 +131,25 @@ def test_a_meter_goes_on_where_another_stood(monkeypatch):
 
     same = meter(monkeypatch, 2, 1, state)
     same.add({"loss": torch.tensor(4.0)})
-    same.others = ([8.0, 9.0, *OWN],)
-    assert same.read(OWN)[0] == {"loss": (7 + 8) / 2 / 3, "mu": 7.0}
+    same.others = ([8.0, 9.0, *OWN, 1.0],)
+    assert same.read(OWN, True)[0] == {"loss": (7 + 8) / 2 / 3, "mu": 7.0}
 
     alone = meter(monkeypatch, 1, 2, state)  # the same global batch: one rank, twice the micro-batches
     for value in (4.0, 1.0):
         alone.add({"loss": torch.tensor(value)})
-    assert alone.read(OWN)[0] == {"loss": ((3 + 7) / 2 + (4 + 1) / 2) / 3, "mu": 7.0}
+    assert alone.read(OWN, True)[0] == {"loss": ((3 + 7) / 2 + (4 + 1) / 2) / 3, "mu": 7.0}
 
 
 def test_an_empty_meter_has_no_state_and_a_rank_of_its_own_may_be_not_finite(monkeypatch):
     one = meter(monkeypatch, 2, 1, {})
     one.add({"loss": torch.tensor(1.0)})
-    one.others = ([math.inf, *OWN],)
-    means, everyone = one.read(OWN)
+    one.others = ([math.inf, *OWN, 1.0],)
+    means, everyone = one.read(OWN, True)
     assert math.isinf(means["loss"])
     assert [rank.finite for rank in everyone] == [True, False]
+    one.others = ([2.0, *OWN, 0.0],)  # its loss was finite before its weights ceased to be
+    means, everyone = one.read(OWN, True)
+    with pytest.raises(TrainingDiverged, match="not finite on rank 1, host a"):
+        check_finite(7, means, everyone, skipped=0)
     one.empty()
     assert one.state() == {}

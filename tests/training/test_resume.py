@@ -152,16 +152,17 @@ def resumed(stopped) -> Path:
         start(folder, "truncated", 0),
         start(folder, "unfinished", 0),
         start(folder, "nothing-left", 0, fails=True),
-        start(folder, "flipped", 0, fails=True),
+        start(folder, "flipped", 0),
         start(folder, "earlier", 0, every=1, keep=1, resume=str(tag(folder / "earlier", 3)), stop_after=6),
         start(folder, "branch", 0, resume=elsewhere),
         start(folder, "other-batch", 0, accumulation=2, resume=elsewhere, fails=True),
         start(folder, "other-setting", 0, seed=1, resume=elsewhere, fails=True),
-        start(folder, "flipped-for-one", 2, accumulation=2, fails=True),
+        start(folder, "flipped-for-one", 2, 2, resume=str(tag(folder / "flipped-for-one", 6)), fails=True),
     ]
     listed[2] += [
         start(folder, "killed", 3, accumulation=2),
-        start(folder, "flipped-on-two", 2, accumulation=2, fails=True),
+        start(folder, "flipped-on-two", 2, accumulation=2),
+        start(folder, "unlike", 2, set_on_1=[f"data.train={folder / 'test.json'}"], fails=True),
         start(folder, "poisoned", 2, accumulation=2, fails=True),
     ]
     for ranks, runs in listed.items():
@@ -236,10 +237,21 @@ def test_only_truncated_checkpoints_are_bad_input(resumed):
     assert len(losses(resumed / "nothing-left")) == STOP  # not trained anew
 
 
-def test_a_checkpoint_with_wrong_bytes_is_bad_input(resumed):
-    # with two ranks, one alone can see it; where the state is to be converted, nothing is read before that
-    for run in (resumed / name for name in ("flipped", "flipped-on-two", "flipped-for-one")):
-        assert f"{tag(run, 6)}: the checkpoint is damaged" in error(run)
+def test_a_checkpoint_with_wrong_bytes_is_passed_over_for_an_older_one(resumed):
+    assert_same(resumed / "flipped", resumed / "whole-0-1-1")
+    assert_same(resumed / "flipped-on-two", resumed / "whole-2-2-2")  # which one rank alone can see
+
+
+def test_a_checkpoint_with_wrong_bytes_that_was_named_is_bad_input(resumed):
+    run = resumed / "flipped-for-one"  # the state is to be converted: nothing is read before that
+    assert f"{tag(run, 6)}: the checkpoint is damaged" in error(run)
+
+
+def test_ranks_that_were_given_other_settings_do_not_start(resumed):
+    said = error(resumed / "unlike")
+    assert "rank 1 (here, host " in said
+    assert f"starts otherwise than rank 0 (there, host {os.uname().nodename}): data.train " in said
+    assert not (resumed / "unlike" / "recipe.yaml").exists()
 
 
 def test_code_in_a_checkpoint_is_refused_and_not_run(resumed):

@@ -5,6 +5,7 @@ Ranks are real processes; most are forked from one that has imported everything 
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import yaml
 from safetensors.torch import load_file
 
 from swep_ds.distributed import free_port
+from swep_ds.errors import EXIT_LOST, InputError
+from swep_ds.training.stopping import _over_gloo
 from tests.tiny_run import DEEPSPEED, ROOT, TORCHRUN, ds_config, execute, metrics, prepare
 
 pytestmark = pytest.mark.slow
@@ -37,10 +40,11 @@ RUNS = [
     on(2, "go on", "stopped", {0: ["evaluation, batch 1", "SIGTERM", 30]}),
     on(2, "finish", "stopped"),
     on(2, "twice", "twice", {0: ["update 3, data", "SIGTERM", 1.5, "SIGTERM"]}),
-    on(2, "early", "early", {1: ["imports", "SIGUSR1"]}),
+    on(2, "early", "early", {1: ["imports", "SIGUSR1", 1.5]}),
     on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}),
     on(2, "kill 0", "kill-0", {0: ["update 5, backward", "SIGKILL"]}),
     on(2, "raise", "raise", {1: ["update 5, step", "raise"]}),
+    on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1", 1]}, set=[*SET, "train.checkpoint_every=4"]),
     on(1, "two whole", "two-whole", recipe="two.yaml"),
     on(1, "two first", "two", {0: ["update 3, data", "SIGTERM", "SIGTERM"]}, recipe="two.yaml"),
     on(1, "two go on", "two", recipe="two.yaml"),
@@ -99,6 +103,22 @@ def test_a_stop_between_two_logged_updates_leaves_no_trace(made, folder):
     assert complete(run) == [6, 10]
 
 
+def test_a_request_during_a_checkpoint_needs_no_other_one(made, folder):
+    assert made["in save"]["codes"] == [75, 75]
+    assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in made["in save"]["said"][0]
+    assert complete(folder / "in-save") == [4]
+
+
+def test_a_wrong_network_interface_is_told_in_a_line(monkeypatch):
+    def refuse(**_) -> None:
+        raise RuntimeError("Gloo connectFullMesh failed:\n[connect] timed out")
+
+    monkeypatch.setattr("swep_ds.training.stopping.dist.new_group", refuse)
+    with pytest.raises(InputError, match=r"\(Gloo .* timed out\): export GLOO_SOCKET_IFNAME, on all nodes") as caught:
+        _over_gloo()
+    assert "\n" not in str(caught.value)
+
+
 def test_after_training_a_stop_is_served_at_once(made):
     one = made["go on"]
     assert one["codes"] == [75, 75]
@@ -108,7 +128,7 @@ def test_after_training_a_stop_is_served_at_once(made):
 
 def test_a_second_signal_leaves_at_once_and_keeps_what_is_there(made, folder):
     one = made["twice"]
-    assert one["codes"] == [128 + signal.SIGTERM, 1]
+    assert one["codes"] == [128 + signal.SIGTERM, EXIT_LOST]
     assert "rank 0 " in one["said"][1]
     assert " died" in one["said"][1]
     assert one["seconds"] < PROMPT
@@ -134,11 +154,10 @@ def test_a_first_stage_stops_and_goes_on_too(made, folder):
 
 def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
     one = made["halted"]
-    assert one["codes"] == [1, KILLED]
+    assert one["codes"] == [EXIT_LOST, KILLED]
     lines = one["said"][0].splitlines()
-    [warning] = [line for line in lines if line.startswith("warning: no progress for 3 s: rank 1 (")]
-    assert " has been silent for " in warning
-    assert "; rank 0 waits in update 5, " in warning
+    silent = r"warning: no progress for \d+ s: rank 1 \(.* has been silent for .*; rank 0 waits in update 5, "
+    assert any(re.match(silent, line) for line in lines)
     [error] = [line for line in lines if line.startswith("error: ")]
     assert error.startswith("error: rank 1 (")
     assert " died, last seen in update " in error
@@ -147,7 +166,7 @@ def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
 
 def test_the_death_of_rank_0_ends_the_others(made):
     one = made["kill 0"]
-    assert one["codes"] == [KILLED, 1]
+    assert one["codes"] == [KILLED, EXIT_LOST]
     [error] = [line for line in one["said"][1].splitlines() if line.startswith("error: ")]
     assert error.startswith("error: rank 0 (")
     assert one["seconds"] < PROMPT

@@ -3,8 +3,12 @@
 import json
 import resource
 
+import pytest
+
+from swep_ds.errors import Stopped
+from swep_ds.training import tracking
 from swep_ds.training.checkpoints import Done
-from swep_ds.training.tracking import Lines
+from swep_ds.training.tracking import Lines, Tracker
 
 
 def updates(path) -> list[int]:
@@ -36,3 +40,13 @@ def test_a_full_disk_delays_lines_and_says_so_once(tmp_path, caplog):
     lines.close()
     assert updates(path) == [1, 2, 3, 4]
     assert caplog.text.count("lines are missing until it can be written again (File too large)") == 1
+
+
+@pytest.mark.parametrize(("error", "told"), [(None, [0]), (Stopped(), [1]), (ZeroDivisionError(), [])])
+def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, monkeypatch, error, told):
+    finished = []
+    run = type("Run", (), {"finish": lambda _, exit_code: finished.append(exit_code)})()
+    monkeypatch.setattr(tracking, "_start_wandb", lambda *_: run)
+    tracker = Tracker(None, tmp_path, 10, Done(), active=True)
+    tracker.__exit__(error and type(error), error, None)
+    assert finished == told
