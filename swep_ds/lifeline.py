@@ -301,7 +301,10 @@ class Hub(Line):
                 print(f"warning: {report}", file=sys.stderr, flush=True)
 
     def _say_goodbye(self) -> None:
-        """Waits for the others' goodbyes: who closed first could cut off what the other still reads."""
+        """Waits for the others' goodbyes: who closed first could cut off what the other still reads. One that is slow
+        to say it knows from rank 0's that nobody is missed any more."""
+        for stream in self._streams.values():
+            stream.send(goodbye=True)
         deadline = time.monotonic() + GOODBYE_SECONDS / 2
         while self._streams and time.monotonic() < deadline:
             for key, _ in self._selector.select(self._period):
@@ -322,7 +325,7 @@ class Spoke(Line):
         self._stream = Stream(socket.create_connection((address, ticket.port), timeout=CONNECT_SECONDS))
         self._stream.send(token=ticket.token, rank=rank, pid=os.getpid())
         self._selector.register(self._stream.socket, selectors.EVENT_READ, self._read)
-        self._sent = 0.0
+        self._sent, self._parted = 0.0, False
         self._thread.start()
 
     def watch(self, seconds: float) -> None:
@@ -331,8 +334,14 @@ class Spoke(Line):
     def _read(self) -> None:
         try:
             for message in self._stream.receive():
-                self._end(message["end"], message["code"])
+                if "goodbye" in message:
+                    self._parted = True
+                else:
+                    self._end(message["end"], message["code"])
         except EOFError as error:
+            if self._parted:
+                self._selector.unregister(self._stream.socket)
+                return
             reason = f" ({error})" if error.args else ""
             self._tells |= self.rank == 1  # for the machine that was rank 0's
             host = self.hosts[self.rank]

@@ -253,6 +253,23 @@ def test_a_thread_that_breaks_ends_its_process(monkeypatch):
     assert code == EXIT_FAULT
 
 
+def test_a_rank_that_is_slow_to_go_does_not_take_rank_0_for_dead(monkeypatch):
+    left = []
+    monkeypatch.setattr(lifeline, "leave", lambda text, code: left.append(text))
+    monkeypatch.setattr(lifeline, "GOODBYE_SECONDS", 0.4)
+    rank_0 = hub(2)
+    rank_1 = lifeline.Spoke(1, 2, ["here"] * 2, "127.0.0.1", rank_0.ticket, tells=True)
+    until(lambda: len(rank_0._standings) == 2)
+    rank_0.close()
+    for stream in rank_0._streams.values():
+        stream.socket.close()  # as the end of its process does
+    until(lambda: rank_1._stream.socket not in {key.fileobj for key in rank_1._selector.get_map().values()})
+    assert rank_1._thread.is_alive()
+    rank_1.close()
+    assert not rank_1._thread.is_alive()
+    assert left == []
+
+
 def until(condition) -> None:
     deadline = time.monotonic() + 20
     while not condition():
