@@ -10,6 +10,8 @@ if ((restarts > SWEP_DS_MAX_RESTARTS)); then # Slurm's own, of a lost node, are 
     say "$SWEP_DS_MAX_RESTARTS restarts are used up: not started; submit again to go on"
     exit 1
 fi
+# sbatch hands on the environment it was called in, which may be that of a rank: every task would take itself for that one
+unset RANK LOCAL_RANK WORLD_SIZE MASTER_PORT SWEP_DS_LOCAL_ID
 # All ranks end by themselves when one does: who is left after a minute would hang. Killing them at the first exit code
 # would hide that code behind the signal.
 export SLURM_KILL_BAD_EXIT=0 SLURM_WAIT=60

@@ -28,6 +28,7 @@ class Jobs:
     def __init__(self, folder: Path, env: dict[str, str]):
         self.folder = folder
         self.env = env | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "31000"}  # as in a job's shell
 
     def command(self, *words: str) -> str:
         ended = subprocess.run(words, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60)
