@@ -34,6 +34,7 @@ from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped
 from swep_ds.lifeline import Hub, Line, Spoke
 from swep_ds.stop_signals import leave_alone, request
 
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a launcher
 JOIN = timedelta(minutes=10)  # for all ranks to start
 LONGEST_WAIT = timedelta(hours=6)  # of a rank for others that live
 ALONE_SECONDS = 30.0  # that others may come later to a common end, by what they finish first
@@ -55,25 +56,37 @@ def process_group() -> Iterator[None]:
             ranks cannot reach each other.
         Ended: of the block, which must raise it on all ranks alike (`agree`).
     """
+    with _named_rank():
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+        _join()
+        try:
+            _connect()
+            yield
+            _leave(EXIT_DONE)
+        except Ended as end:
+            report(end)  # before the launcher sees one rank end and kills the others
+            _leave(end.exit_code, end)
+            raise
+        except BaseException as error:
+            if _line:
+                _line.fail(error)
+            raise
+
+
+@contextmanager
+def _named_rank() -> Iterator[None]:
+    """The launcher's variables are there. Those filled in go again, or what is started later would inherit them."""
+    given = set(os.environ)
     _complete_environment()
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    _join()
     try:
-        _connect()
         yield
-        _leave(EXIT_DONE)
-    except Ended as end:
-        report(end)  # before the launcher sees one rank end and kills the others
-        _leave(end.exit_code, end)
-        raise
-    except BaseException as error:
-        if _line:
-            _line.fail(error)
-        raise
+    finally:
+        for name in {*VARIABLES, "SWEP_DS_LOCAL_ID"} - given:
+            os.environ.pop(name, None)
 
 
 def _join() -> None:
@@ -185,7 +198,7 @@ def _complete_environment() -> None:
         env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
     if "RANK" not in env and "WORLD_SIZE" not in env:
         env.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    missing = [n for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if n not in env]
+    missing = [name for name in VARIABLES if name not in env]
     if missing:
         raise InputError(
             f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "

@@ -108,3 +108,15 @@ def metrics(folder: Path) -> list[dict]:
 
 def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder)]
+
+
+def complete(folder: Path) -> list[int]:
+    """The updates of its whole checkpoints."""
+    return sorted(int(f.parent.name.split("-")[1]) for f in folder.glob("checkpoints/update-*/complete.json"))
+
+
+def error(folder: Path) -> str:
+    """What `several_runs.py` says that the run in this folder ended with: one line."""
+    text = folder.with_name(f"{folder.name}.error").read_text()
+    assert "\n" not in text
+    return text

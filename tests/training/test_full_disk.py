@@ -8,21 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_run import losses, metrics, prepare
+from tests.tiny_run import complete, error, losses, metrics, prepare
 from tests.training.test_conversion import UPDATES, make, start
 
 pytestmark = pytest.mark.slow
 GO_ON = "train.on_checkpoint_failure=go_on"
-
-
-def complete(run: Path) -> list[int]:
-    return sorted(int(f.parent.name.split("-")[1]) for f in run.glob("checkpoints/update-*/complete.json"))
-
-
-def error(run: Path) -> str:
-    text = run.with_name(f"{run.name}.error").read_text()
-    assert "\n" not in text
-    return text
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tiny_run import ROOT, ds_config, execute, launch, losses, metrics, prepare
+from tests.tiny_run import ROOT, complete, ds_config, error, execute, launch, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -57,16 +57,6 @@ def make(folder: Path, ranks: int, runs: list[dict], check: bool = True):
 
 def tag(run: Path, update: int) -> Path:
     return run / "checkpoints" / f"update-{update:08d}"
-
-
-def complete(run: Path) -> list[int]:
-    return sorted(int(f.parent.name.split("-")[1]) for f in run.glob("checkpoints/update-*/complete.json"))
-
-
-def error(run: Path) -> str:
-    text = run.with_name(f"{run.name}.error").read_text()
-    assert "\n" not in text
-    return text
 
 
 def state(run: Path, update: int) -> Path:
