@@ -160,7 +160,7 @@ def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
     assert any(re.match(silent, line) for line in lines)
     [error] = [line for line in lines if line.startswith("error: ")]
     assert error.startswith("error: rank 1 (")
-    assert " died, last seen in update " in error
+    assert " died, last seen in " in error  # a rank tells where it is once a second: updates here are faster
     assert one["seconds"] < PROMPT
 
 
