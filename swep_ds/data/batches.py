@@ -6,6 +6,9 @@ Notable:
 - Windows of similar length share an update: an epoch is shuffled, cut into mega-batches of 50 updates, each of them
   sorted by length and cut into updates, and the updates are shuffled. On SQuAD-like text random batches of 8 waste
   a third of their positions in padding.
+- With `max_tokens` an update takes as many windows as fit, so that short ones do not leave a device idle. It is then
+  so many micro-batches of at most so many positions: these two, not their split over ranks, decide its windows. Every
+  other mega-batch is sorted the other way round, or windows short and long would meet where one ends.
 - All windows of an update are padded to the longest of them, on every rank: Hugging Face's loss takes the softmax
   over padding too, so anything else would let the loss depend on the split. Ranks wait for the slowest anyway.
 - Every window carries its share of the update's loss. Sums over micro-batches and ranks are then exact means over
@@ -23,6 +26,8 @@ import datasets
 import numpy as np
 import torch
 from torch import Tensor
+
+from swep_ds.errors import InputError
 
 IGNORED = -100  # in target_ids, as in transformers' labels
 MEGA_BATCH = 50  # updates whose windows are sorted by length together
@@ -43,9 +48,10 @@ class Batch(NamedTuple):
     sample_id: Tensor | None = None  # [N] int64, the window's row: keys its noise
     weight: Tensor | None = None  # [N] float32, factor of a window's loss (module docstring)
     token_weight: Tensor | None = None  # [N] float32, the same for means over the update's tokens
+    lengths: tuple[int, ...] | None = None  # N tokens of the windows, on the host whatever the device
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(t if t is None else t.to(device, non_blocking=True) for t in self))
+        return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,11 @@ class TrainingBatches(torch.utils.data.Dataset):
 
     Args:
         features: training windows (`build_features`).
+        max_tokens: positions of a micro-batch, padding included, in place of micro_batch_size; None = windows count.
         epochs: passes over the windows; max_updates cuts them short.
+
+    Raises:
+        InputError: a window is longer than `max_tokens`.
     """
 
     def __init__(
@@ -105,46 +115,83 @@ class TrainingBatches(torch.utils.data.Dataset):
         epochs: float,
         max_updates: int | None,
         seed: int,
+        max_tokens: int | None = None,
     ):
-        self.features, self.padding, self.seed = features, padding, seed
+        self.features, self.padding, self.seed, self.max_tokens = features, padding, seed, max_tokens
         self.accumulation, self.rank, self.world_size = accumulation, rank, world_size
-        self.micro_batch = micro_batch_size * world_size  # over all ranks
-        self.global_batch = self.micro_batch * accumulation
-        self.lengths = np.asarray(features["length"])
-        self.updates_per_epoch = math.ceil(len(features) / self.global_batch)
+        self.micro_batch = (1 if max_tokens else micro_batch_size) * world_size  # over all ranks
+        self.global_batch = self.micro_batch * accumulation  # windows; with max_tokens, micro-batches
+        self.lengths = np.asarray(features["length"][:])
+        if max_tokens and self.lengths.max() > max_tokens:
+            raise InputError(
+                f"train.max_tokens {max_tokens}: the longest window has {self.lengths.max()} tokens: raise it to that "
+                "at least, or lower data.max_length"
+            )
+        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
         # rounding errors do not count: 1.1 epochs of 10 updates are 11, not 12
-        self.updates = math.ceil(epochs * self.updates_per_epoch * (1 - 1e-12))
+        whole, part = divmod(epochs * (1 - 1e-12), 1)
+        counts = [self._updates_of(epoch) for epoch in range(int(whole) + 1)]
+        self._begins = np.cumsum([0, *counts[:-1]])  # updates before each epoch
+        self.updates_per_epoch = counts[0]  # with max_tokens, in the first; others have about as many
+        self.updates = int(self._begins[-1]) + math.ceil(part * counts[-1])
         if max_updates is not None:
             self.updates = min(self.updates, max_updates)
-        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+
+    def _updates_of(self, epoch: int) -> int:
+        return len(self._shuffled(epoch)) if self.max_tokens else math.ceil(len(self.features) / self.global_batch)
+
+    @property
+    def size(self) -> str:
+        """Of an update, in words."""
+        if self.max_tokens:
+            return f"at most {self.global_batch} x {self.max_tokens} positions"
+        return f"{self.global_batch} windows"
 
     def __len__(self) -> int:
         return self.updates * self.accumulation
 
     def windows(self, update: int) -> np.ndarray:
         """Rows of all windows of an update, over all ranks and micro-steps."""
-        epoch, step = divmod(update, self.updates_per_epoch)
+        epoch = int(np.searchsorted(self._begins, update, side="right")) - 1
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self._shuffled(epoch))
-        return self._epoch[1][step]
+        return self._epoch[1][update - self._begins[epoch]]
 
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
         dice = np.random.default_rng([self.seed, epoch])
         order = dice.permutation(len(self.features))
-        mega = MEGA_BATCH * self.global_batch
-        order = np.concatenate(
-            [
-                part[np.argsort(self.lengths[part], kind="stable")]
-                for part in np.split(order, range(mega, len(order), mega))
-            ]
-        )
-        updates = np.split(order, range(self.global_batch, len(order), self.global_batch))
+        windows = self.global_batch  # of an update
+        if self.max_tokens:
+            windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))
+        mega = MEGA_BATCH * windows
+        parts = [
+            part[np.argsort(self.lengths[part], kind="stable")]
+            for part in np.split(order, range(mega, len(order), mega))
+        ]
+        if self.max_tokens:
+            parts[1::2] = [part[::-1] for part in parts[1::2]]
+        order = np.concatenate(parts)
+        updates = np.split(order, self._cuts(order) if self.max_tokens else range(windows, len(order), windows))
         return [updates[i] for i in dice.permutation(len(updates))]
+
+    def _cuts(self, order: np.ndarray) -> list[int]:
+        """Where updates end, all but the last: each takes as many windows as fit into its micro-batches."""
+        cuts, begin = [], 0
+        while True:
+            longest = np.maximum.accumulate(self.lengths[order[begin : begin + self.global_batch * self.max_tokens]])
+            room = self.global_batch * (self.max_tokens // longest)  # windows, if an update reaches as far as this one
+            begin += int((np.arange(1, len(room) + 1) <= room).sum())
+            if begin == len(order):
+                return cuts
+            cuts.append(begin)
 
     def __getitem__(self, micro_step: int) -> Batch:
         update, micro = divmod(micro_step, self.accumulation)
         everywhere = self.windows(update)
-        mine = everywhere[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
+        if self.max_tokens:
+            mine = everywhere[micro * self.world_size + self.rank :: self.global_batch]
+        else:
+            mine = everywhere[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
         weight = float(len(mine) > 0)
         if len(mine) == 0:
             mine = everywhere[:1]
@@ -157,4 +204,5 @@ class TrainingBatches(torch.utils.data.Dataset):
             sample_id=torch.from_numpy(mine.astype(np.int64)),
             weight=torch.full((len(mine),), share / len(everywhere)),
             token_weight=torch.full((len(mine),), share / int(self.lengths[everywhere].sum())),
+            lengths=tuple(columns["length"]),
         )

@@ -17,15 +17,17 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from swep_ds.data.readers import Example
@@ -34,6 +36,7 @@ from swep_ds.errors import InputError
 FORMAT_VERSION = 3  # part of every cache file's name: raise it when the columns or their meaning change
 EXAMPLES_AT_A_TIME = 1024
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -109,7 +112,7 @@ def build_features(
     backend.no_truncation()
     has_types = "token_type_ids" in tokenizer.model_input_names
     generative = settings.task == "generative"
-    gap = _gap(backend) if generative else ""
+    gap = gap_before(backend) if generative else ""
     template = Template.prompt(backend, gap) if generative else Template.learn(backend, examples[0])
     _check_sizes(settings, template.specials)
 
@@ -143,7 +146,7 @@ def _check_sizes(settings: WindowSettings, specials: int) -> None:
         )
 
 
-def _gap(backend: Tokenizer) -> str:
+def gap_before(backend: Tokenizer) -> str:
     """What goes in front of a piece of a sentence, so that its tokens are those that it has behind other words.
 
     A space for byte-level tokenizers, whose first word would be glued to the one before; others add it themselves.
@@ -188,10 +191,13 @@ class Template(NamedTuple):
     def specials(self) -> int:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
-    def repeats(self, question: int, context: int) -> list[int]:
-        """How often each of `types` stands in a window with that many question and context tokens."""
-        before, between, behind = ([1] * len(part) for part in (self.prefix, self.middle, self.suffix))
-        return [*before, question, *between, context, *behind]
+    def repeats(self, question: int | list[int], context: int | list[int]) -> np.ndarray:
+        """How often each of `types` stands in a window with that many question and context tokens; in W windows:
+        [W, types]."""
+        repeats = np.ones((*np.shape(question), len(self.types)), np.int64)
+        repeats[..., len(self.prefix)] = question
+        repeats[..., len(self.prefix) + 1 + len(self.middle)] = context
+        return repeats
 
 
 class _Window(NamedTuple):
@@ -229,15 +235,21 @@ class _Context(NamedTuple):
     starts: np.ndarray  # int32, first character of every token
     ends: np.ndarray  # int32, behind its last character
 
+    @classmethod
+    def of(cls, encoding: Encoding, gap: int) -> "_Context":
+        """`gap`: characters that were put in front of the text."""
+        count = len(encoding)
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2) - gap
+        return cls(np.fromiter(encoding.ids, np.int32, count), offsets[:, 0].copy(), offsets[:, 1].copy())
+
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
         """First and last token that overlap the characters [start, end); first > last if none does.
 
         Overlap, not equality: a token may reach over the answer's edges or begin with the space before it.
         """
-        behind, before = np.flatnonzero(self.ends > span[0]), np.flatnonzero(self.starts < span[1])
-        if not (behind.size and before.size):
-            return len(self.ids), -1
-        return int(behind[0]), int(before[-1])
+        behind, before = self.ends > span[0], self.starts < span[1]
+        first, last = int(behind.argmax()), len(self.ids) - 1 - int(before[::-1].argmax())
+        return (first, last) if behind[first] and before[last] else (len(self.ids), -1)
 
 
 def _schema(settings: WindowSettings, *, training: bool, has_types: bool) -> pa.Schema:
@@ -267,20 +279,20 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the windows of some examples at a time and adds to `counts` on the way.
 
-    A context's tokens stay in memory from its first question to its last.
+    A context's tokens stay in memory from its first question to its last. While windows are put together here, the
+    tokenizer, which needs no interpreter, is at the next examples.
     """
     prefix, middle, suffix, types = template
     generative = settings.task == "generative"
     uses = Counter(example.context for example in examples)
     contexts: dict[str, _Context] = {}
-    for at in range(0, len(examples), EXAMPLES_AT_A_TIME):
-        some = examples[at : at + EXAMPLES_AT_A_TIME]
-        _tokenise_contexts(some, backend, gap, contexts)
-        questions = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
+    for at, some, new, questions in _ahead(_encodings(examples, backend, gap)):
+        for context, encoding in new:
+            contexts[context] = _Context.of(encoding, len(gap))
         columns: dict[str, list] = {name: [] for name in schema.names}  # of list columns, the pieces to join
         sizes: list[int] = []  # context tokens of every window
         target_sizes: list[int] = []
-        repeats: list[int] = []
+        question_sizes: list[int] = []
         for row, (example, encoding) in enumerate(zip(some, questions, strict=True), start=at):
             question = np.array(encoding.ids[: settings.max_query_length], np.int32)
             counts["questions_cut"] += len(encoding) > settings.max_query_length
@@ -322,13 +334,14 @@ def _batches(
                 columns["input_ids"] += (prefix, question, middle, context.ids[begin:end], suffix)
                 columns["length"].append(context_begin + end - begin + len(suffix))
                 sizes.append(end - begin)
-                repeats += template.repeats(len(question), end - begin)
+                question_sizes.append(len(question))
             uses[example.context] -= 1
             if not uses[example.context]:
                 del contexts[example.context]
         if sizes:
             lengths = dict.fromkeys(("input_ids", "token_type_ids"), columns["length"]) | {"target_ids": target_sizes}
-            columns["token_type_ids"] = [np.repeat(np.tile(types, len(sizes)), repeats)]
+            repeats = template.repeats(question_sizes, sizes)
+            columns["token_type_ids"] = [np.repeat(np.tile(types, len(sizes)), repeats.ravel())]
             yield pa.record_batch(
                 [
                     _join(columns[field.name], lengths.get(field.name, sizes), field.type)
@@ -340,15 +353,28 @@ def _batches(
             )
 
 
-def _tokenise_contexts(
-    examples: Sequence[Example], backend: Tokenizer, gap: str, contexts: dict[str, _Context]
-) -> None:
-    new = {example.context: example for example in examples if example.context not in contexts}
-    encodings = backend.encode_batch([gap + text for text in new], add_special_tokens=False)
-    for (text, example), encoding in zip(new.items(), encodings, strict=True):
-        _require_tokens(len(encoding), example)
-        offsets = np.array(encoding.offsets, np.int32) - len(gap)
-        contexts[text] = _Context(np.array(encoding.ids, np.int32), offsets[:, 0], offsets[:, 1])
+def _encodings(examples: Sequence[Example], backend: Tokenizer, gap: str) -> Iterator[tuple]:
+    """Some examples at a time: the first one's index, they, the contexts not met before and the questions, encoded."""
+    seen: set[str] = set()
+    for at in range(0, len(examples), EXAMPLES_AT_A_TIME):
+        some = examples[at : at + EXAMPLES_AT_A_TIME]
+        new = {example.context: example for example in some if example.context not in seen}
+        seen |= new.keys()
+        contexts = backend.encode_batch([gap + context for context in new], add_special_tokens=False)
+        questions = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
+        for example, encoding in zip(new.values(), contexts, strict=True):
+            _require_tokens(len(encoding), example)
+        yield at, some, list(zip(new, contexts, strict=True)), questions
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made in another thread while the one before it is looked at."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield item
 
 
 def _require_tokens(count: int, example: Example) -> None:

@@ -64,8 +64,9 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
 
 def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
     """This rank's rows: all windows of every `world_size`-th question, longest first so that memory peaks at once."""
-    rows = np.flatnonzero(np.asarray(features["example"]) % world_size == rank)
-    rows = rows[np.argsort(-np.asarray(features["length"])[rows], kind="stable")]
+    example, length = (np.asarray(features[name][:]) for name in ("example", "length"))
+    rows = np.flatnonzero(example % world_size == rank)
+    rows = rows[np.argsort(-length[rows], kind="stable")]
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 

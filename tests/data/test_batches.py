@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.data.batches import MEGA_BATCH, Batch, Padding, TrainingBatches
+from swep_ds.errors import InputError
 from tests import tiny
 
 SPLITS = {"micro": st.integers(1, 4), "accumulation": st.integers(1, 3), "world": st.integers(1, 3)}
@@ -31,7 +32,9 @@ def windows(n: int, types: bool = True, seed: int = 0) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns)
 
 
-def ranks(features, micro=2, accumulation=1, world=1, epochs=1.0, max_updates=None, seed=0) -> list[TrainingBatches]:
+def ranks(
+    features, micro=2, accumulation=1, world=1, epochs=1.0, max_updates=None, seed=0, max_tokens=None
+) -> list[TrainingBatches]:
     """The batches of every rank."""
     padding = Padding(0, 0 if "token_type_ids" in features.column_names else None)
     return [
@@ -39,6 +42,7 @@ def ranks(features, micro=2, accumulation=1, world=1, epochs=1.0, max_updates=No
             features,
             padding,
             micro_batch_size=micro,
+            max_tokens=max_tokens,
             accumulation=accumulation,
             rank=rank,
             world_size=world,
@@ -121,7 +125,7 @@ def test_an_item_does_not_depend_on_the_items_before(n, data, micro, accumulatio
     items = [through[k] for k in range(len(through))]
     k = data.draw(st.integers(0, len(items) - 1))
     for left, right in zip(items[k], ranks(features, micro, accumulation, world, epochs=3)[-1][k], strict=True):
-        assert left is right is None or torch.equal(left, right)
+        assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
 def test_a_rank_without_windows_gets_one_of_weight_zero():
@@ -193,6 +197,7 @@ def test_columns_padding_and_token_types():
     integers = (*batch[:3], batch.start_position, batch.end_position, batch.sample_id)
     assert {t.dtype for t in integers} == {torch.int64}
     assert batch.weight.dtype == batch.token_weight.dtype == torch.float32
+    assert batch.lengths == tuple(features[batch.sample_id.tolist()]["length"])
 
 
 def test_without_token_types():
@@ -208,3 +213,63 @@ def test_padding_is_the_tokenizers(tokenizer, token, types):
     assert inputs["input_ids"].tolist() == [[7, 8, 9, token], [5, token, token, token]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
     assert ("token_type_ids" in inputs) == (types is not None)
+
+
+# Budgets of tokens
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, 60), max_tokens=st.integers(12, 60), world=st.integers(1, 3), accumulation=st.integers(1, 3))
+def test_a_budget_bounds_every_micro_batch_and_gives_all_ranks_equal_work(n, max_tokens, world, accumulation):
+    features = windows(n)
+    batches = ranks(features, 99, accumulation, world, epochs=2, max_tokens=max_tokens)
+    assert len({one.updates for one in batches}) == 1
+    seen = []
+    for number in range(batches[0].updates):
+        micro_batches = update(batches, number)
+        assert all(b.input_ids.numel() <= max_tokens for b in micro_batches)
+        assert len({b.input_ids.shape[1] for b in micro_batches}) == 1
+        rows = real(micro_batches)
+        assert sorted(rows) == sorted(batches[0].windows(number).tolist())
+        sizes = [int((b.weight > 0).sum()) for b in micro_batches]
+        assert max(sizes) - min(sizes) <= 1
+        # the engine's mean over micro-batches and ranks is the mean over the update's windows
+        value = np.random.default_rng(number).normal(size=n)
+        engine = np.mean([(b.weight.double().numpy() * value[b.sample_id]).sum() for b in micro_batches])
+        assert engine == pytest.approx(value[rows].mean(), rel=1e-6, abs=1e-7)
+        seen += rows
+    assert sorted(seen) == sorted([*range(n)] * 2)
+
+
+@settings(max_examples=20)
+@given(n=st.integers(1, 60), max_tokens=st.integers(12, 60), seed=st.integers(0, 3))
+def test_a_budgets_updates_depend_on_the_number_of_micro_batches_alone(n, max_tokens, seed):
+    features = windows(n)
+    splits = [ranks(features, 1, 6 // world, world, 2, seed=seed, max_tokens=max_tokens)[0] for world in (1, 2, 3, 6)]
+    for number in range(splits[0].updates):
+        assert len({tuple(one.windows(number)) for one in splits}) == 1
+    assert len({one.updates for one in splits}) == 1
+
+
+def squad_like(n: int) -> datasets.Dataset:
+    """Lengths spread as SQuAD's: most windows from 100 to 250 tokens, a tail up to 384."""
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.05, 0.35, n), 40, 384).astype(int)
+    return datasets.Dataset.from_dict({"input_ids": [[1]] * n, "length": lengths.tolist()})
+
+
+@pytest.mark.parametrize("budget", [None, 2048, 8192])
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_is_below_three_percent_on_lengths_like_squads(budget, seed):
+    (one,) = ranks(squad_like(6000), micro=8, seed=seed, accumulation=2, epochs=1.5, max_tokens=budget)
+    lengths = [one.lengths[one.windows(update)] for update in range(one.updates)]
+    real, padded = sum(map(sum, lengths)), sum(len(some) * max(some) for some in lengths)
+    assert 1 - real / padded < 0.03
+    if budget:  # and the budget is used: what is left is less than a window in each micro-batch
+        assert np.median([len(some) * max(some) for some in lengths]) > 0.9 * 2 * budget
+    first = {tuple(one.windows(update)) for update in range(one.updates_per_epoch)}
+    assert not first & {tuple(one.windows(update)) for update in range(one.updates_per_epoch, one.updates)}
+
+
+def test_a_window_longer_than_the_budget_is_refused():
+    with pytest.raises(InputError, match=r"train\.max_tokens 11: the longest window has 12 tokens: raise it"):
+        ranks(windows(60), max_tokens=11)

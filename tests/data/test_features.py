@@ -233,8 +233,8 @@ def test_windows_without_the_answer_can_be_dropped():
 def cached(tmp_path, monkeypatch):
     """A filled cache; `again` reads it and tells whether it tokenised."""
     tokenised = []
-    tokenise = module._tokenise_contexts
-    monkeypatch.setattr(module, "_tokenise_contexts", lambda *args: tokenised.append(1) or tokenise(*args))
+    tokenise = module._encodings
+    monkeypatch.setattr(module, "_encodings", lambda *args: tokenised.append(1) or tokenise(*args))
     setup = {"examples": EXAMPLES, "tokenizer": tiny.wordpiece(), "settings": SMALL, "training": True}
 
     def again(**changes):

@@ -1,0 +1,127 @@
+"""Windows in one row without padding: losses, gradients and hidden states of the padded model."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from swep_ds.errors import InputError
+from swep_ds.models import packing
+from swep_ds.models.extractive import ExtractiveQA
+from tests import tiny_batches, tiny_models, tiny_objective
+
+FAMILIES = ("bert", "electra", "roberta")
+
+
+def packed(architecture: str, **changes) -> ExtractiveQA:
+    plain = tiny_models.model(architecture, **changes)
+    return ExtractiveQA(plain, packing.prepare(plain, "auto"))
+
+
+def masked_nll(model, batch, embeddings):
+    """Per window, of the padded model whose logits at padding do not count, and its hidden states."""
+    output = model(inputs_embeds=embeddings, attention_mask=batch.attention_mask, output_hidden_states=True)
+    outside = batch.attention_mask == 0
+    parts = ((output.start_logits, batch.start_position), (output.end_logits, batch.end_position))
+    nll = [cross_entropy(one.masked_fill(outside, -torch.inf), target, reduction="none") for one, target in parts]
+    return sum(nll) / 2, output.hidden_states[-1]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_losses_gradients_and_states_are_the_padded_ones(architecture, checkpointing):
+    plain, qa = tiny_models.model(architecture).double(), packed(architecture).double()
+    if checkpointing:
+        qa.model.gradient_checkpointing_enable({"use_reentrant": False})
+        qa.train()
+    batch = tiny_batches.batch((12, 7, 1, 9))
+    batch = batch._replace(start_position=batch.start_position.clamp(min=0))
+    found, leaves = [], []
+    for model in (plain, qa.model):
+        leaf = model.get_input_embeddings()(batch.input_ids).detach().requires_grad_()
+        if model is plain:
+            nll, hidden = masked_nll(plain, batch, leaf)
+        else:
+            nll, _, _, hidden = qa(leaf, batch, hidden=True)
+        # weights that differ, so that a gradient in the wrong window shows
+        ((nll * torch.arange(1, 5)).sum() + hidden[batch.attention_mask.bool()].square().sum()).backward()
+        found.append((nll, hidden[batch.attention_mask.bool()]))
+        leaves.append(leaf.grad)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(leaves[1], leaves[0], rtol=1e-9, atol=1e-9)
+    for (name, one), other in zip(plain.named_parameters(), qa.model.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_a_window_does_not_see_its_neighbours_nor_the_batchs_width():
+    qa = packed("bert").eval()
+    together, alone = tiny_batches.batch((12, 7)), tiny_batches.batch((7,))
+    alone = alone._replace(**{name: getattr(together, name)[1:, :7] for name in ("input_ids", "attention_mask")})
+    alone = alone._replace(start_position=together.start_position[1:], end_position=together.end_position[1:])
+    with torch.no_grad():
+        left, right = qa(qa.embed(together), together).nll[1:], qa(qa.embed(alone), alone).nll
+    torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("method", ["swep", "r_drop"])
+def test_methods_on_packed_windows_equal_those_on_windows_of_one_length(method):
+    """Without padding the two losses are the same by definition."""
+    batch = tiny_batches.batch((9, 9, 9))
+    made = [tiny_objective.objective(method) for _ in range(2)]
+    made[1].qa.first_position = packing.prepare(made[1].qa.model, "auto")
+    found = []
+    for one in made:
+        loss, _, statistics = one(batch, tiny_objective.UPDATE)
+        found.append((loss, tiny_objective.gradients(one, loss), statistics))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
+def test_swep_keeps_its_noise_and_kl_on_windows_of_several_lengths():
+    batch = tiny_batches.batch((12, 7, 9))
+    padded, qa = (tiny_objective.objective("swep") for _ in range(2))
+    qa.qa.first_position = packing.prepare(qa.qa.model, "auto")
+    expected, found = (one(batch, tiny_objective.UPDATE)[2]["kl_per_token"] for one in (padded, qa))
+    torch.testing.assert_close(found, expected)
+    assert all(one.isfinite().all() for one in tiny_objective.gradients(qa, qa(batch, 1)[0]).values())
+    r_drop = tiny_objective.objective("r_drop", dropout=0.3)
+    r_drop.qa.first_position = packing.prepare(r_drop.qa.model, "auto")
+    assert r_drop(batch, 1)[0].isfinite()  # a divergence over the lowest logits at padding
+
+
+def test_lengths_on_the_host_change_nothing_and_evaluation_is_padded():
+    qa, batch = packed("roberta").eval(), tiny_batches.batch()
+    with torch.no_grad():
+        nll = [qa(qa.embed(one), one).nll for one in (batch, batch._replace(lengths=(12, 7, 9)))]
+        plain = ExtractiveQA(tiny_models.model("roberta").eval()).predict(batch)
+        torch.testing.assert_close(qa.predict(batch), plain)
+    assert torch.equal(*nll)
+
+
+@pytest.mark.parametrize("architecture", ["deberta-v2", "albert", "modernbert", "distilbert"])
+def test_other_backbones_are_refused(architecture, tmp_path):
+    tiny_models.model(architecture).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=rf"train\.packing: {architecture} .*: set it to false"):
+        ExtractiveQA.load(str(tmp_path), packed=True, activation_checkpointing=False)
+
+
+def test_another_attention_is_refused_and_none_is_exported(tmp_path):
+    tiny_models.model("bert").save_pretrained(tmp_path / "bert")
+    with pytest.raises(InputError, match=r"model\.attention eager: .* set model\.attention to auto"):
+        ExtractiveQA.load(str(tmp_path / "bert"), packed=True, attention="eager", activation_checkpointing=False)
+    qa = ExtractiveQA.load(str(tmp_path / "bert"), packed=True, activation_checkpointing=False)
+    qa.model.save_pretrained(tmp_path / "saved")
+    assert packing.PACKED not in (tmp_path / "saved" / "config.json").read_text()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_varlen_kernel_equals_windows_one_by_one():
+    batch = tiny_batches.batch((120, 7, 64, 33)).to(torch.device("cuda"))
+    windows = packing.Windows.of(batch)
+    made = torch.randn(3, 1, 4, sum(windows.lengths), 64, device="cuda", dtype=torch.bfloat16)
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        leaves = [one.to(dtype).requires_grad_() for one in made]
+        output, _ = packing.attend(None, *leaves, None, scaling=0.125, windows=windows)
+        output.float().square().sum().backward()
+        found.append((output.float(), *(leaf.grad.float() for leaf in leaves)))
+    torch.testing.assert_close(found[0], found[1], rtol=2e-2, atol=2e-2)
