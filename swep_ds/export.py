@@ -1,13 +1,15 @@
 """Export: a plain Hugging Face folder that loads without this package, with a model card."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import safe_open
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -19,6 +21,7 @@ from swep_ds.training.sharding import full_weights
 from swep_ds.writing import write_together
 
 READING = "reading.json"  # how windows are cut and answers decoded; scripts/evaluate.py and answer.py go by it
+NOISE = "noise.safetensors"  # in a run's folder: a method's own parameters, for `swep_ds.analysis` alone
 FILE_BYTES = 2**30  # of weights in one file, and in rank 0's memory while it is written
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 
@@ -69,6 +72,27 @@ def export_model(
         if ranks.is_main():
             shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def export_noise(engine, file: Path) -> None:
+    """Writes the method's own parameters, where it has any. All ranks call this together.
+
+    Raises:
+        WriteFailed: on all ranks; a file that was there stays.
+    """
+    method: nn.Module = engine.module.method
+    unfinished = file.with_name(f".{file.name}.unfinished")
+
+    def write() -> None:
+        weights = dict(full_weights(engine, method, masters=False))
+        if ranks.is_main() and weights:
+            try:
+                save_file(weights, unfinished)
+                os.replace(unfinished, file)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    write_together(write, file)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

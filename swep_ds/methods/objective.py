@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
+from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import Carried, Inputs, Method, NoiseKey, Pass
+from swep_ds.methods.nearest import is_another
 from swep_ds.models.reading import Reading, symmetric_divergence
 
 Statistics = dict[str, Tensor]
+# of a micro-batch, whose nearest words are looked for: as many as make so many products with the vocabulary, between
+MEASURED_PRODUCTS, MEASURED_TOKENS = 2**22, (128, 512)
 
 
 class Objective(nn.Module):
@@ -49,7 +53,11 @@ class Objective(nn.Module):
             progress: share of all updates already done, for schedules.
             micro_step: which part of `split` execution to run; None = all passes (`joint`).
             carried: what the micro-step before handed on; None in the first.
-            measure_noise: whether to add the perturbations' own statistics (`Perturbed.measure`).
+            measure_noise: whether to add the perturbations' own statistics (`Perturbed.measure`), and as
+                `words_changed` the share of tokens whose perturbed embedding is nearest to another word
+                (`nearest.is_another`), of a method with several perturbations after the last one. Beside it,
+                `words_changed_clean` is the same before: in a table with rows of unequal length a long one can have
+                larger products with a word than that word's own.
 
         Returns:
             (loss, what to carry on to the next micro-step, statistics by name as detached scalars), every statistic
@@ -74,6 +82,8 @@ class Objective(nn.Module):
                 if one.perturb is not None:
                     key = NoiseKey(self.seed, update * len(passes) + number)
                     noise = one.perturb(Inputs(embeddings, batch, key, carried, partial(self._read, batch)))
+                    if measure_noise:
+                        statistics |= self._words_changed(embeddings, noise.embeddings, batch, key)
                     embeddings = noise.embeddings
                 reading = self.qa(embeddings, batch, hidden=one.keeps_hidden)
             if one.keeps_hidden:
@@ -110,6 +120,27 @@ class Objective(nn.Module):
             return self.qa(embeddings, batch, hidden=True)
         finally:
             self.qa.train(training)
+
+    @torch.no_grad()
+    def _words_changed(self, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> Statistics:
+        """Of some hundred tokens, drawn by the key as the noise is: no generator's state changes."""
+        positions = torch.arange(batch.input_ids.shape[1], device=clean.device)
+        vocabulary = self.qa.model.get_input_embeddings().num_embeddings
+        fewest, most = MEASURED_TOKENS
+        count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
+        # not the noise's own key: Word-Dropout compares such numbers with its probability
+        lots_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[0][..., 0]
+        lots, drawn = lots_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
+        own, real = batch.input_ids.flatten()[drawn], (lots >= 0).to(batch.token_weight.dtype)
+        vectors = torch.stack([embeddings.detach().flatten(0, 1)[drawn] for embeddings in (perturbed, clean)])
+
+        def look_up(ids: Tensor) -> Tensor:
+            return self.qa.embed(batch._replace(input_ids=ids[None]))[0]
+
+        another = is_another(vectors, own, look_up, vocabulary)
+        weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # of this micro-batch among all tokens
+        after, before = weight * (another * real).sum(-1) / real.sum()
+        return {"words_changed": after, "words_changed_clean": before}
 
     def _kl(self, kl_NT: Tensor, batch: Batch) -> Tensor:
         factor = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight

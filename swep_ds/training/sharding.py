@@ -40,7 +40,7 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
         buffer.data = buffer.data.to(ranks.device())
 
 
-def full_weights(engine, model: PreTrainedModel, *, masters: bool) -> Iterator[tuple[str, Tensor | None]]:
+def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[str, Tensor | None]]:
     """Name and value of all that the model saves, tied weights once; in CPU memory on rank 0, None on the others.
 
     All ranks go through it together, and at ZeRO-3 only one weight at a time is whole.
@@ -56,7 +56,8 @@ def full_weights(engine, model: PreTrainedModel, *, masters: bool) -> Iterator[t
         groups = (engine.optimizer.fp16_groups, engine.optimizer.fp32_groups)
         rounded, exact = (itertools.chain.from_iterable(group) for group in groups)
         master = dict(zip(map(id, rounded), exact, strict=True))
-    saved = model.state_dict().keys() - model.all_tied_weights_keys.keys()
+    tied = model.all_tied_weights_keys if isinstance(model, PreTrainedModel) else {}
+    saved = model.state_dict().keys() - tied.keys()
     for name, tensor in itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers()):
         if name not in saved:
             continue

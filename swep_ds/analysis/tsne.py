@@ -1,0 +1,82 @@
+"""t-SNE of the tokens of a few questions before and after perturbation: word embeddings, and what the encoder makes of
+them (its last hidden state). Each space is embedded once, before and after together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from swep_ds.analysis.plotting import pyplot
+from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.analysis.windows import answer_windows
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+
+SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last hidden state)"}
+WHEN = {"before": "#0072b2", "after": "#d55e00"}
+FEWEST = 10  # tokens
+PERPLEXITY = 30.0
+
+
+def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, seed: int) -> pd.DataFrame:
+    """Two rows, "before" and "after", for each token and space: space, when, question, position, token, x, y.
+
+    The tokens are those of question and context, without special ones; `max_tokens` of them are drawn at random if
+    there are more. The perplexity is 30, or a third of the points where that is less.
+
+    Raises:
+        InputError: scikit-learn is not installed; a method without perturbation; fewer than `FEWEST` tokens.
+    """
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        raise InputError("scikit-learn is not installed: pip install 'swep-ds[analysis]'") from None
+    about, vectors = [], {(space, when): [] for space in SPACES for when in WHEN}
+    for window in answer_windows(examples, run.tokenizer, run.windows):
+        batch = run.batch([window])
+        before, made = run.perturb(batch)
+        positions = [position for word in window.words for position in word.positions]
+        tokens = run.tokenizer.convert_ids_to_tokens([window.input_ids[position] for position in positions])
+        about += [(window.example.id, *one) for one in zip(positions, tokens, strict=True)]
+        with torch.no_grad():
+            for when, embeddings in (("before", before), ("after", made.embeddings)):
+                both = {"word": embeddings, "contextual": run.hidden(embeddings, batch)}
+                for space, values in both.items():
+                    vectors[space, when].append(values[0, positions].cpu().numpy())
+    if len(about) < FEWEST:
+        raise InputError(f"t-SNE needs {FEWEST} tokens, and there are {len(about)}: name more questions")
+    kept = np.arange(len(about))
+    if len(about) > max_tokens:
+        kept = np.sort(np.random.default_rng(seed).choice(len(about), max_tokens, replace=False))
+    frames = []
+    for space in SPACES:
+        points = np.concatenate([np.concatenate(vectors[space, when])[kept] for when in WHEN])
+        perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
+        found = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(points)
+        for when, part in zip(WHEN, np.split(found, len(WHEN)), strict=True):
+            frame = pd.DataFrame([about[k] for k in kept], columns=["question", "position", "token"])
+            frames.append(frame.assign(space=space, when=when, x=part[:, 0], y=part[:, 1]))
+    return pd.concat(frames, ignore_index=True)[["space", "when", "question", "position", "token", "x", "y"]]
+
+
+def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
+    """A panel for each space: a dot for each token before and after, and a line from the one to the other."""
+    plt = pyplot()
+    from matplotlib.collections import LineCollection
+
+    figure, panels = plt.subplots(1, len(SPACES), figsize=(11, 5.4), layout="constrained")
+    for axes, (space, title) in zip(panels, SPACES.items(), strict=True):
+        both = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
+        ends = [one[["x", "y"]].to_numpy() for one in both]
+        axes.add_collection(LineCollection(np.stack(ends, 1), colors="#999999", linewidths=0.6, alpha=0.6, zorder=1))
+        for points, (when, colour), marker in zip(ends, WHEN.items(), "o^", strict=True):
+            style = {"s": 16, "color": colour, "alpha": 0.75, "linewidths": 0, "zorder": 2}
+            axes.scatter(*points.T, marker=marker, label=f"{when} perturbation", **style)
+        axes.set(title=title, xticks=[], yticks=[], aspect="equal", xlabel="t-SNE 1", ylabel="t-SNE 2")
+    figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    for file in files:
+        figure.savefig(file, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,129 @@
+"""One window of each question, the one that its answer stands in, with the text that each of its tokens stands for.
+
+Windows are those of training (`swep_ds/data/features.py`); an analysis looks at one of them, not at all.
+"""
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from swep_ds.data.features import Template, WindowSettings, context_windows, gap_before
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+
+
+class TextWord(NamedTuple):
+    """A whitespace word of the text and the tokens [positions] that stand for it, or for the start of them."""
+
+    text: str
+    question: bool
+    answer: bool  # whether it is part of the answer
+    positions: list[int]
+
+
+class AnswerWindow(NamedTuple):
+    """A window as the model reads it.
+
+    words: of the question (as far as it is not cut), then of this part of the context.
+    answer: positions of the answer's first and last token.
+    target_ids: the answer's tokens with special ones, where answers are generated.
+    """
+
+    example: Example
+    input_ids: list[int]
+    token_type_ids: list[int]
+    words: list[TextWord]
+    answer: tuple[int, int]
+    target_ids: list[int]
+
+
+def answer_windows(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
+) -> list[AnswerWindow]:
+    """The window of each example that holds its whole answer; of several, the one with most context around it.
+
+    The answer is the training answer or, of examples read for evaluation, the first accepted text that the context
+    holds.
+
+    Raises:
+        InputError: a context without the answer, or an answer that no window holds.
+    """
+    if not examples:
+        return []
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    if settings.task == "generative":
+        gap = gap_before(backend)
+        template = Template.prompt(backend, gap)
+    else:
+        gap, template = "", Template.learn(backend, examples[0])
+    return [_window(example, backend, template, gap, settings) for example in examples]
+
+
+def _window(example: Example, backend: Tokenizer, template: Template, gap: str, settings: WindowSettings):
+    question, context = (
+        backend.encode(gap + text, add_special_tokens=False) for text in (example.question, example.context)
+    )
+    question_spans, context_spans = (
+        [(start - len(gap), end - len(gap)) for start, end in encoding.offsets] for encoding in (question, context)
+    )
+    asked = min(len(question), settings.max_query_length)
+    room = settings.max_length - template.specials - asked
+    span = example.span or _find(example)
+    held = [k for k, (start, end) in enumerate(context_spans) if end > span[0] and start < span[1]]
+    windows = context_windows(len(context_spans), room, min(settings.doc_stride, room))
+    whole = [one for one in windows if held and one.begin <= held[0] and held[-1] < one.end]
+    if not whole:
+        raise InputError(
+            f"question {example.id!r}: no window of {settings.max_length} tokens holds its answer: name another"
+        )
+    begin, end, *_ = max(whole, key=lambda one: min(held[0] - one.begin, one.end - 1 - held[-1]))
+    before, between, behind = (part.tolist() for part in template[:3])
+    first = len(before) + asked + len(between)  # position of the context's first token
+    words = _words(example.question, question_spans[:asked], len(before), question=True)
+    words += _words(example.context, context_spans[begin:end], first, question=False, answer=span)
+    types = template.types.repeat(template.repeats(asked, end - begin)).tolist()
+    return AnswerWindow(
+        example,
+        [*before, *question.ids[:asked], *between, *context.ids[begin:end], *behind],
+        types,
+        words,
+        (held[0] + first - begin, held[-1] + first - begin),
+        backend.encode(example.context[slice(*span)]).ids,
+    )
+
+
+def _find(example: Example) -> tuple[int, int]:
+    for answer in example.answers:
+        if answer and (start := example.context.find(answer)) >= 0:
+            return start, start + len(answer)
+    raise InputError(
+        f"question {example.id!r}: its context holds none of its answers ({', '.join(example.answers)[:80]}): name "
+        "another question"
+    )
+
+
+def _words(
+    text: str, spans: list[tuple[int, int]], first: int, *, question: bool, answer: tuple[int, int] = (0, 0)
+) -> list[TextWord]:
+    """Whitespace words with their tokens; a token is the first word's that it overlaps, one of blanks alone nobody's.
+
+    Args:
+        spans: characters [start, end) of the tokens, which stand at `first` and behind.
+    """
+    words, at = [], 0
+    for match in re.finditer(r"\S+", text):
+        positions = []
+        while at < len(spans) and spans[at][0] < match.end():
+            if spans[at][1] > match.start():
+                positions.append(first + at)
+            at += 1
+        if positions:
+            inside = match.end() > answer[0] and match.start() < answer[1]
+            words.append(TextWord(match.group(), question, inside, positions))
+    return words

@@ -1,0 +1,97 @@
+"""The paper's curve of changed words: tokens whose perturbed embedding is nearest to another word, over training.
+
+A run logs the share at each line of metrics.jsonl (`Objective.forward`). SSMBA's texts are made once, before training:
+its share is one number for the whole of it, of the tokens that differ between the samples and their questions.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from swep_ds.analysis.plotting import pyplot
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+
+COLUMNS = ["run", "method", "seed", "update", "words_changed", "words_changed_clean"]
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # Okabe and Ito's
+MARKERS = "osD^vP*"
+
+
+def curves(folders: Sequence[Path]) -> pd.DataFrame:
+    """The shares, in [0, 1], that runs logged: a row per run and logged update, with the columns `COLUMNS`.
+
+    Raises:
+        InputError: no run there, or one that logged no such share.
+    """
+    rows = []
+    for folder in folders:
+        recipe, file = Recipe.load(str(folder / "recipe.yaml")), folder / "metrics.jsonl"
+        if not file.is_file():
+            raise InputError(f"{file}: no such file: name the folder of a run that has begun to train")
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+        measured = [line for line in lines if "words_changed" in line]
+        if not measured:
+            raise InputError(
+                f"{file}: holds no words_changed: {recipe.method.name} changes no embeddings, or an earlier version "
+                "trained it: name a run of swep, prior_aug, adv_aug or the like"
+            )
+        about = {"run": str(folder), "method": recipe.method.name, "seed": recipe.seed}
+        rows += [about | {name: line[name] for name in COLUMNS[3:]} for line in measured]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def share_of_samples(file: Path) -> float:
+    """Share of the tokens that differ between SSMBA's samples and what they were made from, as `augment.py` counted it.
+
+    Samples that came back as their original, which the file leaves out, are counted, too.
+
+    Raises:
+        InputError: no such file, or one that `scripts/augment.py` did not write.
+    """
+    try:
+        counts = json.loads(file.read_text(encoding="utf-8"))["ssmba"]
+        return counts["changed"] / counts["tokens"]
+    except OSError as error:
+        raise InputError(f"--augmented {file}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"--augmented {file}: not written by scripts/augment.py: name a file of its samples") from None
+
+
+def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> None:
+    """A line per run, broken where it is of the clean embeddings, and a level for SSMBA's texts; in percent."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    names = _names(table)
+    for number, (run, own) in enumerate(table.groupby("run", sort=False)):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        few = marker if len(own) <= 40 else None
+        axes.plot(
+            own["update"], 100 * own["words_changed"], color=colour, marker=few, markersize=4, lw=1.8, label=names[run]
+        )
+        clean = f"{names[run]}, before perturbation"
+        axes.plot(own["update"], 100 * own["words_changed_clean"], color=colour, ls=(0, (4, 3)), lw=1.2, label=clean)
+    if samples is not None:
+        axes.axhline(100 * samples, color="#555555", ls=":", lw=1.8, label="SSMBA's texts")
+    axes.set(
+        xlabel="update",
+        ylabel="tokens nearest to another word (%)",
+        title="Words changed by the perturbation, in training",
+    )
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    for file in files:
+        figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def _names(table: pd.DataFrame) -> dict[str, str]:
+    """A label for each run: the method where that tells them apart, else with the seed, else the folder."""
+    runs = table.drop_duplicates("run").set_index("run")
+    for labels in (runs["method"], runs["method"] + ", seed " + runs["seed"].astype(str)):
+        if labels.is_unique:
+            return labels.to_dict()
+    return {run: run for run in runs.index}

@@ -1,0 +1,115 @@
+"""A saved run: model, generator and perturbation as they were trained, or one line that says why not."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.analysis.windows import answer_windows
+from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.readers import read_examples
+from swep_ds.errors import InputError
+from swep_ds.methods import METHODS
+from tests import tiny
+from tests.analysis.finished import finished, load
+
+PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop", "freelb"})
+
+
+@pytest.mark.parametrize("architecture", ["bert", "t5"])
+def test_the_generator_is_the_saved_one_and_makes_the_papers_noise(tmp_path, architecture):
+    run = load(tmp_path, architecture=architecture, noise="no_eps")  # e~ = e * mu: no draw to repeat
+    kept = load_file(tmp_path / "noise.safetensors")
+    assert {name: value.tolist() for name, value in run.noise.state_dict().items()} == {
+        name: value.tolist() for name, value in kept.items()
+    }
+    assert not run.qa.training
+    batch = run.batch(answer_windows(run.test_examples()[:3], run.tokenizer, run.windows))
+    before, made = run.perturb(batch)
+    h = run.hidden(before, batch)
+    inner = torch.relu(h @ kept["noise.inner.weight"].T + kept["noise.inner.bias"])
+    mu = (inner @ kept["noise.outer.weight"].T + kept["noise.outer.bias"])[..., :16]
+    mask = batch.attention_mask[..., None]
+    torch.testing.assert_close(made.embeddings * mask, before * mu * mask)
+
+
+@pytest.mark.parametrize("method", PERTURBING)
+def test_every_perturbation_is_keyed_by_the_question(tmp_path, method):
+    run = load(tmp_path, method)
+    assert run.perturbs
+    assert (run.noise is not None) == (method == "swep")
+    windows = answer_windows(run.test_examples()[:3], run.tokenizer, run.windows)
+    before, together = run.perturb(run.batch(windows))
+    if method != "adv_aug":  # whose loss, as in training, takes the softmax over padding, too
+        _, alone = run.perturb(run.batch(windows[2:]))
+        length = len(windows[2].input_ids)
+        torch.testing.assert_close(alone.embeddings[0], together.embeddings[2, :length], rtol=1e-4, atol=1e-6)
+    assert not together.embeddings.requires_grad
+    assert (together.embeddings - before)[0, : len(windows[0].input_ids)].norm() > 0
+
+
+@pytest.mark.parametrize(("method", "said"), [("mle", "it perturbs nothing"), ("freelb", "its perturbation is a part")])
+def test_methods_without_a_perturbation_to_look_at(tmp_path, method, said):
+    run = load(tmp_path, method)
+    assert not run.perturbs
+    windows = answer_windows(run.test_examples()[:1], run.tokenizer, run.windows)
+    with pytest.raises(InputError, match=f"trained by {method}: {said}"):
+        run.perturb(run.batch(windows))
+
+
+def test_what_is_no_finished_run(tmp_path):
+    folder = finished(tmp_path)
+    noise = folder / "noise.safetensors"
+    kept = load_file(noise)
+    save_file({name: value[..., :8].contiguous() for name, value in kept.items()}, noise)
+    with pytest.raises(InputError, match=r"noise\.safetensors: is not of this recipe's model and method"):
+        SavedRun.load(folder)
+    noise.write_bytes(b"half")
+    with pytest.raises(InputError, match=r"noise\.safetensors: cannot be read"):
+        SavedRun.load(folder)
+    noise.unlink()
+    with pytest.raises(InputError, match=r"noise\.safetensors: no such file: train the run again"):
+        SavedRun.load(folder)
+    (folder / "results.json").unlink()
+    with pytest.raises(InputError, match=r"holds no results\.json, so no finished run"):
+        SavedRun.load(folder)
+
+
+def test_a_test_set_that_the_run_does_not_know(tmp_path):
+    run = load(tmp_path, "prior_aug")
+    assert run.test_examples() == run.test_examples("test")
+    with pytest.raises(InputError, match=r"no test set news \(there: test\)"):
+        run.test_examples("news")
+    assert len(run.training_examples()) == 42
+
+
+@pytest.mark.parametrize("task", ["extractive", "generative"])
+@pytest.mark.parametrize("name", tiny.TOKENIZERS)
+def test_windows_are_those_of_training(tmp_path, name, task):
+    """Of one window each: the very ids, types and answers."""
+    finished(tmp_path, "mle")
+    tokenizer, settings = tiny.TOKENIZERS[name](), WindowSettings(400, 128, 16, task)
+    examples = read_examples(str(tmp_path / "train.json"), training=True)
+    made = answer_windows(examples, tokenizer, settings)
+    features = build_features(examples, tokenizer, settings, training=True, cache_dir=tmp_path / "cache").dataset
+    for one, row in zip(made, features, strict=True):
+        assert one.input_ids == row["input_ids"]
+        if "token_type_ids" in row:
+            assert one.token_type_ids == row["token_type_ids"]
+        if task == "generative":
+            assert one.target_ids == row["target_ids"]
+        else:
+            assert one.answer == (row["start_position"], row["end_position"])
+
+
+def test_of_several_windows_it_is_one_with_the_whole_answer():
+    context = " ".join(["the bridge"] * 30 + ["1998"] + ["the river"] * 30)
+    asked = tiny.example("When?", context, "1998")
+    [window] = answer_windows([asked], tiny.wordpiece(), WindowSettings(40, 8, 16))
+    first, last = window.answer
+    assert tiny.wordpiece().decode(window.input_ids[first : last + 1]) == "1998"
+    assert min(first, len(window.input_ids) - last) > 10
+    assert [word.text for word in window.words if word.answer] == ["1998"]
+    assert len(window.input_ids) <= 40
+    with pytest.raises(InputError, match="question 'q': no window of 40 tokens holds its answer"):
+        answer_windows([tiny.example("When?", context, context)], tiny.wordpiece(), WindowSettings(40, 8, 16))

@@ -1,0 +1,94 @@
+"""Words that a perturbation changes: against plain loops, and without a trace in training."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swep_ds.methods import METHODS, nearest
+from swep_ds.methods.nearest import is_another
+from tests import tiny_batches
+from tests.tiny_objective import UPDATE, objective
+
+PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})
+
+
+def by_loop(vector: np.ndarray, own: int, table: np.ndarray) -> bool:
+    return any(vector @ row > vector @ table[own] for row in table)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 30))
+def test_nearest_to_another_word_against_a_loop(seed, chunk, vocabulary):
+    dice = np.random.default_rng(seed)
+    table, own = dice.normal(size=(vocabulary, 4)), dice.integers(0, vocabulary, 9)
+    vectors = np.stack([table[own], table[own] * dice.normal(1, 1, (9, 4)), np.zeros((9, 4))])
+    with mock.patch.object(nearest, "CHUNK", chunk):
+        found = is_another(
+            torch.from_numpy(vectors), torch.from_numpy(own), torch.from_numpy(table).__getitem__, vocabulary
+        )
+    expected = [[by_loop(v, w, table) for v, w in zip(rows, own, strict=True)] for rows in vectors]
+    assert found.tolist() == expected
+    assert not found[2].any()  # all words are equally near to zero
+
+
+def test_a_longer_word_in_the_same_direction_is_nearer_than_the_own_one():
+    table = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]])
+    found = is_another(table, torch.arange(3), table.__getitem__, 3)
+    assert found.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("method", PERTURBING)
+def test_measuring_changes_nothing(method):
+    """Loss, gradients and random state bit by bit, with dropout."""
+    batch, seen = tiny_batches.batch(), []
+    for measured in (False, True):
+        made = objective(method, dropout=0.1)
+        torch.manual_seed(3)
+        carried, total = None, []
+        for part in range(made.micro_steps("split")):
+            loss, carried, statistics = made(batch, UPDATE, 0.0, part, carried, measure_noise=measured)
+            total.append(loss.item())
+            loss.backward()
+        assert ("words_changed" in statistics) == measured
+        seen.append((total, torch.get_rng_state(), {n: p.grad for n, p in made.named_parameters()}))
+    (one, state, left), (other, state_after, right) = seen
+    assert one == other
+    assert torch.equal(state, state_after)
+    assert all(torch.equal(left[name], right[name]) for name in left if left[name] is not None)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "electra", "bart"])
+def test_the_share_is_of_the_real_tokens(architecture):
+    """A batch of fewer tokens than are measured: all of them, with the same noise drawn again."""
+    generative = architecture == "bart"
+    made = objective("prior_aug", architecture, prior_variance=4.0)
+    batch = tiny_batches.generative() if generative else tiny_batches.batch()
+    _, _, statistics = made(batch, UPDATE, measure_noise=True)
+    seen = {}
+    own_forward = made.qa.forward
+
+    def keep(embeddings, *arguments, **how):
+        seen[len(seen)] = embeddings.detach().numpy()
+        return own_forward(embeddings, *arguments, **how)
+
+    with mock.patch.object(made.qa, "forward", keep):
+        made(batch, UPDATE)
+    every_word = batch._replace(input_ids=torch.arange(64)[None])
+    table, mask = made.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
+    own = batch.input_ids.numpy()[mask]
+    clean, noisy = (np.mean([by_loop(v, w, table) for v, w in zip(seen[k][mask], own, strict=True)]) for k in (0, 1))
+    assert statistics["words_changed"].item() == pytest.approx(noisy)
+    assert statistics["words_changed_clean"].item() == pytest.approx(clean)
+    assert noisy > clean
+
+
+def test_of_many_tokens_a_part_is_measured_the_same_each_time(monkeypatch):
+    made, batch = objective("swep", prior_variance=4.0), tiny_batches.batch((12,) * 100)
+    whole = [made(batch, UPDATE, measure_noise=True)[2]["words_changed"].item() for _ in range(2)]
+    monkeypatch.setattr("swep_ds.methods.objective.MEASURED_TOKENS", (1200, 1200))
+    every = made(batch, UPDATE, measure_noise=True)[2]["words_changed"].item()
+    assert whole[0] == whole[1]
+    assert whole[0] == pytest.approx(every, abs=0.08)  # 3.5 deviations of a share of 512
