@@ -3,9 +3,10 @@
     python scripts/sweep.py quickstart_methods            # all methods on the embedded corpus, for a short budget
     python scripts/sweep.py SWEEP.yaml --output_dir runs/mine --jobs 2 --set data.train=train-v1.1.json
 
-A sweep file names a recipe, the variants (rows) with their settings, and the seeds: swep_ds/sweep.py. Each cell is an
-ordinary run in a folder of its own, beside its log. Start it again and it skips what is done and goes on with the rest;
---table makes the table of what is there and runs nothing. The table stays as table.md and table.json.
+A sweep file names a recipe, the variants (rows) with their settings, axes such as models or shares of the training
+questions, and the seeds: swep_ds/sweep.py. Each cell is an ordinary run in a folder of its own, beside its log. Start
+it again and it skips what is done and goes on with the rest; --table makes the table of what is there and runs nothing.
+It ends with what scripts/table.py makes of the folder: table.md, .csv, .tex, .html, .json, and curves.
 Exit codes: 0 done; 1 a run failed or is missing from the table, the others went on; 2 bad input (one line says what and
 how to mend it); 75 stopped by SIGINT, SIGTERM or SIGHUP together with its runs. With --cell: as its run ended.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from swep_ds.command import main
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
-from swep_ds.sweep import Cell, read_sweep
+from swep_ds.sweep import Cell, describe, read_sweep
 
 TRAIN = Path(__file__).with_name("train.py")
 
@@ -59,27 +60,24 @@ def sweep() -> None:
     if arguments.srun and max(arguments.jobs, arguments.num_accelerators) > 1:
         raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --num_accelerators")
     folder, cells, command = read(arguments)
-    if arguments.cell is not None:
-        if not 0 <= arguments.cell < len(cells):
-            raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
-        cells = [cells[arguments.cell]]
-
-    from swep_ds.analysis import table  # after the settings: these imports take seconds
-
+    if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
+        raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
+    describe(cells, folder)
+    mine = cells if arguments.cell is None else [cells[arguments.cell]]
     failed, stopped = [], False
     if not arguments.table:
-        from swep_ds.local_queue import work_off
+        from swep_ds.local_queue import work_off  # after the settings: these imports take seconds
 
         ranks = None if arguments.srun else arguments.num_accelerators
-        failed, stopped = work_off(cells, command, folder, jobs=arguments.jobs, ranks=ranks)
+        failed, stopped = work_off(mine, command, folder, jobs=arguments.jobs, ranks=ranks)
     if arguments.cell is not None:
-        there = cells[0].results() is not None
-        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if there else cells[0].exit_code() or EXIT_FAULT)
-    scores = table.of_sweep(cells)
-    if scores["columns"]:
-        table.write(scores, folder)
-    table.show(scores)
-    if failed or stopped or (scores["missing"] and not arguments.table):
+        there = mine[0].results() is not None
+        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if there else mine[0].exit_code() or EXIT_FAULT)
+    from swep_ds.analysis.publish import publish
+    from swep_ds.analysis.runs import of_cells
+
+    made = publish(of_cells(cells), folder)
+    if failed or stopped or (made["missing"] and not arguments.table):
         sys.exit(EXIT_STOPPED if stopped else EXIT_FAULT)
 
 

@@ -11,12 +11,12 @@ import yaml
 
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from swep_ds.sweep import SWEEPS, Sweep, read_sweep
-from swep_ds.training.ds_config import resolve_ds_config
+from swep_ds.sweep import SWEEPS, Sweep, describe, read_sweep
 from tests import tiny_run
 
 SHIPPED = sorted(SWEEPS.glob("*.yaml"))
 SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
+TABLE = tiny_run.ROOT / "scripts" / "table.py"
 MINIMAL = {"variants": {"MLE": {"method.name": "mle"}}}
 
 
@@ -68,7 +68,69 @@ def test_the_docstrings_sweep_is_one(tmp_path):
     text = sys.modules[Sweep.__module__].__doc__
     example = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))
     _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
-    assert len(cells) == 6
+    assert len(cells) == 12
+
+
+def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
+    across = {
+        "model": {"BERT-base": {"model.name": "b"}, "T5": {"model.name": "t", "method.name": "swep", "method.beta": 3}},
+        "questions": {10: {"data.train_fraction": 0.1}, "100 %": {}},
+    }
+    variants = {"A": {"train.epochs": 1}, "B": {"train.epochs": 2}}
+    _, cells = read_sweep(write(tmp_path, across=across, variants=variants, seeds=[4, 7]), tmp_path)
+    assert [cell.name for cell in cells[:8]] == [
+        "a-bert-base-10-seed4",
+        "b-bert-base-10-seed4",
+        "a-bert-base-100-seed4",
+        "b-bert-base-100-seed4",
+        "a-t5-10-seed4",
+        "b-t5-10-seed4",
+        "a-t5-100-seed4",
+        "b-t5-100-seed4",
+    ]
+    assert [cell.seed for cell in cells] == [4] * 8 + [7] * 8
+    chosen = cells[13]
+    assert chosen.labels == {"model": "T5", "questions": "10"}
+    recipe = chosen.recipe
+    assert (recipe.model.name, recipe.method.beta, recipe.train.epochs) == ("t", 3, 2)
+    assert recipe.data.train_fraction == 0.1
+    assert cells[2].recipe.data.train_fraction == 1
+    assert Recipe.load("quickstart", chosen.options()[3::2]) == recipe
+
+    describe(cells, tmp_path / "new")
+    described = json.loads((tmp_path / "new" / "sweep.json").read_text())["runs"]
+    assert list(described) == [cell.name for cell in cells]
+    assert described[chosen.name] == {
+        "variant": "B",
+        "labels": {"model": "T5", "questions": "10"},
+        "seed": 7,
+        "model": "t",
+    }
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--output_dir .*file: cannot be written to"):
+        describe(cells, tmp_path / "file")
+
+
+def test_a_sweeps_runs_are_tracked_as_one_group_and_tracking_makes_no_other_run(tmp_path):
+    file = write(tmp_path, **MINIMAL)
+    _, [cell, *_] = read_sweep(str(file), tmp_path)
+    assert cell.recipe.tracking.group == Path(file).stem
+    cell.folder.mkdir()
+    (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+    (cell.folder / "results.json").write_text("{}")
+    _, [elsewhere, *_] = read_sweep(str(file), tmp_path, ["tracking.group=other", "tracking.wandb=offline"])
+    assert elsewhere.recipe.tracking.group == "other"
+    assert elsewhere.results() == {}
+    _, [otherwise, *_] = read_sweep(str(file), tmp_path, ["train.epochs=9"])
+    assert otherwise.results() is None
+
+
+def test_a_point_may_take_a_section_away(tmp_path):
+    sweep, cells = read_sweep("synthetic", tmp_path)
+    assert list(sweep.across) == ["synthetic pairs"]
+    pairs = [cell.recipe.pretrain.max_train_examples if cell.recipe.pretrain else 0 for cell in cells[:12:3]]
+    assert pairs == [0, 20_000, 50_000, 100_000]
+    assert cells[3].recipe.pretrain.train == "data/synthetic.json"
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
@@ -76,7 +138,39 @@ def test_every_shipped_sweep_loads_and_names_its_launch_line_at_its_head(shipped
     sweep, cells = read_sweep(shipped.stem, tmp_path)
     assert cells
     assert (tiny_run.ROOT / sweep.ds_config).is_file()
-    assert shipped.read_text().startswith(f"# python scripts/sweep.py {shipped.stem}\n")
+    assert re.match(rf"# python scripts/sweep\.py {shipped.stem}( .*)?\n", shipped.read_text())
+    stated = re.search(r"(\d+) runs", shipped.read_text())
+    assert stated is None or int(stated[1]) == len(cells)
+
+
+def test_the_papers_sweeps_have_its_methods_and_data_sets(tmp_path):
+    methods = {"mle", "adv_aug", "word_dropout", "gaussian_dropout", "bernoulli_dropout", "ssmba", "prior_aug", "swep"}
+    for name in ("paper_bert", "paper_electra", "paper_t5"):
+        sweep, cells = read_sweep(name, tmp_path)
+        assert {cell.recipe.method.name for cell in cells} == methods
+        assert list(cells[0].recipe.data.eval) == ["squad", "new_wiki", "nyt", "bioasq", "reddit", "amazon"]
+        assert sweep.seeds == [0, 1, 2, 3, 4]
+    _, cells = read_sweep("low_resource", tmp_path)
+    assert {cell.recipe.data.train_fraction for cell in cells} == {0.1, 0.3, 0.5, 0.8, 1}
+    _, cells = read_sweep("quickstart", tmp_path)
+    assert len({cell.variant for cell in cells}) >= 4
+    assert len({cell.seed for cell in cells}) >= 3
+    _, cells = read_sweep("new_wikipedia", tmp_path)
+    assert {cell.recipe.eval.select_on for cell in cells} == {"held_out"}
+
+
+def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
+    text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
+    said = re.findall(r"`python scripts/sweep\.py (\w+) .*?` \| (\d+) \|", text)
+    assert len(said) == 7
+    for name, runs in said:
+        assert len(read_sweep(name, tmp_path)[1]) == int(runs)
+    [example] = re.findall(r"As a sweep:\n\n((?:    .*\n)+)", text)
+    _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
+    assert [cell.recipe.method.beta for cell in cells] == [1, 0.1, 0.01, 0.001]
+    assert {(cell.recipe.data.holdout_fraction, len(cell.recipe.data.eval)) for cell in cells} == {(0.1, 0)}
+    for script in re.findall(r"python (scripts/\S+\.py)", text):
+        assert (tiny_run.ROOT / script).is_file()
 
 
 # Bad sweeps
@@ -106,6 +200,19 @@ def test_every_shipped_sweep_loads_and_names_its_launch_line_at_its_head(shipped
             "variants.B is tested otherwise than A: .* give data.eval",
         ),
         ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested otherwise than A"),
+        ({**MINIMAL, "across": {"x": {}}}, "across: x has no points"),
+        ({**MINIMAL, "across": {"x": {"%": {}}}}, "across: '%' becomes the folder name ''"),
+        ({**MINIMAL, "across": {"x": {"a": {"seed": 1}}}}, "across: seed: a sweep's seeds stand in its field seeds"),
+        ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
+        (
+            {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
+            "across.x and across.y both set data.eval",
+        ),
+        ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean 'epochs'"),
+        (
+            {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
+            "2 runs would share the folder a-b-c-seed0: rename",
+        ),
     ],
 )
 def test_bad_sweeps_are_one_line(tmp_path, fields, said):
@@ -122,6 +229,12 @@ def test_an_override_of_what_makes_a_variant_is_refused(tmp_path, override):
     said = message(tmp_path, [override], variants=variants)
     field = "train.adam_betas" if "betas" in override else "method.name"
     assert f"--set {override}: {tmp_path / 'mine.yaml'}: variants.B sets {field} itself" in said
+
+
+def test_an_override_of_what_makes_a_point_is_refused(tmp_path):
+    across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
+    said = message(tmp_path, ["data.train_fraction=1"], **MINIMAL, across=across)
+    assert "across.share.10 % sets data.train_fraction itself" in said
 
 
 def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
@@ -175,30 +288,6 @@ def test_an_empty_or_foreign_log_is_of_no_run(tmp_path, content):
     _, [cell] = read_sweep(write(tmp_path, **MINIMAL), tmp_path)
     cell.log.write_text(content)
     assert cell.fault() == "not run"
-
-
-def test_a_cells_conditions_are_what_its_recipe_does_not_decide(tmp_path):
-    _, [cell] = read_sweep(write(tmp_path, **MINIMAL), tmp_path)
-    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
-
-    def conditions(stage: int, recipe: Recipe, ranks: int, **how) -> dict:
-        source = str(tiny_run.ds_config(tmp_path, stage))
-        resolved = resolve_ds_config(source, recipe, world_size=ranks, on_cpu=True, **how)
-        cell.folder.mkdir(exist_ok=True)
-        (cell.folder / "ds_config.json").write_text(json.dumps(resolved))
-        return cell.conditions({"world_size": ranks})
-
-    usual = conditions(2, recipe, 1, micro_steps=2, hidden_size=32)
-    assert (usual["world_size"], usual["ds_config zero_optimization.stage"]) == (1, 2)
-    train = recipe.train.model_copy(
-        update={"micro_batch_size": 4, "learning_rate": 1.0, "precision": "bf16", "max_grad_norm": 0.0}
-    )
-    assert conditions(2, recipe.model_copy(update={"train": train}), 1, micro_steps=1, hidden_size=64) == usual
-    assert conditions(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
-    assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32) != usual
-    (cell.folder / "ds_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"ds_config\.json: cannot be read"):
-        cell.conditions({"world_size": 1})
 
 
 # One cell alone
@@ -259,21 +348,19 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
     assert ended.returncode == 1
     assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
     assert "mle-seed0: done in" in ended.stdout
-    table = json.loads((output / "table.json").read_text())
+    [block] = json.loads((output / "table.json").read_text())["blocks"]
     scores = json.loads((output / "mle-seed0" / "results.json").read_text())["eval"]["test"]
-    assert [row["runs"] for row in table["rows"]] == [1, 0]
-    assert table["rows"][0]["scores"]["test"]["f1"] == {"mean": scores["f1"], "std": None}
-    [missing] = table["missing"]
-    assert (missing["name"], missing["seed"], missing["log"]) == (
-        "SWEP [elsewhere]",
-        0,
-        f"{output}/swep-elsewhere-seed0.log",
-    )
+    assert [row["seeds"] for row in block["rows"]] == [[0], []]
+    assert block["rows"][0]["scores"]["test"]["f1"]["mean"] == scores["f1"]
+    [missing] = json.loads((output / "table.json").read_text())["missing"]
+    assert (missing["name"], missing["seed"]) == ("SWEP [elsewhere]", 0)
+    assert missing["reason"].startswith("exit code 2: error: ")
     assert str(away) in missing["reason"]
+    assert f"missing: SWEP [elsewhere], seed 0: {missing['reason']} ({output}/swep-elsewhere-seed0.log)" in ended.stdout
     lines = (output / "table.md").read_text().splitlines()
-    assert lines[0] == "| EM / F1 | test | runs |"
-    assert lines[3] == "| SWEP [elsewhere] | - | 0 |"
-    assert lines[-1].startswith("- SWEP [elsewhere], seed 0: exit code 2: error: ")
+    assert lines[2] == "| EM / F1 | test | runs |"
+    assert lines[5] == "| SWEP \\[elsewhere\\] | - | 0 |"
+    assert lines[-1].startswith("- SWEP \\[elsewhere\\], seed 0: exit code 2: error: ")
 
     finished = (output / "mle-seed0" / "results.json").stat().st_mtime_ns
     away.write_text(here.read_text())
@@ -281,8 +368,13 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
     assert (output / "mle-seed0" / "results.json").stat().st_mtime_ns == finished
     assert "mle-seed0" not in ended.stdout.replace("swep", "")
     table = json.loads((output / "table.json").read_text())
-    assert [row["runs"] for row in table["rows"]] == [1, 1]
+    assert [row["seeds"] for row in table["blocks"][0]["rows"]] == [[0], [0]]
     assert table["missing"] == []
+    # the intervals are of the questions that were asked, and sweep.json alone is enough to make the table again
+    [_, swep] = table["blocks"][0]["rows"]
+    assert swep["differences"]["test"]["f1"]["low"] <= swep["differences"]["test"]["f1"]["mean"]
+    ended = tiny_run.execute([sys.executable, str(TABLE), str(output), "--output", str(tmp_path / "again")])
+    assert json.loads((tmp_path / "again" / "table.json").read_text()) == table
     assert tiny_run.losses(output / "swep-elsewhere-seed0")
 
 

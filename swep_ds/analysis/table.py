@@ -1,24 +1,115 @@
-"""One table of many runs: a row per variant, a column per data set, mean and deviation over seeds."""
+"""One table of many runs in the paper's layout: a block per model, a row per variant, a column per data set.
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+A cell is the mean and the deviation over seeds; beside it stand the difference to the base row and the paper's number.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
+from swep_ds.analysis import significance
+from swep_ds.analysis.paper import PaperModel, paper_model, plain, trained_on
+from swep_ds.analysis.runs import Missing, Place, Run, log_line, read, version_note
+from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores, out_of_domain_mean
-from swep_ds.recipe import differences
-from swep_ds.sweep import Cell
 
 OUT_OF_DOMAIN = "out-of-domain mean"
-WIDTH = 140  # of the printed table where there is no terminal
 METRICS = ("exact_match", "f1")
+BASE = "MLE"
 Table = dict[str, Any]
+
+
+def make(places: Sequence[Place], against: str | None = None) -> Table:
+    """The table of the runs that are done and can be compared (`runs.read`); it says why others are missing.
+
+    Args:
+        against: the row that the others are compared with; None = MLE where there is one.
+
+    Returns:
+        {"against", "blocks": [{"title", "model", "labels": {axis: label}, "columns": the data sets, then the
+        out-of-domain mean where there are shifted ones, "rows": [{"name", "seeds": of the runs that are done, "scores",
+        "differences"}]}], "missing": [{"name", "labels", "seed", "reason"}], "notes": [a line each]}. "scores" are, by
+        column and then "exact_match" and "f1", {"mean", "std" or None (one run), "best": whether in its column,
+        "paper" or None}, in percent; "differences" {"mean", "low" and "high" (None where predictions or data cannot
+        be read), "seeds": {"mean", "std" or None, "n"}} to the base row, in percentage points.
+
+    Raises:
+        InputError: no row is called `against`.
+    """
+    runs, missing = read(places)
+    variants = list(dict.fromkeys(place.variant for place in places))
+    base = next((name for name in variants if plain(name) == plain(against or BASE)), None)
+    if against and base is None:
+        raise InputError(f"--against {against}: no row of that name; there are {', '.join(variants)}")
+    scores = significance.QuestionScores()
+    blocks, notes = [], []
+    for model, labels in _unique(place.block for place in places):
+        own = [run for run in runs if run.place.block == (model, labels)]
+        names = dict.fromkeys(place.variant for place in places if place.block == (model, labels))
+        rows = {name: [run for run in own if run.place.variant == name] for name in names}
+        blocks.append(_block(model, labels, rows, base, scores))
+        notes += _paper_notes(blocks[-1], own)
+    if base is None:
+        notes.append(f"No differences: there is no row {BASE}; --against names another one.")
+    elif any(row["differences"] for block in blocks for row in block["rows"]):
+        notes.append(
+            f"Differences are to {base}, in points; in brackets the {significance.LEVEL} % interval of a paired "
+            f"bootstrap over questions ({significance.RESAMPLES:,} resamples), in bold where it leaves out 0; then the "
+            "deviation of the difference seed by seed (n seeds in common), after its mean where that is another one."
+        )
+    return {
+        "against": base,
+        "blocks": blocks,
+        "missing": [_lack(one) for one in missing],
+        "notes": [*dict.fromkeys(notes), *scores.notes, *version_note(runs)],
+    }
+
+
+def _unique(blocks: Iterable[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
+    found = []
+    for block in blocks:
+        if block not in found:
+            found.append(block)
+    return found
+
+
+def _lack(missing: Missing) -> dict[str, Any]:
+    place = missing.place
+    return {
+        "name": place.variant,
+        "labels": place.labels,
+        "seed": place.seed,
+        "reason": missing.reason,
+        "line": log_line(missing),
+    }
+
+
+def _block(
+    model: str,
+    labels: dict[str, str],
+    runs: Mapping[str, Sequence[Run]],
+    base: str | None,
+    questions: significance.QuestionScores,
+) -> dict[str, Any]:
+    scores = {name: [_plain_scores(run) for run in several] for name, several in runs.items()}
+    block = {
+        "title": ", ".join([model, *(f"{axis} {label}" for axis, label in labels.items())]),
+        "model": model,
+        "labels": labels,
+        **aggregate(scores),
+    }
+    for row, several in zip(block["rows"], runs.values(), strict=True):
+        row["seeds"] = [run.place.seed for run in several]
+        row["differences"] = {}
+    _add_paper(block, [run for several in runs.values() for run in several])
+    if runs.get(base):
+        _add_differences(block, runs, base, questions)
+    return block
+
+
+def _plain_scores(run: Run) -> Scores:
+    return {name: {metric: getattr(score, metric) for metric in METRICS} for name, score in run.results.eval.items()}
 
 
 def aggregate(runs: Mapping[str, Sequence[Scores]]) -> Table:
@@ -30,19 +121,22 @@ def aggregate(runs: Mapping[str, Sequence[Scores]]) -> Table:
 
     Returns:
         {"columns": the data sets, then the out-of-domain mean where there are shifted ones, each run's own first,
-        "rows": [{"name", "runs": n, "scores": {column: {"exact_match" and "f1": {"mean", "std" or None}}}}]}, a row
-        without runs having no scores.
+        "rows": [{"name", "scores": {column: {"exact_match" and "f1": {"mean", "std" or None, "best"}}}}]}, a row
+        without runs having no scores. The best are those of a column as printed, where there are rows to compare.
     """
     rows = []
     for name, several in runs.items():
         full = [_with_mean(scores) for scores in several]
         columns = full[0] if full else []
-        scores = {
-            column: {metric: _summary([one[column][metric] for one in full]) for metric in METRICS}
-            for column in columns
-        }
-        rows.append({"name": name, "runs": len(full), "scores": scores})
-    columns = next((list(row["scores"]) for row in rows if row["scores"]), [])
+        scores = {column: {key: _summary([one[column][key] for one in full]) for key in METRICS} for column in columns}
+        rows.append({"name": name, "scores": scores})
+    done = [row["scores"] for row in rows if row["scores"]]
+    columns = list(done[0]) if done else []
+    for column in columns:
+        for metric in METRICS:
+            best = f"{max(scores[column][metric]['mean'] for scores in done):.2f}"
+            for scores in done:
+                scores[column][metric]["best"] = len(done) > 1 and f"{scores[column][metric]['mean']:.2f}" == best
     return {"columns": columns, "rows": rows}
 
 
@@ -55,81 +149,74 @@ def _summary(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
 
 
-def of_sweep(cells: Sequence[Cell]) -> Table:
-    """The table (`aggregate`) of a sweep's cells that are done, rows in their order; "missing" says why others are not.
-
-    A table compares runs on one number of ranks under one ds_config, those of most runs (of the first, of equally
-    many). Runs under others are missing, too. Each of "missing" is {"name", "seed", "reason", "log"}.
-
-    Raises:
-        InputError: a run's `ds_config.json` cannot be read.
-    """
-    runs: dict[str, list[Scores]] = {cell.variant: [] for cell in cells}
-    done = [cell.results() for cell in cells]
-    conditions = [cell.conditions(results) if results else None for cell, results in zip(cells, done, strict=True)]
-    found = [one for one in conditions if one]
-    usual = max(found, key=found.count, default=None)
-    missing = []
-    for cell, results, own in zip(cells, done, conditions, strict=True):
-        if results and own == usual:
-            runs[cell.variant].append(results["eval"])
+def _add_differences(
+    block: dict[str, Any], runs: Mapping[str, Sequence[Run]], base: str, questions: significance.QuestionScores
+) -> None:
+    data_sets = [column for column in block["columns"] if column != OUT_OF_DOMAIN]
+    found = significance.intervals(runs, base, data_sets, questions)
+    by_seed = {
+        name: {run.place.seed: _with_mean(_plain_scores(run)) for run in several} for name, several in runs.items()
+    }
+    means = {row["name"]: row["scores"] for row in block["rows"]}
+    for row in block["rows"]:
+        name = row["name"]
+        if name == base or not row["scores"]:
             continue
-        reason = f"trained otherwise than the others ({differences(own, usual)})" if results else cell.fault()
-        missing.append({"name": cell.variant, "seed": cell.seed, "reason": reason, "log": str(cell.log)})
-    return aggregate(runs) | {"missing": missing}
+        seeds = [seed for seed in by_seed[name] if seed in by_seed[base]]
+        for column in block["columns"]:
+            bounds = found[name].get(None if column == OUT_OF_DOMAIN else column)
+            row["differences"][column] = {}
+            for number, metric in enumerate(METRICS):
+                each = [by_seed[name][seed][column][metric] - by_seed[base][seed][column][metric] for seed in seeds]
+                low, high = (None, None) if bounds is None else map(float, bounds[:, number])
+                row["differences"][column][metric] = {
+                    "mean": means[name][column][metric]["mean"] - means[base][column][metric]["mean"],
+                    "low": low,
+                    "high": high,
+                    "seeds": {**(_summary(each) if each else {"mean": None, "std": None}), "n": len(each)},
+                }
 
 
-def write(table: Table, folder: Path) -> None:
-    """`table.md` and `table.json`."""
-    lacks = "".join(f"- {one['name']}, seed {one['seed']}: {one['reason']}\n" for one in table["missing"])
-    (folder / "table.md").write_text(markdown(table) + (f"\nMissing:\n\n{lacks}" if lacks else ""))
-    (folder / "table.json").write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+def _add_paper(block: dict[str, Any], runs: Sequence[Run]) -> None:
+    """The paper's number in each cell, None where it has none or where these runs saw a part of their data alone."""
+    known = paper_model(block["model"]) or (paper_model(runs[0].results.model) if runs else None)
+    if known is None or not all(map(_whole, runs)):
+        known = None
+    shifted = [column for column in block["columns"][1:] if column != OUT_OF_DOMAIN]
+    for row in block["rows"]:
+        for column, cell in row["scores"].items():
+            both = _of_paper(known, row["name"], shifted if column == OUT_OF_DOMAIN else [column])
+            for metric, value in zip(METRICS, both or (None, None), strict=True):
+                cell[metric]["paper"] = value
 
 
-def show(table: Table) -> None:
-    """Prints it, and what is missing."""
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(for_terminal(table))
-    say = Console(highlight=False, markup=False, soft_wrap=True).print
-    for one in table["missing"]:
-        say(f"missing: {one['name']}, seed {one['seed']}: {one['reason']} ({one['log']})")
+def _of_paper(known: PaperModel | None, method: str, columns: Sequence[str]) -> tuple[float, float] | None:
+    """EM and F1, the mean over the columns."""
+    each = [known.score(method, column) for column in columns] if known else [None]
+    return None if None in each else tuple(float(value) for value in np.mean(each, axis=0))
 
 
-def markdown(table: Table) -> str:
-    """EM / F1 in each cell, the best of each column in bold, a dash where no run is done."""
-    heads = ["EM / F1", *table["columns"], "runs"]
-    lines = [heads, ["---"] * len(heads)]
-    for row, cells in zip(table["rows"], _cells(table), strict=True):
-        figures = [" / ".join(f"**{text}**" if best else text for text, best in cell) or "-" for cell in cells]
-        lines.append([row["name"].replace("|", "\\|"), *figures, str(row["runs"])])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def _whole(run: Run) -> bool:
+    data = run.recipe.data
+    return data.train_fraction == 1 and data.max_train_examples is None and run.recipe.pretrain is None
 
 
-def for_terminal(table: Table) -> RichTable:
-    """The same with F1 below EM."""
-    made = RichTable(show_lines=True)
-    made.add_column("EM\nF1")
-    for column in [*table["columns"], "runs"]:
-        made.add_column(column, justify="right")
-    for row, cells in zip(table["rows"], _cells(table), strict=True):
-        lines = [[Text(text, "bold" if best else "") for text, best in cell] for cell in cells]
-        made.add_row(Text(row["name"]), *(Text("\n").join(two) if two else "-" for two in lines), str(row["runs"]))
-    return made
-
-
-def _cells(table: Table) -> list[list[list[tuple[str, bool]]]]:
-    """By row and column: EM and F1 as (text, whether it is the best of its column as printed); nothing for no runs."""
-    rows = [row["scores"] for row in table["rows"]]
-    done = [scores for scores in rows if scores]
-
-    def best(column: str, metric: str, mean: float) -> bool:
-        return len(done) > 1 and f"{mean:.2f}" == f"{max(scores[column][metric]['mean'] for scores in done):.2f}"
-
-    def cell(scores: dict[str, Any], column: str) -> list[tuple[str, bool]]:
-        figures = [(metric, scores[column][metric]) for metric in METRICS] if scores else []
-        return [(_text(**figure), best(column, metric, figure["mean"])) for metric, figure in figures]
-
-    return [[cell(scores, column) for column in table["columns"]] for scores in rows]
-
-
-def _text(mean: float, std: float | None) -> str:
-    return f"{mean:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+def _paper_notes(block: dict[str, Any], runs: Sequence[Run]) -> list[str]:
+    """What the paper has no number for."""
+    if not runs:
+        return []
+    known = paper_model(block["model"]) or paper_model(runs[0].results.model)
+    if known is None:
+        return [f"The paper has no numbers for {block['model']}."]
+    if not all(map(_whole, runs)):
+        return [f"{block['title']}: the paper's numbers are for training on all of {trained_on()} alone: left out."]
+    sets = [one for one in block["columns"] if one != OUT_OF_DOMAIN and not known.knows_data_set(one)]
+    methods = [row["name"] for row in block["rows"] if not known.knows_method(row["name"])]
+    said = [f"the data sets {', '.join(sets)}"] if sets else []
+    said += [f"the methods {', '.join(methods)}"] if methods else []
+    cells = [cell[METRICS[0]]["paper"] for row in block["rows"] for cell in row["scores"].values()]
+    notes = [f"In round brackets the paper's number, of models trained on {trained_on()}."]
+    if any(value is None for value in cells):
+        named = f"for {' and '.join(said)}" if said else "for every method on every data set"
+        notes.append(f"A dash in brackets: the paper has no number {named} with {known.label}.")
+    return notes

@@ -1,16 +1,15 @@
-"""Tables of many runs: figures against NumPy and against a table worked out by hand."""
-
-import json
-from pathlib import Path
+"""Tables of many runs: figures against NumPy and against tables worked out by hand."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from swep_ds.analysis import table
+from swep_ds.analysis.runs import find
+from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores
+from tests.analysis import fake_runs
 
 percent = st.floats(0, 100)
 
@@ -29,23 +28,16 @@ RUNS = {
 def test_a_table_worked_out_by_hand():
     made = table.aggregate(RUNS)
     assert made["columns"] == ["squad", "wiki", "bio", "out-of-domain mean"]
-    mle, other, gone = made["rows"]
-    assert (mle["runs"], other["runs"], gone["runs"]) == (2, 1, 0)
-    assert mle["scores"]["squad"]["exact_match"] == {"mean": 81.0, "std": pytest.approx(2**0.5)}
-    assert mle["scores"]["squad"]["f1"] == {"mean": 90.0, "std": 0.0}
+    mle, other, gone = (row["scores"] for row in made["rows"])
+    assert mle["squad"]["exact_match"] == {"mean": 81.0, "std": pytest.approx(2**0.5), "best": True}
+    assert mle["squad"]["f1"] == {"mean": 90.0, "std": 0.0, "best": True}
     # each run's own mean first: EM (70 + 40) / 2 = 55 and 57.5, F1 65 and 67
-    assert mle["scores"]["out-of-domain mean"]["exact_match"] == {"mean": 56.25, "std": pytest.approx(2.5 / 2**0.5)}
-    assert mle["scores"]["out-of-domain mean"]["f1"] == {"mean": 66.0, "std": pytest.approx(2**0.5)}
-    assert other["scores"]["bio"]["f1"] == {"mean": 51.0, "std": None}
-    assert gone["scores"] == {}
-    assert table.markdown(made) == (
-        "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
-        "| MLE | **81.00 ± 1.41** / **90.00 ± 0.00** | **72.00 ± 2.83** / 80.50 ± 0.71 "
-        "| 40.50 ± 0.71 / **51.50 ± 2.12** | 56.25 ± 1.77 / 66.00 ± 1.41 | 2 |\n"
-        "| a\\|b | **81.00** / 88.00 | **72.00** / **84.00** | **42.50** / 51.00 | **57.25** / **67.50** | 1 |\n"
-        "| gone | - | - | - | - | 0 |\n"
-    )
+    mean = mle["out-of-domain mean"]
+    assert mean["exact_match"] == {"mean": 56.25, "std": pytest.approx(2.5 / 2**0.5), "best": False}
+    assert mean["f1"] == {"mean": 66.0, "std": pytest.approx(2**0.5), "best": False}
+    assert other["bio"]["f1"] == {"mean": 51.0, "std": None, "best": False}
+    assert other["squad"]["exact_match"]["best"]  # 81.00 as printed
+    assert gone == {}
 
 
 @given(st.lists(st.lists(st.tuples(percent, percent), min_size=3, max_size=3), min_size=2, max_size=5))
@@ -58,72 +50,80 @@ def test_means_and_deviations_are_numpys(several):
             found = row["scores"][name][key]
             assert found["mean"] == pytest.approx(expected[:, column, metric].mean())
             assert found["std"] == pytest.approx(expected[:, column, metric].std(ddof=1), abs=1e-9)
-
-
-def test_a_single_row_is_not_called_the_best_and_a_single_data_set_has_no_mean_of_others():
-    assert table.markdown(table.aggregate({"MLE": [scores(squad=(80, 90))], "gone": []})) == (
-        "| EM / F1 | squad | runs |\n| --- | --- | --- |\n| MLE | 80.00 / 90.00 | 1 |\n| gone | - | 0 |\n"
-    )
+            assert not found["best"]  # of one row there is no best
 
 
 def test_no_run_at_all_still_makes_a_table():
-    made = table.aggregate({"MLE": []})
-    assert made == {"columns": [], "rows": [{"name": "MLE", "runs": 0, "scores": {}}]}
-    assert "| MLE | 0 |" in table.markdown(made)
+    assert table.aggregate({"MLE": []}) == {"columns": [], "rows": [{"name": "MLE", "scores": {}}]}
 
 
-def test_the_terminal_shows_the_same_figures_and_takes_no_name_for_markup():
-    console = Console(width=120, record=True, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(table.for_terminal(table.aggregate({"[b]MLE[/b]": RUNS["MLE"], "two": RUNS["a|b"]})))
-    shown = console.export_text(styles=True)
-    assert "[b]MLE[/b]" in shown
-    bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
-    assert {"81.00 ± 1.41", "81.00", "42.50", "84.00", "67.50"} <= set(bold)
-    assert not {"40.50 ± 0.71", "80.50 ± 0.71", "88.00"} & set(bold)
+def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
+    across = {"model": {"ELECTRA-small": {}, "Mine": {"model.name": "mine"}}}
+    variants = {"mle": {}, "SWEP": {"method.name": "swep"}, "R-Drop": {"method.name": "r_drop"}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 20}, across=across, variants=variants, seeds=[0, 1, 2])
+    for cell in cells:
+        if (cell.variant, cell.labels["model"]) in (("mle", "Mine"), ("R-Drop", "ELECTRA-small")):
+            continue
+        right = {"mle": 4, "SWEP": 5 + cell.seed, "R-Drop": 4}[cell.variant]
+        if (cell.variant, cell.seed) != ("mle", 2):
+            fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
+    made = table.make(find([tmp_path / "runs"]))
+    assert made["against"] == "mle"
+    electra, mine = made["blocks"]
+    assert [(block["title"], block["labels"]) for block in (electra, mine)] == [("ELECTRA-small", {}), ("Mine", {})]
+    assert [row["seeds"] for row in electra["rows"]] == [[0, 1], [0, 1, 2], []]
+    mle, swep, r_drop = electra["rows"]
+    assert mle["differences"] == r_drop["differences"] == r_drop["scores"] == {}
+    assert list(swep["differences"]) == ["squad", "nyt", "out-of-domain mean"]
+    # 5, 6, 7 of 10 right against 4, 4: means 60 and 40; the seeds in common differ by 10 and 20 points
+    difference = swep["differences"]["squad"]["f1"]
+    assert difference["mean"] == pytest.approx(20)
+    assert difference["seeds"] == {"mean": pytest.approx(15), "std": pytest.approx(50**0.5), "n": 2}
+    assert 0 <= difference["low"] < 20 < difference["high"] < 60
+    # the paper's beside, and what it lacks
+    assert swep["scores"]["squad"]["f1"]["paper"] == 85.86
+    assert swep["scores"]["nyt"]["exact_match"]["paper"] == 75.18
+    assert mine["rows"][1]["scores"]["squad"]["f1"]["paper"] is None
+    notes = "\n".join(made["notes"])
+    assert "In round brackets the paper's number, of models trained on SQuAD v1.1." in notes
+    assert "The paper has no numbers for Mine." in notes
+    assert [row["differences"] for row in mine["rows"]] == [{}, {}, {}]  # the base has no run there
+    assert len(made["missing"]) == 1 + 3 + 3
+    against = table.make(find([tmp_path / "runs"]), "r-drop")["blocks"][1]["rows"][1]["differences"]
+    assert against["nyt"]["exact_match"]["mean"] == pytest.approx(10)
+    with pytest.raises(InputError, match=r"--against Adv-Aug: no row of that name; there are mle, SWEP, R-Drop"):
+        table.make(find([tmp_path / "runs"]), "Adv-Aug")
 
 
-class Done:
-    """What a table asks of a sweep's cell."""
-
-    def __init__(self, variant: str, seed: int, results: dict | None):
-        self.variant, self.seed, self.results, self.log = variant, seed, lambda: results, Path(f"{seed}.log")
-
-    def conditions(self, results: dict) -> dict:
-        return {"world_size": results["world_size"]}
-
-    def fault(self) -> str:
-        return "exit code 2: error: no room"
-
-
-def test_a_sweeps_table_says_what_is_missing_and_why(tmp_path, capsys):
-    runs = [{"eval": one, "world_size": 1} for one in RUNS["MLE"]]
-    made = table.of_sweep([Done("B", 0, runs[0]), Done("A", 0, None), Done("B", 1, runs[1]), Done("A", 1, None)])
-    assert [(row["name"], row["runs"]) for row in made["rows"]] == [("B", 2), ("A", 0)]
-    assert [(one["name"], one["seed"], one["reason"], one["log"]) for one in made["missing"]] == [
-        ("A", seed, "exit code 2: error: no room", f"{seed}.log") for seed in (0, 1)
-    ]
-    table.write(made, tmp_path)
-    assert json.loads((tmp_path / "table.json").read_text()) == made
-    assert (
-        (tmp_path / "table.md")
-        .read_text()
-        .endswith(
-            "| A | - | - | - | - | 0 |\n\nMissing:\n\n- A, seed 0: exit code 2: error: no room\n"
-            "- A, seed 1: exit code 2: error: no room\n"
-        )
-    )
-    table.show(made)
-    shown = capsys.readouterr().out
-    assert "81.00 ± 1.41" in shown
-    assert "missing: A, seed 1: exit code 2: error: no room (1.log)" in shown
+def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
+    variants = {"MLE": {}, "R-Drop": {"method.name": "r_drop"}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10, "hotpot": 10}, variants=variants)
+    for cell in cells:
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3, "bioasq": 3, "hotpot": 3})
+    made = table.make(find([tmp_path / "runs"]))
+    mle, r_drop = made["blocks"][0]["rows"]
+    papers = {column: cell["f1"]["paper"] for column, cell in mle["scores"].items()}
+    assert papers == {"squad": 84.92, "nyt": 82.93, "bioasq": 54.32, "hotpot": None, "out-of-domain mean": None}
+    assert {cell["f1"]["paper"] for cell in r_drop["scores"].values()} == {None}
+    lacking = "the data sets hotpot and the methods R-Drop with ELECTRA-small."
+    assert f"A dash in brackets: the paper has no number for {lacking}" in made["notes"]
 
 
-def test_runs_under_other_conditions_are_not_mixed_in():
-    one, two = ({"eval": RUNS["MLE"][0], "world_size": size} for size in (1, 2))
-    made = table.of_sweep([Done("A", 0, two), Done("A", 1, one), Done("B", 0, one), Done("B", 1, None)])
-    assert [(row["name"], row["runs"]) for row in made["rows"]] == [("A", 1), ("B", 1)]
-    reasons = [(lack["name"], lack["seed"], lack["reason"]) for lack in made["missing"]]
-    assert reasons == [
-        ("A", 0, "trained otherwise than the others (world_size 2 there, 1 here)"),
-        ("B", 1, "exit code 2: error: no room"),
-    ]
+def test_the_papers_mean(tmp_path):
+    [cell] = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10}, variants={"MLE": {}})
+    fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3, "bioasq": 3})
+    [row] = table.make(find([tmp_path / "runs"]))["blocks"][0]["rows"]
+    mean = row["scores"]["out-of-domain mean"]
+    assert mean["f1"]["paper"] == pytest.approx((82.93 + 54.32) / 2)
+    assert mean["exact_match"]["paper"] == pytest.approx((73.68 + 38.63) / 2)
+
+
+def test_runs_on_a_part_of_the_questions_have_no_number_of_the_papers(tmp_path):
+    across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
+    [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {}}, across=across)
+    fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    made = table.make(find([tmp_path / "runs"]))
+    [row] = made["blocks"][0]["rows"]
+    assert row["scores"]["squad"]["f1"]["paper"] is None
+    assert any("for training on all of SQuAD v1.1 alone: left out" in note for note in made["notes"])
+    assert "No differences: there is no row MLE; --against names another one." in made["notes"]

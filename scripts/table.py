@@ -1,0 +1,36 @@
+"""Makes one table, and curves, of the runs in any number of folders: of sweeps, of runs, or of folders of runs.
+
+    python scripts/table.py runs/paper_bert runs/paper_electra runs/paper_t5 --output tables
+    python scripts/table.py runs/mle runs/swep --against mle
+
+Rows are methods, columns data sets, blocks models: mean and deviation over seeds, the difference to a base row with
+a paired bootstrap interval over questions and seed by seed, and the paper's number where it has one. With --output the
+table is written as table.md, .csv, .tex, .html and .json, and a curve over each axis of numbers as PNG and SVG.
+Exit codes: 0 done; 1 runs are missing from the table, which names them; 2 bad input (one line says what and how to
+mend it).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from swep_ds.command import main
+from swep_ds.errors import EXIT_FAULT
+
+
+def table() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of a sweep, of a run, or of runs")
+    parser.add_argument("--against", metavar="ROW", help="that the others are compared with (default: MLE)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write table and curves there")
+    arguments = parser.parse_args()
+
+    from swep_ds.analysis.publish import publish  # after the arguments: these imports take seconds
+    from swep_ds.analysis.runs import find
+
+    if publish(find(arguments.folders), arguments.output, arguments.against)["missing"]:
+        sys.exit(EXIT_FAULT)
+
+
+if __name__ == "__main__":
+    main(table)

@@ -1,0 +1,91 @@
+"""Curves: which there are, and that their points and bands are the table's."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from swep_ds.analysis import curves
+from swep_ds.analysis.plotting import pyplot
+from swep_ds.errors import InputError
+
+
+def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -> dict:
+    cell = {"exact_match": {"mean": 1.0, "std": std}, "f1": {"mean": f1, "std": std}}
+    scores = dict.fromkeys(("squad", "nyt", "out-of-domain mean"), cell) if f1 is not None else {}
+    rows = [{"name": "MLE", "scores": scores}, {"name": "SWEP", "scores": {}}]
+    columns = list(scores)
+    return {"model": model, "title": "t", "labels": labels, "columns": columns, "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("label", "number"),
+    [
+        ("10 %", 10),
+        ("0.5%", 0.5),
+        ("20,000", 20000),
+        ("0", 0),
+        ("BERT-base", None),
+        ("1e3", None),
+        ("%", None),
+        ("", None),
+    ],
+)
+def test_labels_that_are_numbers(label, number):
+    assert curves.number(label) == number
+
+
+def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
+    blocks = [block(model, {"share": share}, 3) for model in ("A", "B/c") for share in ("100 %", "10 %")]
+    blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
+    blocks += [block("A", {"kind": "x"}, 3), block("A", {"kind": "y"}, 3)]
+    files = curves.draw({"blocks": blocks}, tmp_path)
+    assert [file.name for file in files] == [
+        f"curve-share-{model}-{metric}.{suffix}"
+        for model in ("a", "b-c")
+        for metric in ("em", "f1")
+        for suffix in ("png", "svg")
+    ]
+    for file in files:
+        if file.suffix == ".svg":
+            ElementTree.parse(file)
+        else:
+            assert file.read_bytes().startswith(b"\x89PNG")
+    assert pyplot().get_fignums() == []
+    with pytest.raises(InputError, match="cannot be written"):
+        curves.draw({"blocks": blocks}, tmp_path / "none")
+
+
+def test_points_bands_and_axes_are_the_tables():
+    blocks = [
+        block("A", {"share of questions": share}, f1, std)
+        for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("80 %", 60, None))
+    ]
+    figure = curves._figure("share of questions", "A", blocks, "f1")
+    try:
+        panels = figure.axes
+        assert [panel.get_title() for panel in panels] == ["squad", "nyt", "out-of-domain mean"]
+        [line] = panels[0].lines  # of SWEP there is no run
+        assert line.get_xydata().tolist() == [[10, 40], [80, 60]]
+        [band] = panels[0].collections
+        corners = band.get_paths()[0].vertices.tolist()
+        assert [10, 38] in corners
+        assert [10, 42] in corners
+        assert panels[0].get_xlabel() == "share of questions (%)"
+        assert panels[0].get_ylabel() == "F1 (%)"
+        assert panels[0].get_xscale() == "linear"
+        assert [label.get_text() for label in panels[0].get_xticklabels()] == ["10", "50", "80"]
+        [legend] = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["MLE"]
+        figure.canvas.draw()
+        below = legend.get_window_extent().y1
+        assert all(panel.get_window_extent().y0 > below for panel in panels)
+    finally:
+        pyplot().close(figure)
+
+
+def test_far_numbers_stand_on_a_logarithmic_axis_but_not_with_zero():
+    for labels, scale in ((("1,000", "20,000"), "log"), (("0", "20,000"), "linear")):
+        figure = curves._figure("pairs", "A", [block("A", {"pairs": label}, 5) for label in labels], "f1")
+        assert figure.axes[0].get_xscale() == scale
+        assert figure.axes[0].get_xlabel() == "pairs"
+        pyplot().close(figure)

@@ -1,0 +1,177 @@
+"""Every format holds the same figures, can be parsed, and takes no name for markup."""
+
+import csv
+import io
+import json
+import re
+import runpy
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from swep_ds.analysis import formats, table
+from swep_ds.errors import InputError
+from tests import tiny_run
+from tests.analysis import fake_runs
+from tests.analysis.test_table import RUNS
+
+NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
+
+
+def made() -> table.Table:
+    """By hand: no paper, and no interval in the last column."""
+    block = {"title": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}} | table.aggregate(RUNS)
+    for row, name in zip(block["rows"], NAMES, strict=True):
+        row |= {"name": name, "seeds": list(range(len(RUNS[row["name"]]))), "differences": {}}
+        for cell in row["scores"].values():
+            for metric in cell.values():
+                metric["paper"] = None
+    for column in block["columns"]:
+        bounds = {"low": -0.25, "high": 2.0} if column == "squad" else {"low": None, "high": None}
+        bounds |= {"low": 0.5, "high": 2.0} if column == "wiki" else {}
+        one = {"mean": 1.0, "seeds": {"mean": 1.0, "std": None, "n": 1}} | bounds
+        block["rows"][1]["differences"][column] = {"exact_match": one, "f1": one | {"mean": -3.0}}
+    block["rows"][0]["scores"]["squad"]["f1"]["paper"] = 89.5
+    missing = [{"name": "gone", "labels": {}, "seed": 0, "reason": "no_room", "line": "gone, seed 0: no_room"}]
+    return {"against": "MLE", "blocks": [block], "notes": ["A note_."], "missing": missing}
+
+
+def test_markdown():
+    assert formats.markdown(made()) == (
+        "**small & 5 %**\n\n"
+        "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| MLE | **81.00 ± 1.41** (-) / **90.00 ± 0.00** (89.50) | **72.00 ± 2.83** (-) / 80.50 ± 0.71 (-) "
+        "| 40.50 ± 0.71 (-) / **51.50 ± 2.12** (-) | 56.25 ± 1.77 (-) / 66.00 ± 1.41 (-) | 2 |\n"
+        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] | **81.00** (-) / 88.00 (-) | **72.00** (-) / **84.00** (-) "
+        "| **42.50** (-) / 51.00 (-) | **57.25** (-) / **67.50** (-) | 1 |\n"
+        "| gone | - | - | - | - | 0 |\n"
+        "\n"
+        "| less MLE | squad | wiki | bio | out-of-domain mean |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] EM | +1.00 \\[-0.25, +2.00\\] n = 1 | **+1.00** \\[+0.50, +2.00\\] n = 1 "
+        "| +1.00 n = 1 | +1.00 n = 1 |\n"
+        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] F1 | -3.00 \\[-0.25, +2.00\\] +1.00 n = 1 "
+        "| **-3.00** \\[+0.50, +2.00\\] +1.00 n = 1 | -3.00 +1.00 n = 1 | -3.00 +1.00 n = 1 |\n"
+        "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room\n"
+    )
+
+
+def test_csv_has_a_line_per_figure():
+    lines = list(csv.DictReader(io.StringIO(formats.csv(made()))))
+    assert len(lines) == 2 * 4 * 2
+    assert {(line["model"], line["share"]) for line in lines} == {("small & 5 %", "5 %")}
+    first = lines[1]
+    assert (first["method"], first["data_set"], first["metric"], first["runs"]) == ("MLE", "squad", "f1", "2")
+    assert (float(first["mean"]), float(first["std"]), float(first["paper"])) == (90, 0, 89.5)
+    assert (first["against"], first["difference"], first["low"]) == ("", "", "")
+    other = lines[10]
+    assert (other["method"], other["data_set"], other["metric"]) == (NAMES[1], "wiki", "exact_match")
+    assert [float(other[key]) for key in ("difference", "low", "high", "seeds_mean", "seeds_n")] == [1, 0.5, 2, 1, 1]
+
+
+def test_latex_has_as_many_cells_in_each_line_as_columns():
+    text = formats.latex(made())
+    scores, differences = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
+    for layout, body in (scores, differences):
+        assert body.startswith("\\toprule")
+        lines = [line for line in body.splitlines() if not re.fullmatch(r"\\\w+( *\\\w+)*|\\c\w+\{[\d-]+\}", line)]
+        for line in lines:
+            wide = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
+            assert len(re.findall(r"(?<!\\)&", line)) + 1 + wide == len(layout), line
+    assert scores[0] == "l" + 9 * "r"
+    assert r"\shortstack[r]{\textbf{90.00 $\pm$ 0.00}\\{}(89.50)} &" in scores[1]
+    assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
+    assert r"\shortstack[r]{\textbf{+1.00}\\{}[+0.50, +2.00]\\{}n = 1}" in differences[1]
+    assert text.endswith("% A note_.\n% missing: gone, seed 0: no_room\n")
+
+
+class Cells(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.texts, self.rows = [], [], []
+
+    def handle_starttag(self, tag: str, attributes) -> None:
+        assert not any(name in ("src", "href") for name, _ in attributes)
+        if tag == "tr":
+            self.rows.append([])
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & set(self.open):
+            self.rows[-1].append((data, "b" in self.open))
+
+
+def test_html_is_well_formed_needs_no_other_file_and_takes_no_name_for_markup():
+    parser = Cells()
+    parser.feed(formats.webpage(made()))
+    assert parser.open == []
+    rows = {row[0][0]: row[1:] for row in parser.rows if len(row) > 1}
+    assert rows["MLE"][:4] == [("81.00 ± 1.41", True), ("(-)", False), ("90.00 ± 0.00", True), ("(89.50)", False)]
+    assert ("+1.00", True) in rows[NAMES[1]]
+    assert ("[+0.50, +2.00]", False) in rows[NAMES[1]]
+
+
+def test_the_terminal_shows_the_same_figures():
+    console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
+    console.print(formats.for_terminal(made()["blocks"][0]))
+    shown = console.export_text(styles=True)
+    assert "<i>50 %</i>_[x]" in shown
+    bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
+    assert {"81.00 ± 1.41", "42.50", "84.00"} <= set(bold)
+    assert not {"40.50 ± 0.71", "88.00", "(-)"} & set(bold)
+    assert "(89.50)" in shown
+
+
+def test_no_run_at_all_still_makes_every_format(tmp_path):
+    block = {"title": "m", "model": "m", "labels": {}, "columns": []}
+    block["rows"] = [{"name": "MLE", "seeds": [], "scores": {}, "differences": {}}]
+    empty = {"against": None, "blocks": [block], "notes": [], "missing": []}
+    formats.write(empty, tmp_path)
+    assert json.loads((tmp_path / "table.json").read_text()) == empty
+    assert "| MLE | 0 |" in (tmp_path / "table.md").read_text()
+
+
+# The script
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["table.py", *map(str, words)])
+        try:
+            runpy.run_path(str(tiny_run.ROOT / "scripts" / "table.py"))["table"]()
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    return run
+
+
+def test_the_script_prints_writes_and_names_what_is_missing(script, tmp_path, capsys):
+    across = {"share": {"5 %": {"data.train_fraction": 0.05}, "100 %": {}}}
+    variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, across=across, seeds=[0, 1])
+    for cell in cells[:-1]:
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3 + cell.seed, "nyt": 3})
+    assert script(tmp_path / "runs", "--output", tmp_path / "out") == 1
+    said = capsys.readouterr().out
+    assert "35.00 ± 7.07" in said
+    assert f"missing: SWEP, 100 %, seed 1: not run ({cells[-1].folder})" in said
+    files = [f"table.{suffix}" for suffix in formats.SUFFIXES]
+    files += [f"curve-share-{metric}.{suffix}" for metric in ("em", "f1") for suffix in ("png", "svg")]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == set(files)
+    assert f"in {tmp_path / 'out'}: {', '.join(files)}" in said
+    fake_runs.finish(cells[-1].folder, cells[-1].recipe, {"squad": 4, "nyt": 3})
+    assert script(tmp_path / "runs") == 0
+    whole = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert [row["seeds"] for block in whole["blocks"] for row in block["rows"]] == [[0, 1], [0, 1], [0, 1], [0]]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: cannot be written to"):
+        script(tmp_path / "runs", "--output", tmp_path / "file")

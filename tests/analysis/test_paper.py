@@ -1,0 +1,51 @@
+"""The paper's numbers, typed by hand from its tables, and how they are found."""
+
+import numpy as np
+import pytest
+
+from swep_ds.analysis.paper import _read, paper_model
+
+SPOTS = [
+    ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
+    ("BERT-base", "SWEP", "amazon", (62.42, 76.84)),
+    ("/models/bert-base-uncased", "adv_aug", "new_wiki", (77.29, 88.38)),
+    ("BERT base", "ssmba", "bioasq", (39.96, 54.49)),
+    ("google/electra-small-discriminator", "swep", "NYT", (75.18, 84.18)),
+    ("ELECTRA-small", "Adv-Aug", "BioASQ", (38.23, 53.4)),
+    ("ELECTRA-small", "SWEP", "amazon_reviews", (60.89, 74.06)),  # of the main table, not of the ablations
+    ("ELECTRA-small", "SWEP, additive", "nyt", (73.87, 83.1)),
+    ("ELECTRA-small", "without KL", "Amazon", (59.10, 72.74)),
+    ("ELECTRA-small", "SWEP, no L_MLE", "bioasq", (37.89, 53.80)),
+    ("electra-small-discriminator", "ablation_fixed_sigma", "nyt", (73.34, 82.79)),
+    ("google-t5/t5-small", "word_dropout", "reddit", (59.32, 72.40)),
+    ("T5-small", "SWEP", "bioasq", (43.01, 55.80)),
+    ("t5-small", "Gaussian-Dropout", "wiki", (72.56, 83.69)),
+]
+
+
+@pytest.mark.parametrize(("model", "method", "data_set", "both"), SPOTS)
+def test_numbers_are_the_papers(model, method, data_set, both):
+    assert paper_model(model).score(method, data_set) == both
+
+
+def test_what_the_paper_does_not_have():
+    assert paper_model("roberta-base") is None
+    electra = paper_model("ELECTRA-small")
+    assert electra.score("SWEP, additive", "squad") is None
+    assert electra.score("NEFTune", "squad") is None
+    assert (electra.knows_method("R-Drop"), electra.knows_method("SWEP, no KL")) == (False, True)
+    assert not paper_model("BERT-base").knows_method("SWEP, no KL")
+    assert (electra.knows_data_set("New-Wikipedia"), electra.knows_data_set("hotpot")) == (True, False)
+
+
+def test_the_tables_are_whole():
+    models, _ = _read()
+    sizes = {name: len(model.scores) for name, model in models.items()}
+    assert sizes == {"BERT-base": 48, "ELECTRA-small": 48 + 6 * 3, "T5-small": 48}
+    for model in models.values():
+        em, f1 = np.array(list(model.scores.values())).T
+        assert (em < f1).all()
+    # sums of BERT-base's columns MLE and SWEP, added up by hand
+    bert = models["BERT-base"].scores
+    total = {method: sum(em for (name, _), (em, _) in bert.items() if name == method) for method in ("MLE", "SWEP")}
+    assert total == {"MLE": pytest.approx(405.30), "SWEP": pytest.approx(414.57)}

@@ -1,0 +1,358 @@
+"""Reports of hand-made runs: all parts are there, every text is harmless, figures against NumPy or worked out by hand,
+and a browser shows them."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from safetensors.torch import save_file
+
+import swep_ds.run
+from swep_ds.analysis import charts, report
+from swep_ds.analysis.answers import read_answered
+from swep_ds.errors import InputError
+from swep_ds.export import NOISE
+from swep_ds.methods import build
+from swep_ds.recipe import Recipe
+from swep_ds.run_folder import RunFolder
+from swep_ds.training.ds_config import resolve_ds_config
+from tests import tiny_run
+
+CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
+SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
+LONG = "abbot" * 400
+# question, accepted, answered by this run, by another one
+QUESTIONS = {
+    "r1": (SCRIPT, "1204", "1204", "an abbot"),  # gained 100
+    "r2": (RTL, "an abbot", "an abbot", "valley"),  # gained 100
+    "r3": (EMOJI, "northern valley", "the northern valley!", "northern"),  # gained 100 - 200 / 3
+    "w1": ("</title><img src=x onerror=y>", "1204", "", "1204"),  # lost 100, nothing answered
+    "w2": ("Who\x00\x1b?", "an abbot", f"<b>{LONG}</b>", "an abbot"),  # lost 100
+    "w3": ("Where?", "northern valley", "valley of the abbot", "valley"),  # F1 40, the other's 200 / 3
+}
+VOID = {"meta", "br", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """A page's elements, the text below each id, and whether every element is closed where it should be."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open, self.ids, self.elements, self.texts = [], [], [], {}
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+            self.ids.append(dict(attributes).get("id"))
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        self.ids.pop()
+        self.handle_data(" ")  # no cell's text runs into the next one's
+
+    def handle_data(self, data):
+        for one in filter(None, self.ids):
+            self.texts[one] = self.texts.get(one, "") + data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    def of_class(self, name: str) -> int:
+        return sum(attributes.get("class") == name for _, attributes in self.elements)
+
+
+def metrics(updates, **changes) -> str:
+    lines = [
+        {
+            "update": update,
+            "loss": 5.0 - update / 100,
+            "nll_clean": 4.0,
+            "nll_noisy": 4.5,
+            "kl_per_token": 0.1 * update,
+            "mu": 1.01,
+            "mu_distance": 0.01,
+            "sigma": 0.3,
+            "words_changed": 0.2,
+            "words_changed_clean": 0.1,
+            "learning_rate": 1e-3,
+            "grad_norm": 2.0,
+            "samples_per_second": 8.0,
+            "seconds": 2.0 * update,
+        }
+        for update in updates
+    ]
+    return "".join(json.dumps(line | changes) + "\n" for line in lines)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A run as its folder would be, and another one's answers."""
+    home = tmp_path_factory.mktemp("runs")
+    tree = yaml.safe_load(tiny_run.prepare(home).read_text())
+    qas = [
+        {"id": name, "question": question, "answers": [{"text": gold, "answer_start": CONTEXT.index(gold)}]}
+        for name, (question, gold, *_) in QUESTIONS.items()
+    ]
+    (home / "test.json").write_text(
+        json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": qas}]}]})
+    )
+    tree["data"]["eval"] = {"squad": str(home / "test.json"), "gone": str(home / "gone.json")}
+    score = {"exact_match": 50.0, "f1": 56.666667, "total": 6}
+    results = {
+        "method": "swep",
+        "model": "m",
+        "seed": 0,
+        "world_size": 2,
+        "train": {"updates": 40, "seconds": 80.0, "samples_per_second": 8.0, "peak_memory_bytes": 3 * 2**20},
+        "selection": {"data_set": "squad", "update": 30, "exact_match": 1.0, "f1": 2.0},
+        "eval": {"squad": score, "gone": score | {"f1": 12.3456}},
+        "versions": {"torch": "9.8.7"},
+    }
+    health = {"step_seconds": [2.0, 2.0], "data_seconds": [0.01, 0.5], "forward_seconds": [0.5, 0.6]}
+    health |= {"memory_mib": [100.0, 2345.0], "not_finite": []}
+    for number, name in enumerate(("run", "other")):
+        folder = home / name
+        (folder / "predictions").mkdir(parents=True)
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
+        answers = {name: answers[number] for name, (_, _, *answers) in QUESTIONS.items()}
+        for data_set in ("squad", "gone"):
+            (folder / "predictions" / f"{data_set}.json").write_text(json.dumps(answers))
+        (folder / "results.json").write_text(json.dumps(results))
+        (folder / "metrics.jsonl").write_text(metrics(range(1, 41)))
+        (folder / "health.jsonl").write_text("".join(json.dumps({"update": u} | health) + "\n" for u in (1, 2)))
+        (folder / "batch.json").write_text('{"windows": 16, "micro_batch_size": 8, "gradient_accumulation_steps": 1}')
+        recipe = Recipe.load(str(folder / "recipe.yaml"))
+        given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
+        config = resolve_ds_config(str(tiny_run.ds_config(home, 3)), recipe, **given)
+        (folder / "ds_config.json").write_text(json.dumps(config))
+        shutil.copytree(home / "model", folder / "model")
+        save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)
+    return home
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(made / "run", tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def against(made) -> tuple[report.Report, Page]:
+    written = report.write_report(made / "run", made / "other")
+    assert (made / "run" / "report.html").read_text() == written.html
+    return written, Page(written.html)
+
+
+def test_all_parts_are_there(against, made):
+    texts = against[1].texts
+    assert [name for name in texts if not name.startswith("p")] == [
+        *("run", "scores", "curves", "maps", "worst", "changed", "cost", "repeat")
+    ]
+    for shown in ("swep: ", "beta 0.001", "prior_variance 0.1", str(made / "model"), "global batch 16", "fp32"):
+        assert shown in texts["run"]
+    words = " ".join(texts["run"].split())
+    assert all(row in words for row in ("Seed 0", "Ranks 2", "ZeRO stage 3"))
+    assert (
+        " ".join(texts["scores"].split())
+        .split("seed 0 ")[1]
+        .startswith("squad 50.00 56.67 6 +0.00 gone 50.00 12.35 6 +0.00 out-of-domain mean 50.00 12.35 +0.00 ")
+    )
+    assert "checkpoint of update 30 was chosen: F1 2.00" in " ".join(texts["scores"].split())
+    for label in ("Loss", "NLL, clean pass", "NLL, noisy pass", "nats per token", "mean |μ − 1|", "√α, the prior's"):
+        assert label in texts["curves"]
+    for label in ("nearest to another word's", "perturbed", "Learning rate", "Gradient", "Mean of the noise"):
+        assert label in texts["curves"]
+    assert against[1].count("svg") == 9  # eight curves and the throughput
+    assert "3 MiB" in texts["cost"]
+    assert "samples/s" in texts["cost"]
+    assert "80.0 s" in texts["cost"]
+    assert "torch 9.8.7" in " ".join(texts["repeat"].split())
+    assert "deepspeed --num_accelerators 2 scripts/train.py" in texts["repeat"]
+
+
+def test_one_rank_stands_out(against):
+    shown = " ".join(against[1].texts["cost"].split())
+    assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data Medians" in shown  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
+
+
+def test_heat_maps_show_answers_right_and_wrong(against):
+    page = against[1]
+    shown = page.texts["maps"]
+    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (report.HEAT_MAPS, 2, 2)
+    assert "monastery" in shown
+
+
+def test_the_worst_come_first_and_the_right_ones_not_at_all(against):
+    columns, rows = against[0].tables["worst examples"]
+    assert columns == ["data set", "question", "predicted", "accepted", "F1"]
+    assert [row[-1] for row in rows] == [0.0, 0.0, pytest.approx(40)]  # "valley of abbot": 2 x 1/3 x 1/2 / (1/3 + 1/2)
+    assert {row[1] for row in rows} == {QUESTIONS[name][0] for name in ("w1", "w2", "w3")}
+
+
+def test_what_changed_against_another_run(made):
+    recipe = Recipe.load(str(made / "run" / "recipe.yaml"))
+    gained, lost = report.most_changed(read_answered(made / "run", recipe, "squad", made / "other"), 9)
+    assert [(one.example.id, one.gain) for one in gained] == [
+        *(("r1", 100.0), ("r2", 100.0), ("r3", pytest.approx(100 / 3)))
+    ]
+    assert {(one.example.id, one.gain) for one in lost[:2]} == {("w1", -100.0), ("w2", -100.0)}
+    assert [one.example.id for one in lost[2:]] == ["w3"]
+
+
+def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against):
+    written, page = against
+    assert {page.count(name) for name in ("script", "img", "link", "iframe", "object")} == {0}
+    assert page.texts["worst"].count("</title><img src=x onerror=y>") == 1
+    assert SCRIPT in page.texts["changed"]
+    assert RTL in page.texts["changed"]
+    assert EMOJI in page.texts["changed"]
+    assert "(empty)" in page.texts["worst"]
+    assert LONG[:390] in page.texts["worst"]
+    assert LONG not in written.html
+    assert "(2,007 characters)" in page.texts["worst"]
+    assert not {"\x00", "\x1b"} & set(written.html)
+    addresses = [value for _, found in page.elements for name, value in found.items() if name in ("src", "href")]
+    addresses += [found["xlink:href"] for _, found in page.elements if "xlink:href" in found]
+    assert all(address.startswith("#") for address in addresses)
+    ids = [found["id"] for _, found in page.elements if "id" in found]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_resumed_run_has_one_curve(run):
+    (run / "metrics.jsonl").write_text(metrics(range(1, 21)) + metrics(range(21, 41)) + '{"update": 41, "lo')
+    lines = report.read_lines(run / "metrics.jsonl")
+    updates, losses = charts.curve(lines, "loss")
+    np.testing.assert_allclose(updates, np.arange(1, 41))
+    np.testing.assert_allclose(losses, 5 - np.arange(1, 41) / 100)
+
+
+def test_long_runs_are_averaged_in_blocks():
+    lines = [{"update": update, "loss": float(update % 7)} for update in range(1, 4001)]
+    updates, losses = charts.curve(lines, "loss")
+    np.testing.assert_allclose(updates, np.arange(1, 4001).reshape(400, 10).mean(1))
+    np.testing.assert_allclose(losses, (np.arange(1, 4001) % 7).reshape(400, 10).mean(1))
+
+
+def test_throughput_is_that_of_each_stretch():
+    # 10 samples in the first second, 30 in the next two: means since the start are 10 and 40 / 3
+    lines = [
+        {"update": 5, "seconds": 1.0, "samples_per_second": 10.0},
+        {"update": 10, "seconds": 3.0, "samples_per_second": 40 / 3},
+    ]
+    np.testing.assert_allclose(charts.throughput(lines).curves["samples/s"], [[5, 10], [10, 15]])
+    assert charts.throughput([]) is None
+
+
+def test_what_is_missing_is_left_out_and_said(run):
+    for name in ("metrics.jsonl", "health.jsonl", NOISE):
+        (run / name).unlink()
+    page = Page(report.make_report(run).html)
+    assert "no line in metrics.jsonl" in page.texts["curves"]
+    assert "Without examples: gone: data source" in page.texts["worst"]
+    assert f"{NOISE}: no such file" in page.texts["maps"]
+    assert "changed" not in page.texts
+    (run / "results.json").unlink()
+    page = Page(report.make_report(run).html)
+    assert "No data set was tested" in page.texts["scores"]
+    assert page.count("svg") == 0
+
+
+def test_a_large_model_is_not_loaded_again(run, monkeypatch):
+    monkeypatch.setattr(report, "LARGEST", 1000)
+    shutil.rmtree(run / "predictions")
+    (run / "predictions").mkdir()
+    (run / "predictions" / "squad.json").write_text('{"r1": "1204"}')
+    assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
+
+
+def test_heat_maps_take_no_longer_than_they_may(run, monkeypatch):
+    monkeypatch.setattr(report, "HEAT_MAP_SECONDS", 0.0)
+    page = Page(report.make_report(run).html)
+    assert page.of_class("heatmap") == 0
+    assert "There are only 0 of squad: at most 24 are drawn, none after 0 s" in page.texts["maps"]
+
+
+def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
+    for arguments, message in (
+        ((tmp_path,), "holds no recipe.yaml, so no run"),
+        ((run, tmp_path), "--against .*holds no results.json"),
+        ((run, None, tmp_path / "no" / "x.html"), "cannot be written .* name another --output"),
+    ):
+        with pytest.raises(InputError, match=message) as raised:
+            report.write_report(*arguments)
+        assert "\n" not in str(raised.value)
+    (run / "results.json").write_text("[")
+    with pytest.raises(InputError, match=r"results\.json: cannot be read"):
+        report.write_report(run)
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    (stranger / "results.json").write_text("{}")
+    with pytest.raises(InputError, match="answers none of the questions"):
+        report.write_report(made / "run", stranger)
+
+
+def test_the_command_starts_the_same_run(made):
+    # what it is given is the run's own, resolved ds_config: in it the accumulation counts passes, too
+    folder = made / "run"
+    recipe = Recipe.load(str(folder / "recipe.yaml"))
+    given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
+    assert resolve_ds_config(str(folder / "ds_config.json"), recipe, **given) == json.loads(
+        (folder / "ds_config.json").read_text()
+    )
+
+
+def test_a_report_that_fails_fails_no_run(tmp_path, monkeypatch, caplog):
+    finished = []
+    tracker = type("Tracker", (), {"finish": lambda _, *shown: finished.append(shown)})()
+    monkeypatch.setattr(swep_ds.run.ranks, "is_main", lambda: True)
+    swep_ds.run._report(RunFolder(tmp_path), tracker, print)  # which holds no run
+    [record] = caplog.records
+    said = record.getMessage()
+    assert "\n" not in said
+    assert f"python scripts/report.py {tmp_path}" in said
+    assert "holds no recipe.yaml" in said
+    assert finished == [()]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it(against, made, tmp_path):
+    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
+    if browser is None:
+        pytest.skip("no chromium or google-chrome on the PATH")
+    picture = tmp_path / "page.png"
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    address = (made / "run" / "report.html").as_uri()
+    command = [browser, *options, f"--screenshot={picture}", "--window-size=1000,3000", "--dump-dom", address]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert Page(shown.replace("<!DOCTYPE html>", "")).texts.keys() >= {
+        "run",
+        "scores",
+        "curves",
+        "maps",
+        "worst",
+        "cost",
+    }
+    assert "alert('x')&lt;/script&gt;" in shown
+    pixels = np.asarray(Image.open(picture).convert("RGB")).reshape(-1, 3)
+    assert len(pixels) == 1000 * 3000
+    assert len(np.unique(pixels, axis=0)) > 50  # text, lines in three colours, heat maps
+    assert (pixels == 255).all(1).mean() < 0.95

@@ -1,0 +1,152 @@
+"""Which runs come into a table, and how the others are named."""
+
+import json
+
+import pytest
+
+from swep_ds.analysis import runs
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.training.ds_config import resolve_ds_config
+from tests import tiny_run
+from tests.analysis import fake_runs
+
+
+@pytest.fixture
+def cells(tmp_path):
+    variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0, 1, 2])
+    for cell in cells:
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3})
+    return cells
+
+
+def reasons(tmp_path) -> dict[str, str]:
+    done, missing = runs.read(runs.find([tmp_path / "runs"]))
+    assert len(done) + len(missing) == 6
+    return {one.place.folder.name: one.reason for one in missing}
+
+
+def change(cell, *fields: str, to=None) -> None:
+    """Sets a field of its results, or takes it out."""
+    file = cell.folder / "results.json"
+    tree = json.loads(file.read_text())
+    *above, last = fields
+    node = tree
+    for name in above:
+        node = node[name]
+    node.pop(last)
+    if to is not None:
+        node[last] = to
+    file.write_text(json.dumps(tree))
+
+
+def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path):
+    places = runs.find([tmp_path / "runs"])
+    assert [(p.folder, p.variant, p.seed, p.model) for p in places] == [
+        (cell.folder, cell.variant, cell.seed, "google/electra-small-discriminator") for cell in cells
+    ]
+    assert reasons(tmp_path) == {}
+
+
+def test_failed_and_half_written_runs_and_those_of_another_version_are_named(cells, tmp_path):
+    file = cells[0].folder / "results.json"
+    file.write_text(file.read_text()[:50])
+    (cells[1].folder / "results.json").unlink()
+    cells[1].log.write_text("$ train.py\nerror: no room\n# exit code 2\n")
+    (cells[2].folder / "results.json").unlink()
+    change(cells[3], "eval", "squad", "f1")
+    change(cells[4], "versions", to=["torch"])
+    (cells[5].folder / "ds_config.json").unlink()
+    found = reasons(tmp_path)
+    assert found["mle-seed0"].startswith(f"{file}: half-written or damaged (")
+    assert found["swep-seed0"] == "exit code 2: error: no room"
+    assert found["mle-seed1"] == "not finished"
+    assert found["swep-seed1"] == (
+        f"{cells[3].folder}/results.json: not of this version (eval.squad.f1: field required): run it again"
+    )
+    assert "not of this version (versions: input should be a valid dictionary)" in found["mle-seed2"]
+    assert found["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: cannot be read")
+    _, missing = runs.read(runs.find([tmp_path / "runs"]))
+    assert runs.log_line(missing[1]) == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
+    assert runs.log_line(missing[2]) == f"MLE, seed 1: not finished ({cells[2].folder})"
+
+
+def test_runs_tested_or_trained_otherwise_are_not_mixed_in(cells, tmp_path):
+    change(cells[0], "eval", "nyt", "total", to=9)
+    change(cells[1], "eval", "nyt")
+    change(cells[2], "world_size", to=2)
+    (cells[3].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
+    found = reasons(tmp_path)
+    assert found["mle-seed0"] == "tested otherwise than the others (questions of nyt 9 there, 10 here)"
+    assert found["swep-seed0"].startswith(
+        "tested otherwise than the others (questions of nyt None there, 10 here; data"
+    )
+    assert found["mle-seed1"] == "trained otherwise than the others (world_size 2 there, 1 here)"
+    assert found["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
+
+
+def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
+    (cells[1].folder / "recipe.yaml").write_text(cells[0].recipe.dump())
+    _, [missing] = runs.read(runs.of_cells(cells))
+    assert missing.reason.startswith("holds a run of other settings (method.name 'mle' there, 'swep' here")
+
+
+def test_different_versions_are_compared_and_named(cells, tmp_path):
+    change(cells[1], "versions", "torch", to="2.9")
+    done, missing = runs.read(runs.find([tmp_path / "runs"]))
+    assert missing == []
+    [note] = runs.version_note(done)
+    assert note == "The runs were made by different versions: torch 1.0 (5 runs), 2.9 (1 run)."
+
+
+def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_path):
+    (tmp_path / "runs" / "sweep.json").unlink()
+    fake_runs.finish(tmp_path / "other", cells[1].recipe.model_copy(update={"seed": 9}), {"squad": 4, "nyt": 4}, seed=9)
+    beta = Recipe.load(str(tmp_path / "recipe.yaml"), ["method.name=swep", "method.beta=0.25"])
+    fake_runs.finish(tmp_path / "beta", beta, {"squad": 4, "nyt": 4})
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "recipe.yaml").write_text("{")
+    (tmp_path / "damaged" / "results.json").write_text("{}")
+    folders = [tmp_path / name for name in ("runs", "other", "beta", "damaged")]
+    done, [missing] = runs.read(runs.find(folders))
+    assert [(run.place.variant, run.place.seed) for run in done] == [
+        *((name, seed) for name in ("mle", "swep") for seed in (0, 1, 2)),
+        ("swep", 9),
+        ("swep, beta 0.25", 0),
+    ]
+    assert missing.place.variant == "damaged"
+    assert missing.reason.startswith(f"{tmp_path / 'damaged' / 'recipe.yaml'}: not YAML")
+    _, [twice] = runs.read(runs.find([tmp_path / "other", tmp_path / "other"]))
+    assert twice.reason == f"the same variant and seed as {tmp_path / 'other'}, which is in the table"
+
+
+def test_folders_without_runs_are_refused(cells, tmp_path):
+    for folder, said in ((tmp_path / "none", "no such folder"), (cells[0].folder / "predictions", "holds no run")):
+        with pytest.raises(InputError, match=said):
+            runs.find([folder])
+    (tmp_path / "runs" / "sweep.json").write_text('{"runs": {"a": {"seed": "x"}}}')
+    with pytest.raises(InputError, match=r"sweep\.json: damaged"):
+        runs.find([tmp_path / "runs"])
+
+
+def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
+
+    def conditions(stage: int, recipe: Recipe, ranks: int, **how) -> dict:
+        source = str(tiny_run.ds_config(tmp_path, stage))
+        resolved = resolve_ds_config(source, recipe, world_size=ranks, on_cpu=True, **how)
+        (tmp_path / "ds_config.json").write_text(json.dumps(resolved))
+        return runs.conditions(tmp_path, ranks)
+
+    usual = conditions(2, recipe, 1, micro_steps=2, hidden_size=32)
+    assert (usual["world_size"], usual["ds_config zero_optimization.stage"]) == (1, 2)
+    train = recipe.train.model_copy(
+        update={"micro_batch_size": 4, "learning_rate": 1.0, "precision": "bf16", "max_grad_norm": 0.0}
+    )
+    assert conditions(2, recipe.model_copy(update={"train": train}), 1, micro_steps=1, hidden_size=64) == usual
+    assert conditions(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
+    assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32) != usual
+    (tmp_path / "ds_config.json").write_text("{")
+    with pytest.raises(InputError, match=r"ds_config\.json: cannot be read"):
+        runs.conditions(tmp_path, 1)
