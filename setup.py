@@ -9,5 +9,14 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["swep_ds", "swep_ds.*"]), "swep_ds.kernels"],
     package_dir={"swep_ds": "swep_ds", "swep_ds.kernels": "kernels"},
-    package_data={"swep_ds": ["recipes/*.yaml", "sweeps/*.yaml", "data/quickstart/encoder/*", "data/quickstart/t5/*"]},
+    package_data={
+        "swep_ds": [
+            "recipes/*.yaml",
+            "sweeps/*.yaml",
+            "data/quickstart/encoder/*",
+            "data/quickstart/t5/*",
+            "analysis/*.jinja",
+            "analysis/paper.yaml",
+        ]
+    },
 )

@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from swep_ds import run
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
+from swep_ds.examples import load_examples
 from swep_ds.fitting import GIB, USABLE, Devices, Stage, checkpointings, choose, devices_that_do, gib
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
@@ -66,6 +67,12 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
 def _stage(recipe: Recipe, section: str, devices: Devices, configs: dict[str, Path], say: Say) -> Stage:
     """Prints what one training takes."""
     train = recipe.train
+    if train.max_tokens:
+        widest = train.max_tokens // recipe.data.max_length
+        raise InputError(
+            f"train.max_tokens {train.max_tokens}: --plan counts windows: give train.max_tokens=null and "
+            f"train.micro_batch_size={max(widest, 1)}, which are as many positions"
+        )
     tokenizer, missing = _tokenizer(recipe.model.name)
     objective = _objective(recipe, tokenizer)
     own, added = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
@@ -210,7 +217,7 @@ def _say_data(
             raise InputError(missing)
         # only what is trained on: test sets need not be at hand
         data = recipe.data.model_copy(update={"eval": {}})
-        training, _ = run.load_examples(recipe.model_copy(update={"data": data}))
+        training, _ = load_examples(recipe.model_copy(update={"data": data}))
         features = run.training_features(recipe, tokenizer, training)
     except InputError as error:
         say(f"updates and tokens: not known, because {error}")
@@ -221,7 +228,7 @@ def _say_data(
     tokens, positions = sum(int(n.sum()) for n in seen), sum(int(n.max()) * len(n) for n in seen)
     say(
         f"data: {len(training):,} questions, {len(features.dataset):,} windows; {batches.updates:,} updates of "
-        f"{batches.global_batch} windows, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
+        f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
     )
     return int(np.max([lengths.max() for lengths in seen]))
 
@@ -232,6 +239,7 @@ def _batch(recipe: Recipe, length: int) -> Batch:
     ids, row = torch.ones(count, length, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
     shares = torch.ones(count)
     batch = Batch(input_ids=ids, attention_mask=ids, sample_id=row, weight=shares, token_weight=shares)
+    batch = batch._replace(lengths=(length,) * count)
     if recipe.task == "generative":
         return batch._replace(target_ids=torch.ones(count, recipe.data.max_target_length, dtype=torch.int64))
     return batch._replace(start_position=row, end_position=row)

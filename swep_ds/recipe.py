@@ -63,6 +63,7 @@ class TrainSection(Section):
     epochs: float = Field(2, gt=0)
     max_updates: int | None = Field(None, ge=1)  # optimizer steps; cuts `epochs` short
     micro_batch_size: int = Field(8, ge=1)  # windows per rank and forward pass
+    max_tokens: int | None = Field(None, ge=1)  # in place of that: padded positions per rank and forward pass
     gradient_accumulation_steps: int = Field(1, ge=1)  # a run keeps its global batch when its ranks change
     learning_rate: float = Field(3e-5, gt=0)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
@@ -75,6 +76,8 @@ class TrainSection(Section):
     precision: Literal["fp32", "autocast", "bf16", "fp16"] = "fp32"  # autocast: bf16 in computation, fp32 weights
     execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE) or one for all
     activation_checkpointing: bool = False
+    packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
+    compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
     log_every: int = Field(10, ge=1)  # updates
     checkpoint_every: int = Field(1000, ge=1)  # updates
     keep_checkpoints: int = Field(2, ge=1)
@@ -107,6 +110,7 @@ class EvalSection(Section):
 class TrackingSection(Section):
     wandb: Literal["off", "online", "offline"] = "off"
     project: str = "swep-ds"
+    group: str | None = None  # that wandb shows runs together under; a sweep gives its own name
 
     @field_validator("wandb", mode="before")
     @classmethod
@@ -154,6 +158,18 @@ class Recipe(Section):
             raise ValueError(
                 f"train.activation_checkpointing: {self.method.name} reads the model in evaluation mode, where "
                 "transformers keeps all activations: it would save nothing; set it to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _backbone(self) -> "Recipe":
+        for field in ("packing", "compile"):
+            if self.task == "generative" and getattr(self.train, field):
+                raise ValueError(f"train.{field}: is for extractive models: set it to false")
+        if self.train.packing and self.train.compile:
+            raise ValueError(
+                "train.compile: with train.packing every batch has other lengths, and would be compiled anew: set one "
+                "of them to false"
             )
         return self
 

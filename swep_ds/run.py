@@ -5,6 +5,8 @@ A recipe with `pretrain` goes that way twice: first on that data, as a run of it
 
 import gc
 import json
+import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +20,14 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
-from swep_ds.data.readers import Example, read_examples
-from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
+from swep_ds.data.readers import Example
+from swep_ds.data.splits import halves
 from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.results import Score, Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
-from swep_ds.export import export_model
+from swep_ds.examples import load_examples
+from swep_ds.export import NOISE, export_model, export_noise
 from swep_ds.files import write_atomically
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
@@ -32,7 +35,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import load_config
 from swep_ds.models.names import check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.recipe import HOLDOUT, DataSection, Recipe
+from swep_ds.recipe import Recipe
 from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.ds_config import QUIET, SPREAD, check_offload, read_ds_config, resolve_ds_config, zero_stage
@@ -41,6 +44,7 @@ from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker, peak_memory_bytes
 from swep_ds.writing import on_main, write_together
 
+log = logging.getLogger(__name__)
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
@@ -80,7 +84,8 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
     start = recipe.model.name
     if recipe.pretrain and not tags:
         start = str(pretrain(recipe, split, ds_config, folder, resume, say))
-    _run(recipe, prepare(split, ds_config, start), folder, tags, say)
+    tracker = _run(recipe, prepare(split, ds_config, start), folder, tags, say)
+    _report(folder, tracker, say)
 
 
 def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Callable[[str], None]) -> tuple[list[Path], Recipe]:
@@ -96,9 +101,12 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Callable[[str], N
     tags, split = ranks.gather(ranks.agree(take))[0]
     if split != recipe:
         micro, steps = split.train.micro_batch_size, split.train.gradient_accumulation_steps
+        tokens = split.train.max_tokens
+        whole = steps * ranks.world_size() * (1 if tokens else micro)
         say(
-            f"{folder.path} began with a global batch of {micro * steps * ranks.world_size()}: kept, on "
-            f"{ranks.world_size()} rank(s), by micro-batches of {micro} and an accumulation of {steps}"
+            f"{folder.path} began with a global batch of {whole}{f' x {tokens} positions' if tokens else ''}: kept, on "
+            f"{ranks.world_size()} rank(s), by micro-batches of {f'{tokens} positions' if tokens else micro} and an "
+            f"accumulation of {steps}"
         )
     return tags, split
 
@@ -123,7 +131,7 @@ def pretrain(
         except InputError as error:
             raise InputError(f"first stage (pretrain): {error}") from None
         write_together(on_main(lambda: folder.keep(batch)), folder.path)
-        _run(first, job, own, tags, say, to_train_on=True)
+        _run(first, job, own, tags, say, to_train_on=True).finish()
         del job
         gc.collect()  # the engine's reference cycles hold the device's memory
         get_accelerator().empty_cache()
@@ -140,8 +148,8 @@ def _run(
     say: Callable[[str], None],
     *,
     to_train_on: bool = False,
-) -> None:
-    """One stage, from the first undamaged one of `tags`, or from the start, to the results."""
+) -> Tracker:
+    """One stage, from the first undamaged one of `tags`, or from the start, to the results; its tracker to finish."""
     stage, updates = zero_stage(job.config), job.batches.updates
     setup, layout = _setup(recipe, job)
     check_alike(setup | layout)
@@ -150,16 +158,17 @@ def _run(
     say(
         f"training {recipe.method.name} on {job.questions} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{targets}): "
-        f"{updates} updates of {job.batches.global_batch}, ZeRO-{stage}, {ranks.world_size()} rank(s) "
+        f"{updates} updates of {job.batches.size}, ZeRO-{stage}, {ranks.world_size()} rank(s) "
         f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
     )
     engine = build_engine(job.objective, job.config, recipe.train, updates)
     try:
-        _carry_out(engine, job, recipe, folder, tags, say, to_train_on)
+        tracker = _carry_out(engine, job, recipe, folder, tags, say, to_train_on)
     except Ended:  # on all ranks; of any other exception they must hear first
         engine.destroy()
         raise
     engine.destroy()
+    return tracker
 
 
 def _carry_out(
@@ -170,7 +179,7 @@ def _carry_out(
     tags: list[Path],
     say: Callable[[str], None],
     to_train_on: bool,
-) -> None:
+) -> Tracker:
     updates, batch = job.batches.updates, Batch.of(recipe, job.batches.global_batch)
 
     def validate() -> Score:
@@ -201,12 +210,35 @@ def _carry_out(
         tracker.summary(scores)
     ranks.progress("export")
     export_model(engine, job.tokenizer, folder.model, recipe, scores, to_train_on)
+    export_noise(engine, folder.path / NOISE)
     found = results(recipe, job, folder, done, peak, selection, scores)
     write_together(on_main(lambda: write_results(folder.path, found)), folder.results)
     if ranks.is_main():
         if scores:
             print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
         say(f"model in {folder.model}, results in {folder.path / 'results.json'}")
+    return tracker
+
+
+def _report(folder: RunFolder, tracker: Tracker, say: Callable[[str], None]) -> None:
+    """Rank 0's last work, with the engine gone; the others wait at their common end. No fault of it is the run's."""
+    gc.collect()
+    get_accelerator().empty_cache()  # of the engine, as a model is loaded
+    ranks.progress("report")
+    if not ranks.is_main():
+        return
+    try:
+        from swep_ds.analysis.report import write_report  # not earlier: what fails here must not fail the run
+
+        report = write_report(folder.path)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        again = f"python scripts/report.py {shlex.quote(str(folder.path))}"
+        log.warning("no report.html (%s); the run is done, and `%s` makes it", reason, again)
+        tracker.finish()
+    else:
+        say(f"report in {folder.report}")
+        tracker.finish(report.html, report.tables)
 
 
 def _setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -225,7 +257,8 @@ def _setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
-    folder.results.unlink(missing_ok=True)  # those of an earlier start, perhaps with other settings for testing
+    for file in (folder.results, folder.report):
+        file.unlink(missing_ok=True)  # of an earlier start, perhaps with other settings for testing
     write_atomically(folder.path / "recipe.yaml", recipe.dump())
     write_atomically(folder.path / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
     folder.keep(batch)
@@ -311,6 +344,7 @@ def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, w
         features.dataset,
         Padding.of(tokenizer),
         micro_batch_size=settings.micro_batch_size,
+        max_tokens=settings.max_tokens,
         accumulation=settings.gradient_accumulation_steps,
         rank=rank,
         world_size=world_size,
@@ -341,7 +375,7 @@ def load_model(
         search = {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
         qa = GenerativeQA.load(source, **search, **how)
     else:
-        qa = ExtractiveQA.load(source, **how)
+        qa = ExtractiveQA.load(source, packed=recipe.train.packing, compiled=recipe.train.compile and weights, **how)
     if tokenizer is None:
         return qa
     check_vocabulary(tokenizer, qa.model, f"model.name {recipe.model.name}")
@@ -351,32 +385,6 @@ def load_model(
             f"data.max_length {recipe.data.max_length}: {recipe.model.name} takes at most {longest} tokens: lower it"
         )
     return qa
-
-
-def load_examples(
-    recipe: Recipe, training_source: str = "data.train"
-) -> tuple[list[Example], dict[str, list[Example]]]:
-    """Training examples, augmented samples last, and test examples by data set, held-out articles first."""
-    data: DataSection = recipe.data
-    training = _read(training_source, data.train, training=True)
-    tests: dict[str, list[Example]] = {}
-    if data.holdout_fraction:
-        training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
-    for name, source in data.eval.items():
-        tests[name] = _read(f"data.eval.{name}", source, training=False)
-    training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
-    if data.augmented:
-        training += samples_of(training, _read("data.augmented", data.augmented, training=True))
-    if data.max_eval_examples:
-        tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
-    return training, tests
-
-
-def _read(field: str, source: str, *, training: bool) -> list[Example]:
-    try:
-        return read_examples(source, training=training)
-    except InputError as error:
-        raise InputError(f"{field}: {error}") from None
 
 
 def results(

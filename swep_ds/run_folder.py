@@ -29,7 +29,7 @@ LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 2.0
 class Batch:
     """What an update takes, whatever the number of ranks, and how the recipe of the run's latest start splits it."""
 
-    windows: int  # over all ranks and micro-batches
+    windows: int  # over all ranks and micro-batches; with train.max_tokens the number of micro-batches
     micro_batch_size: int
     gradient_accumulation_steps: int
 
@@ -46,12 +46,13 @@ class Batch:
             InputError: the recipe itself now asks for another global batch, or the ranks cannot share this one evenly.
         """
         train = recipe.train
-        here = train.micro_batch_size * train.gradient_accumulation_steps * world_size
+        width = 1 if train.max_tokens else train.micro_batch_size
+        here = width * train.gradient_accumulation_steps * world_size
         if here == self.windows:
             return recipe
         if Batch.of(recipe, self.windows) != self:
             raise InputError(
-                f"train.micro_batch_size {train.micro_batch_size} x train.gradient_accumulation_steps "
+                f"{'' if train.max_tokens else f'train.micro_batch_size {width} x '}train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {here}, and the run "
                 f"began with {self.windows}: give factors of that, or train anew with another --output_dir"
             )
@@ -62,13 +63,16 @@ class Batch:
                 f"the run began with a global batch of {self.windows}, which {world_size} ranks cannot share evenly: "
                 f"start it on {fit} rank(s), or train anew with another --output_dir"
             )
-        micro = max(size for size in range(1, train.micro_batch_size + 1) if own % size == 0)
-        split = {"micro_batch_size": micro, "gradient_accumulation_steps": own // micro}
+        micro = max(size for size in range(1, width + 1) if own % size == 0)
+        split = {"gradient_accumulation_steps": own // micro}
+        if not train.max_tokens:
+            split["micro_batch_size"] = micro
         return recipe.model_copy(update={"train": train.model_copy(update=split)})
 
 
 class RunFolder:
-    """`recipe.yaml`, `ds_config.json`, `metrics.jsonl`, `checkpoints/`, `model/`, `predictions/`, `results.json`.
+    """`recipe.yaml`, `ds_config.json`, `metrics.jsonl`, `checkpoints/`, `model/`, `predictions/`, `results.json`,
+    `report.html`.
 
     `batch.json` beside them is a `Batch`: a run that comes back on other ranks has no other way to know.
 
@@ -80,6 +84,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.results = path / "results.json"
+        self.report = path / "report.html"
 
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
         """Locks the folder for this process; returns the checkpoints to go on from (`Checkpoints.load`), none to

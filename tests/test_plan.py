@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from swep_ds.errors import InputError
+from swep_ds.examples import load_examples
 from swep_ds.fitting import GIB, Devices
 from swep_ds.plan import plan
 from swep_ds.recipe import Recipe
-from swep_ds.run import load_examples, load_tokenizer, training_batches, training_features
+from swep_ds.run import load_tokenizer, training_batches, training_features
 from swep_ds.training.memory import States
 from tests.tiny_run import ROOT, execute, prepare
 

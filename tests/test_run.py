@@ -6,9 +6,10 @@ import pytest
 
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
+from swep_ds.examples import load_examples
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
-from swep_ds.run import OVERFLOWS_IN_FP16, load_examples, load_model
+from swep_ds.run import OVERFLOWS_IN_FP16, load_model
 from tests import tiny, tiny_models
 from tests.tiny_run import squad
 

@@ -271,6 +271,20 @@ def test_ranks_that_cannot_share_the_global_batch_learn_which_can():
     )
 
 
+def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches():
+    made = recipe(train__max_tokens=4096, train__gradient_accumulation_steps=2)
+    began = Batch.of(made, 8)  # on 4 ranks
+    assert began.keep(made, 4) == made
+    for world_size, steps in ((1, 8), (2, 4), (8, 1)):
+        kept = began.keep(made, world_size).train
+        assert kept == made.train.model_copy(update={"gradient_accumulation_steps": steps})
+    with pytest.raises(InputError, match=r"global batch of 8, which 3 ranks cannot share evenly"):
+        began.keep(made, 3)
+    more = recipe(train__max_tokens=4096, train__gradient_accumulation_steps=4)
+    with pytest.raises(InputError, match=r"^train\.gradient_accumulation_steps 4 x 4 rank\(s\) is a global batch of"):
+        began.keep(more, 4)
+
+
 def test_a_recipe_may_split_its_global_batch_anew_but_not_ask_for_another():
     began = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
     anew = recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2)

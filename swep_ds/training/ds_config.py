@@ -36,7 +36,7 @@ def resolve_ds_config(
     """Reads a ds_config file and completes it.
 
     Args:
-        source: path of the JSON file.
+        source: path of the JSON file; of one that a run left in its folder, what its recipe decided counts as "auto".
         micro_steps: engine micro-steps per batch (1 in `joint` execution, else the number of weighted passes).
         hidden_size: of the model; sizes ZeRO's "auto" buckets as transformers does.
         on_cpu: whether there is no accelerator.
@@ -61,6 +61,11 @@ def resolve_ds_config(
             "torch_autocast.enabled": (train.precision == "autocast", "train.precision"),
             "torch_autocast.dtype": ("bfloat16", "train.precision"),
         }
+    if train.compile and zero_stage(config) == 3:
+        faults.append(
+            "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, anew for "
+            "minutes: take ds_configs/zero2.json, or set it to false"
+        )
     if train.optimizer == "adafactor":
         if "optimizer" in config:
             faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
@@ -80,6 +85,9 @@ def resolve_ds_config(
             "optimizer.params.eps": (train.adam_epsilon, "train.adam_epsilon"),
             "optimizer.params.weight_decay": (train.weight_decay, "train.weight_decay"),
         }
+    if _left_by_a_run(Path(source)):
+        for field in given:
+            _drop(config, field)  # what that run's recipe decided, and here this one's does
     ours = {field.split(".")[0] for field in (*given, *BLOCKS)}
     for field in set(config) - ours:  # DeepSpeed passes over what it does not know: a misspelt stage would be stage 0
         if close := difflib.get_close_matches(field, ours, n=1, cutoff=0.85):
@@ -166,6 +174,11 @@ def read_ds_config(source: str) -> dict[str, Any]:
     return config
 
 
+def _left_by_a_run(path: Path) -> bool:
+    """Whether it is the resolved `ds_config.json` of a run's folder."""
+    return path.name == "ds_config.json" and path.with_name("batch.json").is_file()
+
+
 def zero_stage(config: dict[str, Any]) -> int:
     return config.get("zero_optimization", {}).get("stage", 0)
 
@@ -192,6 +205,13 @@ def _set(config: dict, field: str, value: Any) -> None:
     for section in sections:
         config = config.setdefault(section, {})
     config[leaf] = deepcopy(value)
+
+
+def _drop(config: dict, field: str) -> None:
+    *sections, leaf = field.split(".")
+    for section in sections:
+        config = config.get(section, {})
+    config.pop(leaf, None)
 
 
 def _autos(node: Any, prefix: str = "") -> list[str]:

@@ -1,14 +1,16 @@
 """What a run tells while it trains: a progress bar (plain lines where there is no terminal), metrics.jsonl,
 health.jsonl, wandb.
 
-Rank 0 alone writes; on the others a tracker does nothing.
+Rank 0 alone writes; on the others a tracker does nothing. Nothing that wandb does later than its start ends a run,
+and it is waited for no longer than `WANDB_START_SECONDS` and `WANDB_END_SECONDS`.
 """
 
 import json
 import logging
 import resource
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Done
 
 log = logging.getLogger(__name__)
+WANDB_START_SECONDS = 30  # for its server to answer, after 10 more for the log-in
+WANDB_END_SECONDS = 60  # for what is still to be sent; `wandb sync` sends the rest
 # (name in metrics.jsonl, name on screen, format)
 SHOWN = (
     ("loss", "loss", ".3f"),
@@ -44,8 +48,11 @@ SHOWN = (
 )
 
 
+Table = tuple[list[str], list[list[Any]]]  # columns, rows
+
+
 class Tracker:
-    """Context manager around the training loop.
+    """Context manager around the training loop; `finish` comes when all is done.
 
     Args:
         recipe: for the tracking section, and as wandb's config.
@@ -55,7 +62,7 @@ class Tracker:
         active: true on rank 0.
 
     Raises:
-        InputError: wandb is asked for but not installed, or cannot start.
+        InputError: wandb is asked for but not installed, or its settings let it not start.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, updates: int, before: Done, active: bool):
@@ -91,8 +98,8 @@ class Tracker:
                 self.progress.stop()
             self.metrics.close()
             self.health.close()
-            if self.wandb and (kind is None or issubclass(kind, Ended)):  # else others wait for word of it
-                self.wandb.finish(exit_code=int(kind is not None))
+            if self.wandb and kind and issubclass(kind, Ended):  # of others the ranks wait for word
+                self.wandb.finish(exit_code=1)
 
     def log(self, done: Done, means: dict[str, float], remark: str | None) -> None:
         """One line: losses and KL as means over the updates since the last line, the rest as of this update."""
@@ -119,7 +126,7 @@ class Tracker:
         if self.progress and done.updates == self.updates:
             self.progress.stop()
         if self.wandb:
-            self.wandb.log(line, step=done.updates)
+            self.wandb.log(line, done.updates)
 
     def log_health(self, update: int, line: dict[str, Any], remarks: Iterable[str]) -> None:
         """One line of every rank's numbers; `remarks` are on those that stand out."""
@@ -132,8 +139,13 @@ class Tracker:
     def summary(self, scores: Scores) -> None:
         """The scores after training, for wandb."""
         if self.active and self.wandb:
-            for name, one in scores.items():
-                self.wandb.summary.update({f"{name}/{key}": value for key, value in one.items()})
+            self.wandb.summary({f"{name}/{key}": value for name, one in scores.items() for key, value in one.items()})
+
+    def finish(self, page: str | None = None, tables: Mapping[str, Table] | None = None) -> None:
+        """Ends a run that is done. `page` is its report, an HTML document, for wandb, as are the tables by name."""
+        if self.active and self.wandb:
+            self.wandb.show(page, tables or {})
+            self.wandb.finish(exit_code=0)
 
 
 def peak_memory_bytes() -> int:
@@ -147,7 +159,7 @@ class Lines:
     """A file of JSON lines, cut back to the updates that are done; a full disk ends no run because of them."""
 
     def __init__(self, path: Path, before: Done):
-        kept = [json.dumps(line) + "\n" for line in _lines(path) if line["update"] <= before.updates]
+        kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
         write_atomically(path, "".join(kept))
         self.file, self.warned = path.open("a"), False
 
@@ -167,8 +179,8 @@ class Lines:
             self.warned = True
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """A run that was killed while writing may have left half a last line."""
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """JSON lines, none of no file; a run that was killed while writing may have left half a last one."""
     lines = []
     for text in path.read_text().splitlines() if path.is_file() else []:
         try:
@@ -178,7 +190,40 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _start_wandb(recipe: Recipe, folder: Path):
+class WandbRun:
+    """A run of wandb. What fails in it is told once, and missing there: the training goes on."""
+
+    def __init__(self, run):
+        self.run, self.warned = run, False
+
+    def log(self, line: dict[str, Any], update: int) -> None:
+        self._try(lambda: self.run.log(line, step=update))
+
+    def summary(self, values: dict[str, Any]) -> None:
+        self._try(lambda: self.run.summary.update(values))
+
+    def show(self, page: str | None, tables: Mapping[str, Table]) -> None:
+        def show() -> None:
+            import wandb
+
+            shown = {name: wandb.Table(columns=columns, data=rows) for name, (columns, rows) in tables.items()}
+            self.run.log(shown | ({"report": wandb.Html(page, inject=False)} if page else {}))
+
+        self._try(show)
+
+    def finish(self, exit_code: int) -> None:
+        self._try(lambda: self.run.finish(exit_code=exit_code))
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            if not self.warned:
+                log.warning("wandb fails, and may lack things from now on; the run goes on (%s)", _in_short(error))
+            self.warned = True
+
+
+def _start_wandb(recipe: Recipe, folder: Path) -> WandbRun | None:
     if recipe.tracking.wandb == "off":
         return None
     try:
@@ -189,18 +234,55 @@ def _start_wandb(recipe: Recipe, folder: Path):
         ) from None
     known = folder / "wandb_id"  # so that a resumed run goes on in the same place
     run_id = known.read_text() if known.is_file() else secrets.token_hex(4)
+    start = partial(
+        wandb.init,
+        project=recipe.tracking.project,
+        group=recipe.tracking.group,
+        job_type=recipe.method.name,
+        tags=[recipe.method.name],
+        dir=str(folder),
+        config=recipe.model_dump(mode="json"),
+        id=run_id,
+        resume="allow",
+        reinit="create_new",
+        settings=wandb.Settings(
+            init_timeout=WANDB_START_SECONDS, login_timeout=WANDB_START_SECONDS, finish_timeout=WANDB_END_SECONDS
+        ),
+    )
     try:
-        run = wandb.init(
-            project=recipe.tracking.project,
-            mode=recipe.tracking.wandb,
-            dir=str(folder),
-            config=recipe.model_dump(mode="json"),
-            id=run_id,
-            resume="allow",
-        )
-    except wandb.Error as error:
-        raise InputError(
-            f"tracking.wandb: wandb cannot start ({' '.join(str(error).split())[:200]}): set it to offline or off"
-        ) from None
+        run = start(mode=recipe.tracking.wandb)
+    except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+        raise _cannot_start(error) from None
+    except Exception as error:  # of a server that is not there they are of many kinds
+        if recipe.tracking.wandb == "offline":
+            raise _cannot_start(error) from None
+        run = _start_offline(wandb, start, error)
+    if run is None:
+        return None
     known.write_text(run_id)
+    return WandbRun(run)
+
+
+def _start_offline(wandb, start: Callable[..., Any], why: Exception):
+    """In place of a run whose server cannot be reached; None where that fails, too."""
+    try:
+        wandb.teardown()  # its service holds the run's id
+        run = start(mode="offline")
+    except Exception as error:
+        log.warning("wandb cannot start: this run goes untracked (%s; offline: %s)", _in_short(why), _in_short(error))
+        return None
+    log.warning(
+        "tracking.wandb: the server cannot be reached: this run is tracked offline; later send it with `wandb sync %s` "
+        "(%s)",
+        run.settings.sync_dir,
+        _in_short(why),
+    )
     return run
+
+
+def _cannot_start(error: Exception) -> InputError:
+    return InputError(f"tracking.wandb: wandb cannot start ({_in_short(error)}): set it to offline or off")
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

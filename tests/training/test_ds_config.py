@@ -22,13 +22,15 @@ TRAIN = {
 }
 
 
-def resolve(source: Path | str, precision="fp32", micro_steps=2, world_size=2, on_cpu=True, optimizer="adamw") -> dict:
+def resolve(
+    source: Path | str, precision="fp32", micro_steps=2, world_size=2, on_cpu=True, optimizer="adamw", compile=False
+) -> dict:
     recipe = Recipe.model_validate(
         {
             "model": {"name": "m"},
             "method": {"name": "swep"},
             "data": {"train": "t", "eval": {"x": "y"}},
-            "train": TRAIN | {"precision": precision, "optimizer": optimizer},
+            "train": TRAIN | {"precision": precision, "optimizer": optimizer, "compile": compile},
         }
     )
     return resolve_ds_config(
@@ -182,6 +184,12 @@ def test_adafactor_and_an_optimizer_of_the_ds_config_contradict(write):
     config = {"optimizer": {"type": "AdamW"}}
     assert "optimizer: the recipe's train.optimizer is adafactor" in message(write(config), optimizer="adafactor")
     assert "optimizer" not in resolve(write({}), optimizer="adafactor")
+
+
+def test_a_compiled_model_needs_whole_weights(write):
+    config = {"zero_optimization": {"stage": 3}}
+    assert "train.compile: ZeRO-3 gathers weights" in message(write(config), compile=True)
+    assert resolve(write({"zero_optimization": {"stage": 2}}), compile=True)
 
 
 def test_missing_file():

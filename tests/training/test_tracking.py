@@ -1,14 +1,21 @@
-"""Lines of metrics: cut back to where the run stands, and late rather than lost where the disk is full."""
+"""Lines of metrics: cut back to where the run stands, and late rather than lost where the disk is full. wandb: never
+in the way of a run."""
 
 import json
 import resource
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from swep_ds.errors import Stopped
-from swep_ds.training import tracking
+from swep_ds.errors import InputError, Stopped
+from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Done
 from swep_ds.training.tracking import Lines, Tracker
+
+LINE = Done(updates=1, windows=8, tokens=80, seconds=2.0)
+SCORES = {"test": {"exact_match": 50.0, "f1": 60.0, "total": 2}}
+TABLES = {"scores": (["data set", "F1"], [["test", 60.0]])}
 
 
 def updates(path) -> list[int]:
@@ -42,11 +49,160 @@ def test_a_full_disk_delays_lines_and_says_so_once(tmp_path, caplog):
     assert caplog.text.count("lines are missing until it can be written again (File too large)") == 1
 
 
-@pytest.mark.parametrize(("error", "told"), [(None, [0]), (Stopped(), [1]), (ZeroDivisionError(), [])])
-def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, monkeypatch, error, told):
-    finished = []
-    run = type("Run", (), {"finish": lambda _, exit_code: finished.append(exit_code)})()
-    monkeypatch.setattr(tracking, "_start_wandb", lambda *_: run)
-    tracker = Tracker(None, tmp_path, 10, Done(), active=True)
+def recipe(mode: str, *overrides: str) -> Recipe:
+    chosen = [f"tracking.wandb={mode}", "tracking.group=a sweep", "method.name=prior_aug", "seed=7", *overrides]
+    return Recipe.load("quickstart", chosen)
+
+
+def whole_run(mode: str, folder) -> Tracker:
+    """What a run tells its tracker."""
+    with Tracker(recipe(mode), folder, 1, Done(), active=True) as tracker:
+        tracker.log(LINE, {"loss": 1.0}, None)
+        tracker.summary(SCORES)
+    tracker.finish("<p>report</p>", TABLES)
+    return tracker
+
+
+class Fake:
+    """A module `wandb` and the run that it starts, which fail as told."""
+
+    class errors:
+        class Error(Exception):
+            pass
+
+        class CommError(Error):
+            pass
+
+        class AuthenticationError(CommError):
+            pass
+
+        class UsageError(Error):
+            pass
+
+    def __init__(self, at_start: dict[str, Exception], later: Exception | None = None):
+        self.at_start, self.later, self.started, self.calls = at_start, later, [], []
+        self.summary, self.settings = SimpleNamespace(update=self.told("summary")), SimpleNamespace(sync_dir="SYNC_DIR")
+        self.log, self.finish, self.teardown = (self.told(name) for name in ("log", "finish", "teardown"))
+
+    def told(self, name: str):
+        def call(*values, **named):
+            self.calls.append((name, values, named))
+            if self.later and name != "teardown":
+                raise self.later
+
+        return call
+
+    def init(self, **settings):
+        self.started.append(settings)
+        if fault := self.at_start.get(settings["mode"]):
+            raise fault
+        return self
+
+    Settings = staticmethod(lambda **values: values)
+    Table = staticmethod(lambda columns, data: (columns, data))
+    Html = staticmethod(lambda page, inject: page)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    def make(*faults) -> Fake:
+        made = Fake(*faults)
+        monkeypatch.setitem(sys.modules, "wandb", made)
+        return made
+
+    return make
+
+
+def test_a_run_is_told_with_its_group_its_method_and_all_that_it_found(tmp_path, fake):
+    wandb = fake({})
+    whole_run("online", tmp_path)
+    [start] = wandb.started
+    known = {name: start[name] for name in ("mode", "project", "group", "job_type", "tags", "dir")}
+    assert known == {
+        "mode": "online",
+        "project": "swep-ds",
+        "group": "a sweep",
+        "job_type": "prior_aug",
+        "tags": ["prior_aug"],
+        "dir": str(tmp_path),
+    }
+    assert start["config"]["seed"] == 7
+    assert 0 < start["settings"]["init_timeout"] <= 60
+    assert 0 < start["settings"]["finish_timeout"] <= 60
+    (_, [line], step), (_, [summary], _), (_, [shown], _), (_, _, end) = wandb.calls
+    assert (line["loss"], step) == (1.0, {"step": 1})
+    assert summary == {"test/exact_match": 50.0, "test/f1": 60.0, "test/total": 2}
+    assert shown == {"scores": TABLES["scores"], "report": "<p>report</p>"}
+    assert end == {"exit_code": 0}
+    whole_run("online", tmp_path)
+    assert wandb.started[1]["id"] == start["id"]  # a resumed run goes on in the same place
+
+
+def test_what_fails_in_wandb_after_its_start_is_told_once_and_fails_no_run(tmp_path, fake, caplog):
+    wandb = fake({}, RuntimeError("the service\nis gone"))
+    whole_run("offline", tmp_path)
+    assert [name for name, *_ in wandb.calls] == ["log", "summary", "log", "finish"]
+    [record] = caplog.records
+    assert record.getMessage().count("RuntimeError: the service is gone") == 1
+    assert "\n" not in record.getMessage()
+    assert updates(tmp_path / "metrics.jsonl") == [1]
+
+
+@pytest.mark.parametrize("fault", [Fake.errors.CommError("timed out"), ConnectionError("refused")])
+def test_a_server_that_cannot_be_reached_leaves_a_run_offline_and_says_how_to_send_it(tmp_path, fake, caplog, fault):
+    wandb = fake({"online": fault})
+    whole_run("online", tmp_path)
+    assert [start["mode"] for start in wandb.started] == ["online", "offline"]
+    assert [name for name, *_ in wandb.calls] == ["teardown", "log", "summary", "log", "finish"]
+    [record] = caplog.records
+    assert f"wandb sync SYNC_DIR` ({type(fault).__name__}: {fault})" in record.getMessage()
+
+
+def test_where_offline_fails_as_well_a_run_goes_untracked(tmp_path, fake, caplog):
+    fake({"online": Fake.errors.CommError("timed out"), "offline": OSError("no room")})
+    assert whole_run("online", tmp_path).wandb is None
+    assert "goes untracked (CommError: timed out; offline: OSError: no room)" in caplog.text
+    assert updates(tmp_path / "metrics.jsonl") == [1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault"),
+    [
+        ("online", Fake.errors.UsageError("no API key")),
+        ("online", Fake.errors.AuthenticationError("bad key")),
+        ("offline", Fake.errors.Error("no")),
+    ],
+)
+def test_what_the_user_can_mend_ends_a_run_before_it_trains(tmp_path, fake, mode, fault):
+    wandb = fake({mode: fault})
+    with pytest.raises(InputError, match=rf"^tracking\.wandb: wandb cannot start \(.*{fault}\): set it to"):
+        whole_run(mode, tmp_path)
+    assert len(wandb.started) == 1
+    assert not (tmp_path / "wandb_id").exists()
+
+
+def test_wandb_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"wandb is not installed: pip install 'swep-ds\[wandb\]'"):
+        whole_run("offline", tmp_path)
+
+
+@pytest.mark.parametrize(("error", "told"), [(None, []), (Stopped(), [1]), (ZeroDivisionError(), [])])
+def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, fake, error, told):
+    wandb = fake({})
+    tracker = Tracker(recipe("offline"), tmp_path, 10, Done(), active=True)
     tracker.__exit__(error and type(error), error, None)
-    assert finished == told
+    assert [named["exit_code"] for name, _, named in wandb.calls if name == "finish"] == told
+
+
+@pytest.mark.slow
+def test_offline_wandb_writes_files_and_connects_to_nobody(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    whole_run("offline", tmp_path)
+    [file] = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert file.stat().st_size > 0
+    [page] = (tmp_path / "wandb").glob("offline-run-*/files/media/html/*.html")
+    assert page.read_text() == "<p>report</p>"
+    assert len(list((tmp_path / "wandb").glob("offline-run-*/files/media/table/scores*.json"))) == 1

@@ -1,0 +1,32 @@
+"""Makes a run's report again, from its folder alone: one HTML page that needs nothing beside it.
+
+    python scripts/report.py runs/quickstart-swep-seed0
+    python scripts/report.py RUN --against MLE_RUN --output report.html     # with the answers that changed against it
+
+A run writes its report.html itself when it is done; of one that is not, the page shows how far it is.
+Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+"""
+
+import argparse
+from pathlib import Path
+
+from swep_ds.command import main
+
+
+def report() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a run's folder")
+    parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a run on the same data sets, as of MLE")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the run's folder")
+    arguments = parser.parse_args()
+
+    from swep_ds.analysis.report import write_report  # after the arguments: these imports take seconds
+    from swep_ds.distributed import process_group
+
+    with process_group():
+        write_report(arguments.run, arguments.against, arguments.output)
+    print(f"report in {arguments.output or arguments.run / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main(report)
