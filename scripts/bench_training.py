@@ -1,13 +1,17 @@
-"""Times an update of several methods on the same batches, and measures their peak memory.
+"""Times updates of several methods and of the published procedure on the same windows, with their peak memory, and
+takes the time of the training loop apart.
 
     python scripts/bench_training.py --recipe new_wikipedia --set model.name=ENCODER --set data.train=FILE.json.gz
     python scripts/bench_training.py --methods all --updates 20 --json FILE
+    torchrun --nproc_per_node 2 scripts/bench_training.py --loop
+    python scripts/bench_training.py --scaling --json FILE
 
-Prints a table with ratios to the first method; --json FILE keeps it. Exit codes as scripts/train.py.
+`published` is the published code's three-pass update, in float32 without an engine: once on the batches of all
+others, which hold windows of like length, and once on random batches of the same windows, as that code trains.
+Prints tables; --json FILE keeps them. Exit codes as scripts/train.py.
 """
 
 import argparse
-import itertools
 import json
 from pathlib import Path
 
@@ -16,7 +20,9 @@ from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
 
-DEFAULT = ("mle", "swep:split", "swep:joint")
+PUBLISHED = "published"
+LOOPS = ("mle", "swep:split", "swep:joint")
+DEFAULT = (*LOOPS, PUBLISHED)
 # SSMBA's updates are MLE's, on more data
 ALL = [name for name in METHODS if name != "ssmba"]
 
@@ -29,64 +35,56 @@ def bench() -> None:
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=DEFAULT,
         metavar="NAME[:EXECUTION]",
-        help=f"methods, or all; execution is split or joint (default: split) (default: {' '.join(DEFAULT)})",
+        help=f"methods, all of them, or {PUBLISHED}; execution is split or joint (default: split) "
+        f"(default: {' '.join(DEFAULT)})",
     )
     parser.add_argument("--updates", type=int, default=30, help="counted updates of each (default: 30)")
     parser.add_argument("--warmup", type=int, default=3, help="updates before those (default: 3)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
+    what.add_argument("--scaling", action="store_true", help="that on 1 and 2 ranks, and a model of more")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
     if arguments.updates < 2 or arguments.warmup < 0:
         raise InputError("--updates must be at least 2, and --warmup not negative")
+    if arguments.scaling and arguments.methods:
+        raise InputError("--scaling compares mle, swep:split and swep:joint: leave --methods out")
+    chosen = arguments.methods or (LOOPS if arguments.loop or arguments.scaling else DEFAULT)
+    names = [name for word in chosen for name in (ALL if word == "all" else [word])]
+    recipes = {name: recipe_of(arguments, name) for name in names}
+
+    from swep_ds import benchmarks  # after the arguments: these imports take seconds
+
+    options = {"updates": arguments.updates, "warmup": arguments.warmup}
+    if arguments.scaling:
+        sets = [word for one in arguments.set for word in ("--set", one)]
+        numbers = [word for name, number in options.items() for word in (f"--{name}", str(number))]
+        named = ["--recipe", arguments.recipe, "--ds_config", arguments.ds_config]
+        found = benchmarks.rank_by_rank([__file__, "--loop", *named, *sets, *numbers])
+    elif arguments.loop:
+        found = benchmarks.loops(recipes, arguments.ds_config, **options)
+    else:
+        found = benchmarks.side_by_side(recipes, arguments.ds_config, PUBLISHED, **options)
+    if arguments.json and found:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
+    """With one batch for every update there may be."""
     count = arguments.warmup + arguments.updates
-    fixed = [f"train.max_updates={count}", "train.gradient_accumulation_steps=1"]
-    recipes = {}
-    for name in itertools.chain.from_iterable(ALL if word == "all" else [word] for word in arguments.methods):
-        method, _, execution = name.partition(":")
-        if method == "ssmba":
-            raise InputError(f"--methods {name}: ssmba's update is mle's: measure mle")
-        choice = [*arguments.set, f"method.name={method}", f"train.execution={execution or 'split'}"]
-        recipes[name] = Recipe.load(arguments.recipe, [*choice, *fixed])
-
-    from swep_ds import distributed  # after the arguments: these imports take seconds
-    from swep_ds.run import prepare
-    from swep_ds.training.benchmark import contend, measure, report
-    from swep_ds.training.ds_config import zero_stage
-    from swep_ds.training.engine import build_engine
-
-    with distributed.process_group():
-        contenders = []
-        for name, recipe in recipes.items():
-            if not contenders:  # the same batches for all
-                job = prepare(recipe, arguments.ds_config)
-                if len(job.batches) < count or distributed.world_size() > 1:
-                    raise InputError(
-                        f"{len(job.batches)} batches for {count} updates on {distributed.world_size()} rank(s): the "
-                        "benchmark needs one rank and a batch for each; lower --updates or raise train.epochs"
-                    )
-                batches = [job.batches[number].to(distributed.device()) for number in range(len(job.batches))]
-                largest = max(batches, key=lambda batch: batch.input_ids.numel())
-
-            def make(recipe=recipe):
-                own = prepare(recipe, arguments.ds_config)
-                return build_engine(own.objective, own.config, recipe.train, count)
-
-            contenders.append(contend(name, make, recipe.train.execution, largest))
-        measure(contenders, batches, arguments.warmup)
-        if distributed.is_main():
-            figures = report(
-                contenders,
-                batches,
-                arguments.warmup,
-                model=recipe.model.name,
-                micro_batch_size=recipe.train.micro_batch_size,
-                precision=recipe.train.precision,
-                zero_stage=zero_stage(job.config),
-            )
-            if arguments.json:
-                arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    fixed = [f"train.max_updates={count}", "train.gradient_accumulation_steps=1", "tracking.wandb=off"]
+    if name == PUBLISHED:
+        if arguments.loop:
+            raise InputError(f"--methods {name}: it has no training loop: leave --loop out")
+        plain = ["method.name=mle", "train.precision=fp32", "train.packing=false", "train.compile=false"]
+        return Recipe.load(arguments.recipe, [*arguments.set, *fixed, *plain])
+    method, _, execution = name.partition(":")
+    if method == "ssmba":
+        raise InputError(f"--methods {name}: ssmba's update is mle's: measure mle")
+    own = [f"method.name={method}", f"train.execution={execution or 'split'}"]
+    return Recipe.load(arguments.recipe, [*arguments.set, *own, *fixed])
 
 
 if __name__ == "__main__":

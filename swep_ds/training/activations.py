@@ -76,7 +76,7 @@ def count_activations(
             stack.enter_context(_FusedAttention())
         objective = objective.to_empty(device="cpu")
         stack.enter_context(ledger := _Ledger(objective))
-        batch = Batch(*(None if field is None else torch.empty_like(field) for field in batch))
+        batch = Batch(*(torch.empty_like(field) if isinstance(field, Tensor) else field for field in batch))
         autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
         steps = objective.micro_steps(train.execution)
         carried = None

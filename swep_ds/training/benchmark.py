@@ -2,9 +2,10 @@
 
 Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
 speed drifts slows all of them alike. Memory is what tensors hold from the moment the model is loaded: weights,
-gradients and optimizer state after the first update (`state_bytes`), and the highest point during the next one
-(`peak_bytes`); on CPU from the profiler's allocation events, on a GPU from the allocator. What the interpreter and
-libraries take is left out: it is the same for all and would hide differences.
+gradients and optimizer state after the first update (`state_bytes`), and the highest point during the next ones
+(`peak_bytes`), on the largest batch of an epoch, which sets a run's peak; on CPU from the profiler's allocation
+events, on a GPU from the allocator. What the interpreter and libraries take is left out: it is the same for all and
+would hide differences.
 """
 
 import gc
@@ -19,36 +20,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
+from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from swep_ds import distributed as ranks
-from swep_ds.data.batches import Batch
-from swep_ds.evaluation.results import versions
+from swep_ds.data.batches import Batch, TrainingBatches
+from swep_ds.training.flops import Flops, count, peak_flops
+from swep_ds.training.published import PlainTraining
 
-WIDTH = 150  # of the printed table
+Update = Callable[[Batch, int], None]
 
 
 @dataclass
 class Contender:
     """One way to train: `update` runs a whole optimizer step on a batch.
 
-    passes: of the method's list. forwards: of the model in an update, those inside a perturbation among them.
+    forwards: of the model in an update, those inside a perturbation among them.
     extra_parameters: the method's own, beside the model's.
+    engine: DeepSpeed's; None = PyTorch alone.
     """
 
     name: str
-    passes: int
     forwards: int
     extra_parameters: int
-    update: Callable[[Batch, int], None]
+    flops: Flops
+    update: Update
     state_bytes: int
     peak_bytes: int
+    engine: Any = None
+    batches: list[Batch] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 
-def engine_update(engine, execution: str) -> Callable[[Batch, int], None]:
+def engine_update(engine, execution: str) -> Update:
     """An update of a method under the engine, as the training loop runs it; the engine's accumulation is 1 batch."""
     micro_steps = engine.module.micro_steps(execution)
     parts: Sequence[int | None] = [None] if execution == "joint" else range(micro_steps)
@@ -66,41 +71,66 @@ def engine_update(engine, execution: str) -> Callable[[Batch, int], None]:
 def contend(name: str, make: Callable[[], Any], execution: str, batch: Batch) -> Contender:
     """Builds a contender and measures its memory on a batch. `make` loads the model and returns its engine."""
 
-    def build() -> tuple[Any, Callable[[Batch, int], None]]:
+    def build() -> tuple[Any, Update]:
         engine = make()
         engine.train()
         return engine, engine_update(engine, execution)
 
+    engine, update, state, peak = _memory(build, batch)
+    return _contender(name, engine.module, update, state, peak, batch, engine=engine)
+
+
+def contend_plain(name: str, make: Callable[[], PlainTraining], batch: Batch) -> Contender:
+    """The same for a training without engine."""
+
+    def build() -> tuple[PlainTraining, Update]:
+        training = make()
+        return training, training.update
+
+    training, update, state, peak = _memory(build, batch)
+    return _contender(name, training.loss, update, state, peak, batch)
+
+
+def _contender(name: str, root: nn.Module, update: Update, state: int, peak: int, batch: Batch, **more) -> Contender:
+    forwards = []
+    hook = root.qa.register_forward_hook(lambda *_: forwards.append(1))
+    flops = count(root, root.qa, update, batch)
+    hook.remove()
+    extra = sum(getattr(p, "ds_numel", p.numel()) for p in root.method.parameters())  # ZeRO-3 partitions them
+    return Contender(name, len(forwards), extra, flops, update, state, peak, **more)
+
+
+def largest_batch(batches: TrainingBatches) -> Batch:
+    """Of the first epoch, in positions."""
+
+    def positions(update: int) -> int:
+        rows = batches.windows(update)
+        return len(rows) * int(batches.lengths[rows].max())
+
+    return batches[max(range(batches.updates_per_epoch), key=positions) * batches.accumulation]
+
+
+def _memory(build: Callable[[], tuple[Any, Update]], batch: Batch) -> tuple[Any, Update, int, int]:
+    """What `build` makes, bytes that it holds after an update, and the most during the next ones."""
     gc.collect()  # else what the contender before left would be freed, and subtracted, in this one's account
     if torch.cuda.is_available():
         before = torch.cuda.memory_allocated()
-        engine, update = build()
+        made, update = build()
         update(batch, 0)
         torch.cuda.synchronize()
         state = torch.cuda.memory_allocated() - before
         torch.cuda.reset_peak_memory_stats()
         update(batch, 1)
         torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - before
-    else:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-            engine, update = build()
-            update(batch, 0)
-            with record_function("measured updates"):
-                for number in range(1, 4):
-                    update(batch, number)
-            update(batch, 4)
-        state, peak = _recorded_bytes(recorded)
-    method = engine.module.method
-    return Contender(
-        name,
-        passes=len(method.passes(0.0)),
-        forwards=_forwards(engine, lambda: update(batch, 5)),
-        extra_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in method.parameters()),  # ZeRO-3 partitions them
-        update=update,
-        state_bytes=state,
-        peak_bytes=peak,
-    )
+        return made, update, state, torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        made, update = build()
+        update(batch, 0)
+        with record_function("measured updates"):
+            for number in range(1, 4):
+                update(batch, number)
+        update(batch, 4)
+    return made, update, *_recorded_bytes(recorded)
 
 
 def _recorded_bytes(recorded: profile) -> tuple[int, int]:
@@ -122,7 +152,8 @@ def _recorded_bytes(recorded: profile) -> tuple[int, int]:
     unseen = set()
     for number, (_, address, size) in enumerate(blocks):
         if size < 0:
-            live.pop(address, None)
+            if live.pop(address, None) is None:  # what was there before the recording is not of this contender
+                unseen.add(number)
             continue
         if address in live:
             unseen.add(live[address])
@@ -134,86 +165,88 @@ def _recorded_bytes(recorded: profile) -> tuple[int, int]:
     return state, max(itertools.accumulate((size for time_, size in kept if start <= time_ < end), initial=state))
 
 
-def _forwards(engine, update: Callable[[], None]) -> int:
-    """How often an update runs the model forward."""
-    calls = []
-    hook = engine.module.qa.register_forward_hook(lambda *_: calls.append(1))
-    update()
-    hook.remove()
-    return len(calls)
-
-
-def measure(contenders: list[Contender], batches: list[Batch], warmup: int) -> None:
-    """Runs all contenders over the batches in turns; the first `warmup` batches are not counted."""
-    for number, batch in enumerate(batches):
+def measure(contenders: list[Contender], warmup: int) -> None:
+    """Runs each contender over its batches, in turns; the first `warmup` batches are not counted."""
+    for number in range(len(contenders[0].batches)):
         for contender in contenders:
             ranks.synchronize()
             began = time.perf_counter()
-            contender.update(batch, number)
+            contender.update(contender.batches[number], number)
             ranks.synchronize()
             if number >= warmup:
                 contender.seconds.append(time.perf_counter() - began)
 
 
-def report(contenders: list[Contender], batches: list[Batch], warmup: int, **about: Any) -> dict[str, Any]:
-    """Prints the table, each figure beside its ratio to the first contender, and returns it for JSON."""
-    counted = batches[warmup:]
-    windows = sum(len(batch.input_ids) for batch in counted)
-    tokens = sum(int(batch.attention_mask.sum()) for batch in counted)
-    positions = sum(batch.input_ids.numel() for batch in counted)
-    base = contenders[0]
-    rows = []
+def figures(contenders: list[Contender], warmup: int, precision: str) -> list[dict[str, Any]]:
+    """A row for each contender, with ratios to the first one; times of whom ran other batches have no ratio."""
+    base, rows = contenders[0], []
     for one in contenders:
-        ratios = [a / b for a, b in zip(one.seconds, base.seconds, strict=True)]
+        counted = one.batches[warmup:]
+        lengths = [batch.attention_mask.sum(1).tolist() for batch in counted]
+        windows, tokens = sum(map(len, lengths)), sum(map(sum, lengths))
+        seconds = sum(one.seconds)
         rows.append(
             {
                 "name": one.name,
-                "passes": one.passes,
                 "forwards": one.forwards,
                 "extra_parameters": one.extra_parameters,
                 "median_update_seconds": statistics.median(one.seconds),
-                "time_ratio": statistics.median(ratios),
-                "time_ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
-                "samples_per_second": windows / sum(one.seconds),
-                "tokens_per_second": tokens / sum(one.seconds),
+                "time_ratio": None,
+                "time_ratio_quartiles": None,
+                "samples_per_second": windows / seconds,
+                "tokens_per_second": tokens / seconds,
+                "padding": 1 - tokens / sum(batch.input_ids.numel() for batch in counted),
                 "state_bytes": one.state_bytes,
                 "peak_bytes": one.peak_bytes,
                 "memory_ratio": one.peak_bytes / base.peak_bytes,
                 "activation_ratio": (one.peak_bytes - one.state_bytes) / (base.peak_bytes - base.state_bytes),
             }
         )
-    table = Table(title=f"{len(counted)} updates each, in turns; medians; padding {1 - tokens / positions:.1%}")
-    table.add_column("", no_wrap=True)
-    for title in (
-        "passes",
-        "forwards",
-        "extra params",
-        "ms/update",
-        f"x {base.name}",
-        "quartiles",
-        "samples/s",
-        "state MiB",
-        "peak MiB",
-        f"x {base.name}",
-        "above state",
-    ):
-        table.add_column(title, justify="right")
+        if one.batches is base.batches:
+            ratios = [a / b for a, b in zip(one.seconds, base.seconds, strict=True)]
+            rows[-1] |= {"time_ratio": statistics.median(ratios)}
+            rows[-1] |= {"time_ratio_quartiles": statistics.quantiles(ratios, n=4)[::2]}
+        if torch.cuda.is_available():
+            peak = peak_flops(torch.cuda.get_device_name(), "fp32" if one.engine is None else precision)
+            needed = sum(map(one.flops.of, lengths))
+            rows[-1] |= {"flops_per_second": needed / seconds, "utilisation": peak and needed / seconds / peak}
+    return rows
+
+
+def table(rows: list[dict[str, Any]], updates: int, positions: Sequence[int]) -> Table:
+    """Each figure of `figures` beside its ratio to the first row's."""
+    base = rows[0]["name"]
+    title = f"{updates} updates each, in turns; medians; peak memory on {positions[0]} windows of {positions[1]} tokens"
+    shown = Table(title=title)
+    shown.add_column("", no_wrap=True)
+    titles = ["forwards", "extra params", "ms/update", f"x {base}", "quartiles", "samples/s", "tokens/s", "padding"]
+    titles += ["state MiB", "peak MiB", f"x {base}", "above state"]
+    measured = "utilisation" in rows[0]
+    for name in (*titles, "TFLOP/s", "of peak") if measured else titles:
+        shown.add_column(name, justify="right")
     for row in rows:
-        low, high = row["time_ratio_quartiles"]
-        table.add_row(
+        low, high = row["time_ratio_quartiles"] or (None, None)
+        cells = [
             row["name"],
-            str(row["passes"]),
             str(row["forwards"]),
             f"{row['extra_parameters']:,}",
             f"{1000 * row['median_update_seconds']:.1f}",
-            f"{row['time_ratio']:.3f}",
-            f"{low:.2f}-{high:.2f}",
+            "" if low is None else f"{row['time_ratio']:.3f}",
+            "" if low is None else f"{low:.2f}-{high:.2f}",
             f"{row['samples_per_second']:.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['padding']:.1%}",
             f"{row['state_bytes'] / 2**20:.0f}",
             f"{row['peak_bytes'] / 2**20:.0f}",
             f"{row['memory_ratio']:.3f}",
             f"{row['activation_ratio']:.3f}",
-        )
-    Console(width=WIDTH).print(table)
-    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
-    return {"hardware": hardware, "versions": versions(), **about, "padding": 1 - tokens / positions, "rows": rows}
+        ]
+        if measured:
+            share = row["utilisation"]
+            cells += [f"{row['flops_per_second'] / 1e12:.1f}", "not known" if share is None else f"{share:.1%}"]
+        shown.add_row(*cells)
+    return shown
+
+
+def hardware() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"

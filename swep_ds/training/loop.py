@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from signal import Signals
 from typing import Any
@@ -20,6 +21,7 @@ from swep_ds.stalls import ranks_of
 from swep_ds.stop_signals import GO_ON, request
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.health import Health, Outliers, Stopwatch, columns
+from swep_ds.training.prefetch import prefetch
 from swep_ds.training.stopping import stop_vote
 from swep_ds.training.tracking import Tracker
 
@@ -52,10 +54,7 @@ def train(
     objective, device = engine.module, ranks.device()
     micro_steps = objective.micro_steps(settings.execution)
     parts = [None] if settings.execution == "joint" else range(micro_steps)
-    loader = torch.utils.data.DataLoader(
-        batches, batch_size=None, sampler=range(before.updates * batches.accumulation, len(batches))
-    )
-    micro_batches = iter(loader)
+    ahead = prefetch(batches, before.updates * batches.accumulation, device)
     meter, watch = Meter(batches.accumulation, before.unlogged), Stopwatch()
     outliers = Outliers(forward=engine.zero_optimization_stage() < 3)
     engine.train()
@@ -63,7 +62,7 @@ def train(
     done = before
     began = time.perf_counter() - before.seconds
     ranks.watch_stalls(settings.stall_seconds)
-    with stop_vote() as vote:
+    with stop_vote() as vote, closing(ahead) as micro_batches:
         ranks.wait_long()  # in the groups that DeepSpeed has made by now, too
         for update in range(before.updates, batches.updates):
             number, last = update + 1, update + 1 == batches.updates
@@ -75,7 +74,7 @@ def train(
             for _ in range(batches.accumulation):
                 ranks.progress(f"update {number}, data")
                 with watch.data():
-                    batch, carried = next(micro_batches).to(device), None
+                    batch, carried = next(micro_batches), None
                 seen = {"loss": torch.zeros((), device=device)}
                 for part in parts:
                     ranks.progress(f"update {number}, forward")

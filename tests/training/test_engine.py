@@ -252,6 +252,20 @@ def test_statistics_do_not_depend_on_the_split(made, reference):
                 assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=3e-5), key
 
 
+def test_changed_words_and_the_saved_generator_are_the_same_at_every_stage(made):
+    for name in ("split", "joint"):
+        one, other = (made[f"zero{stage}-{name}", 2] for stage in (0, 3))
+        shares = [[line["words_changed"] for line in metrics(run)] for run in (one, other)]
+        np.testing.assert_allclose(*shares, atol=0.03)  # a tie may fall either way
+        assert max(shares[0]) > 0
+        generators = [load_file(run / "noise.safetensors") for run in (one, other)]
+        assert set(generators[0]) == {
+            f"noise.{layer}.{kind}" for layer in ("inner", "outer") for kind in ("weight", "bias")
+        }
+        assert_same_weights(*generators)
+    assert not (made["mle", 2] / "noise.safetensors").exists()
+
+
 def test_loss_is_its_parts(made):
     for line in metrics(made["zero0-prior_aug", 2]):
         assert line["loss"] == pytest.approx((line["nll_clean"] + line["nll_noisy"]) / 2, rel=1e-6)

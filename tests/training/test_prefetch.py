@@ -1,0 +1,57 @@
+"""Batches made ahead are the batches; no timing is judged."""
+
+import threading
+
+import pytest
+import torch
+
+from swep_ds.data.batches import Batch
+from swep_ds.training.prefetch import AHEAD, prefetch
+from tests.data.test_batches import ranks, windows
+
+CPU = torch.device("cpu")
+
+
+def same(one: Batch, other: Batch) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+@pytest.mark.parametrize("first", [0, 5, 29, 30])
+def test_they_are_those_of_the_data_set_in_its_order(first):
+    [batches] = ranks(windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
+    [asked] = ranks(windows(19), micro=2, epochs=3)
+    expected = [asked[number] for number in range(first, 30)]
+    made = []
+    for number, one in enumerate(prefetch(batches, first, CPU)):
+        made.append(one)
+        # the caller's epoch is another one than the thread's, which makes the next batches meanwhile
+        assert batches.windows(first + number).tolist() == asked.windows(first + number).tolist()
+    assert len(made) == len(expected)
+    assert all(same(one, other) for one, other in zip(made, expected, strict=True))
+
+
+def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread():
+    [batches] = ranks(windows(40), micro=2)
+    asked = []
+
+    class Noted(type(batches)):
+        def __getitem__(self, number):
+            asked.append(number)
+            return super().__getitem__(number)
+
+    batches.__class__ = Noted
+    before = threading.active_count()
+    made = prefetch(batches, 0, CPU)
+    for _ in range(3):
+        next(made)
+    made.close()
+    assert threading.active_count() == before
+    assert asked == list(range(3 + AHEAD))
+
+
+def test_what_goes_wrong_in_the_thread_is_the_callers():
+    [batches] = ranks(windows(40), micro=2)
+    batches.lengths = batches.lengths[:1]
+    with pytest.raises(IndexError):
+        list(prefetch(batches, 0, CPU))
