@@ -277,6 +277,7 @@ def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
     made, batch = objective("swep", noise=noise, prior_variance=0.3), tiny_batches.batch(LENGTHS)
     _, _, statistics = made(batch, UPDATE, measure_noise=True)
     learned = {"additive": {"mu", "mu_distance", "sigma"}, "fixed_mu": {"sigma"}}.get(noise, {"mu", "mu_distance"})
+    learned |= {"words_changed", "words_changed_clean"}
     assert statistics.keys() - {"nll_clean", "nll_noisy", "kl_per_token"} == learned
     # KL(N(1, 1) || N(1, alpha)) per dimension, where sigma is fixed at 1
     d = made.qa.embedding_size
