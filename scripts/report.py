@@ -21,10 +21,8 @@ def report() -> None:
     arguments = parser.parse_args()
 
     from swep_ds.analysis.report import write_report  # after the arguments: these imports take seconds
-    from swep_ds.distributed import process_group
 
-    with process_group():
-        write_report(arguments.run, arguments.against, arguments.output)
+    write_report(arguments.run, arguments.against, arguments.output)
     print(f"report in {arguments.output or arguments.run / 'report.html'}")
 
 

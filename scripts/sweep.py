@@ -77,7 +77,7 @@ def sweep() -> None:
     from swep_ds.analysis.runs import of_cells
 
     made = publish(of_cells(cells), folder)
-    if failed or stopped or (made["missing"] and not arguments.table):
+    if failed or stopped or made["missing"]:
         sys.exit(EXIT_STOPPED if stopped else EXIT_FAULT)
 
 

@@ -50,6 +50,12 @@ def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
     return arguments.output_dir or Path("runs") / name
 
 
+def report(folder: Path):
+    from swep_ds.analysis.report import write_report  # not earlier: what fails in it must not fail the run
+
+    return write_report(folder)
+
+
 def train() -> None:
     options = parser()
     arguments = options.parse_args()
@@ -85,7 +91,7 @@ def train() -> None:
     from swep_ds.run import run
 
     with process_group():
-        run(recipe, arguments.ds_config, folder, arguments.resume)
+        run(recipe, arguments.ds_config, folder, arguments.resume, report)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,16 @@
 """The questions that a recipe trains on and tests on."""
 
+from collections.abc import Sequence
+
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.errors import InputError
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
+
+
+def tested_on(recipe: Recipe) -> list[str]:
+    """Names of the data sets that a run is tested on, the source domain first."""
+    return [HOLDOUT] * bool(recipe.data.holdout_fraction) + list(recipe.data.eval)
 
 
 def load_examples(
@@ -11,33 +18,45 @@ def load_examples(
 ) -> tuple[list[Example], dict[str, list[Example]]]:
     """Training examples, augmented samples last, and test examples by data set, held-out articles first."""
     data: DataSection = recipe.data
-    training, tests = _tests(data, _read(training_source, data.train, training=True))
+    training, tests = _tests(data, _read(training_source, data.train, training=True), tested_on(recipe))
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
     if data.augmented:
         training += samples_of(training, _read("data.augmented", data.augmented, training=True))
     return training, tests
 
 
-def reported_examples(recipe: Recipe) -> dict[str, list[Example]]:
+def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dict[str, list[Example]]:
     """The questions that a run's results are of, by data set: of `eval.select_on` the half that did not choose.
 
+    Args:
+        names: of the data sets to read; None = all. The sources of the others are not touched.
+
     Raises:
-        InputError: a source cannot be read.
+        InputError: a source cannot be read, or the recipe tests on no data set of such a name.
     """
     data: DataSection = recipe.data
-    _, tests = _tests(data, _read("data.train", data.train, training=True) if data.holdout_fraction else [])
-    if chosen_on := recipe.eval.select_on:
+    there = tested_on(recipe)
+    wanted = there if names is None else list(names)
+    for name in wanted:
+        if name not in there:
+            raise InputError(f"the recipe has no test set {name} (there: {', '.join(there) or 'none'}): name another")
+    _, tests = _tests(data, _read("data.train", data.train, training=True) if HOLDOUT in wanted else [], wanted)
+    chosen_on = recipe.eval.select_on
+    if chosen_on in tests:
         _, tests[chosen_on] = halves(tests[chosen_on])
     return tests
 
 
-def _tests(data: DataSection, training: list[Example]) -> tuple[list[Example], dict[str, list[Example]]]:
-    """What is left to train on, and the test examples by data set, held-out articles first."""
+def _tests(
+    data: DataSection, training: list[Example], names: Sequence[str]
+) -> tuple[list[Example], dict[str, list[Example]]]:
+    """What is left to train on, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
-    if data.holdout_fraction:
+    if HOLDOUT in names:
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
     for name, source in data.eval.items():
-        tests[name] = _read(f"data.eval.{name}", source, training=False)
+        if name in names:
+            tests[name] = _read(f"data.eval.{name}", source, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests

@@ -1,10 +1,12 @@
 """Files that other processes read or write as well."""
 
 import fcntl
+import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
@@ -22,6 +24,22 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """JSON lines of a run's updates, in each its number as "update"; none of no file, and nothing that is no such line.
+
+    A run that was killed while writing may have left half a last one.
+    """
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            break
+        if isinstance(line, dict) and type(line.get("update")) is int:
+            lines.append(line)
+    return lines
 
 
 def is_locked(path: Path) -> bool:

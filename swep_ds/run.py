@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,11 @@ from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.ds_config import QUIET, SPREAD, check_offload, read_ds_config, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
-from swep_ds.training.tracking import Tracker, peak_memory_bytes
+from swep_ds.training.tracking import Table, Tracker, peak_memory_bytes
 from swep_ds.writing import on_main, write_together
 
 log = logging.getLogger(__name__)
+MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # of a run's folder; gives the page and tables in it
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
@@ -63,7 +64,7 @@ class Job:
     evaluation: Evaluation
 
 
-def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
+def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: MakeReport | None = None) -> None:
     """A whole run, on all ranks together: train or resume, evaluate, export, write the results.
 
     Args:
@@ -71,6 +72,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
         output_dir: the run's folder (`RunFolder`).
         resume: "auto" goes on with the run that `output_dir` holds, "never" wants none there; otherwise the folder
             of a checkpoint to go on from.
+        report: what writes the report of the run when it is done, on rank 0.
 
     Raises:
         InputError: on all ranks, with the same message.
@@ -85,7 +87,10 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str) -> None:
     if recipe.pretrain and not tags:
         start = str(pretrain(recipe, split, ds_config, folder, resume, say))
     tracker = _run(recipe, prepare(split, ds_config, start), folder, tags, say)
-    _report(folder, tracker, say)
+    if report:
+        _report(report, folder, tracker, say)
+    else:
+        tracker.finish()
 
 
 def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Callable[[str], None]) -> tuple[list[Path], Recipe]:
@@ -220,7 +225,7 @@ def _carry_out(
     return tracker
 
 
-def _report(folder: RunFolder, tracker: Tracker, say: Callable[[str], None]) -> None:
+def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Callable[[str], None]) -> None:
     """Rank 0's last work, with the engine gone; the others wait at their common end. No fault of it is the run's."""
     gc.collect()
     get_accelerator().empty_cache()  # of the engine, as a model is loaded
@@ -228,9 +233,7 @@ def _report(folder: RunFolder, tracker: Tracker, say: Callable[[str], None]) -> 
     if not ranks.is_main():
         return
     try:
-        from swep_ds.analysis.report import write_report  # not earlier: what fails here must not fail the run
-
-        report = write_report(folder.path)
+        page, tables = report(folder.path)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         again = f"python scripts/report.py {shlex.quote(str(folder.path))}"
@@ -238,7 +241,7 @@ def _report(folder: RunFolder, tracker: Tracker, say: Callable[[str], None]) -> 
         tracker.finish()
     else:
         say(f"report in {folder.report}")
-        tracker.finish(report.html, report.tables)
+        tracker.finish(page, tables)
 
 
 def _setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -46,6 +46,18 @@ class Sweep(Section):
     across: dict[str, dict[str, Settings]] = Field({})  # by axis and label; "model" makes the table's blocks
     seeds: list[int] = Field([0], min_length=1)
 
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValueError(f"{value!r} is no list: write seeds: [0, 1, 2]")
+        return value
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return _mappings("variants", value)
+
     @field_validator("set")
     @classmethod
     def _for_all(cls, value: Settings) -> Settings:
@@ -61,10 +73,8 @@ class Sweep(Section):
     def _texts(cls, value: Any) -> Any:
         """A bare number is a label, too."""
         if not isinstance(value, dict):
-            return value
-        return {
-            axis: {str(k): v for k, v in one.items()} if isinstance(one, dict) else one for axis, one in value.items()
-        }
+            raise ValueError(f"{value!r} is no mapping: write across: {{AXIS: {{LABEL: {{SETTING: VALUE}}}}}}")
+        return {axis: {str(k): v for k, v in _mappings(axis, one).items()} for axis, one in value.items()}
 
     @field_validator("across")
     @classmethod
@@ -124,7 +134,7 @@ class Cell:
     def results(self) -> dict[str, Any] | None:
         """The run's `results.json`; None where it is not there or not whole, or of other settings than this cell's."""
         try:
-            saved = Recipe.load(str(self.folder / "recipe.yaml"))
+            saved = saved_recipe(self.folder)
             results = json.loads((self.folder / "results.json").read_text())
         except (InputError, OSError, ValueError):
             return None
@@ -146,6 +156,21 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     return flatten(recipe.model_dump(mode="json", exclude={"tracking"}))
 
 
+def saved_recipe(folder: Path) -> Recipe:
+    """That of the run in a folder.
+
+    Raises:
+        InputError: `recipe.yaml` is gone, damaged or of another version.
+    """
+    file, mend = folder / "recipe.yaml", "delete the run's folder and run it again"
+    if not file.is_file():
+        raise InputError(f"{file}: no such file: {mend}")
+    try:
+        return Recipe.load(str(file))
+    except InputError as error:
+        raise InputError(f"{error}: {mend}") from None
+
+
 def log_of(folder: Path) -> Path:
     """Beside the folder of a sweep's run."""
     return folder.with_name(f"{folder.name}.log")
@@ -164,7 +189,7 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
         return _ending(attempt)
     if recipe and saved.is_file():
         try:
-            there = Recipe.load(str(saved))
+            there = saved_recipe(folder)
         except InputError as error:
             return str(error)
         if differing := differences(decisive(there), decisive(recipe)):
@@ -292,6 +317,16 @@ def _laid_over(shared: Settings, own: Settings) -> Settings:
 def _tests(recipe: Recipe) -> tuple:
     data = recipe.data
     return list(data.eval.items()), data.holdout_fraction, data.max_eval_examples, recipe.eval
+
+
+def _mappings(name: str, value: Any) -> dict[Any, Any]:
+    """`value` if it gives names their settings."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no mapping: write {name}: {{NAME: {{SETTING: VALUE}}}}")
+    for one, settings in value.items():
+        if not isinstance(settings, dict):
+            raise ValueError(f"{one}: {settings!r} are no settings: write {one}: {{SETTING: VALUE}}, or {{}} for none")
+    return value
 
 
 def _folder_names(value: dict[str, Settings]) -> dict[str, Settings]:

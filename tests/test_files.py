@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from swep_ds.files import is_locked, write_atomically
+from swep_ds.files import is_locked, read_lines, write_atomically
 
 
 def test_a_text_or_its_pieces_replace_what_was_there(tmp_path):
@@ -49,3 +49,12 @@ def test_a_lock_is_seen_while_it_is_held(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert is_locked(path)
     assert not is_locked(path)
+
+
+def test_lines_of_updates_are_read_as_far_as_they_are_any(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    assert read_lines(path) == []
+    path.write_bytes(
+        b'{"update": 1}\n[1]\n{"loss": 2}\n{"update": "3"}\n{"update": 4, "a": "\xff"}\n{"update": 5\n{"update": 6}\n'
+    )
+    assert read_lines(path) == [{"update": 1}, {"update": 4, "a": "\ufffd"}]

@@ -130,7 +130,7 @@ def test_a_point_may_take_a_section_away(tmp_path):
     assert list(sweep.across) == ["synthetic pairs"]
     pairs = [cell.recipe.pretrain.max_train_examples if cell.recipe.pretrain else 0 for cell in cells[:12:3]]
     assert pairs == [0, 20_000, 50_000, 100_000]
-    assert cells[3].recipe.pretrain.train == "data/synthetic.json"
+    assert cells[3].recipe.pretrain.train == "data/synthetic.jsonl"
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
@@ -159,12 +159,23 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets(tmp_path):
     assert {cell.recipe.eval.select_on for cell in cells} == {"held_out"}
 
 
+def sources(recipe: Recipe) -> list[str]:
+    data = recipe.data
+    pretraining = [recipe.pretrain.train] if recipe.pretrain else []
+    return [data.train, *data.eval.values(), *filter(None, [data.augmented]), *pretraining]
+
+
 def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
     said = re.findall(r"`python scripts/sweep\.py (\w+) .*?` \| (\d+) \|", text)
     assert len(said) == 7
+    named = set()
     for name, runs in said:
-        assert len(read_sweep(name, tmp_path)[1]) == int(runs)
+        _, cells = read_sweep(name, tmp_path)
+        assert len(cells) == int(runs)
+        named |= {source for cell in cells for source in sources(cell.recipe)}
+    lost = [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text]
+    assert lost == []
     [example] = re.findall(r"As a sweep:\n\n((?:    .*\n)+)", text)
     _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
     assert [cell.recipe.method.beta for cell in cells] == [1, 0.1, 0.01, 0.001]
@@ -181,7 +192,14 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     [
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
         ({}, "variants names nothing to train"),
-        ({"variants": {"MLE": None}}, "variants.MLE: None: input should be a valid dictionary"),
+        (
+            {"variants": {"MLE": None}},
+            "variants: MLE: None are no settings: write MLE: {SETTING: VALUE}, or {} for none",
+        ),
+        ({"variants": ["MLE"]}, "variants: ['MLE'] is no mapping: write variants: {NAME: {SETTING: VALUE}}"),
+        ({**MINIMAL, "across": {"share": ["1"]}}, "across: ['1'] is no mapping: write share: {NAME: {SETTING: VALUE}}"),
+        ({**MINIMAL, "across": ["1"]}, "across: ['1'] is no mapping: write across: {AXIS: {LABEL: "),
+        ({**MINIMAL, "seeds": 3}, "seeds: 3 is no list: write seeds: [0, 1, 2]"),
         ({**MINIMAL, "seeds": []}, "seeds: []: list should have at least 1 item"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds one of them twice"),
         ({**MINIMAL, "seeds": [-1]}, "variants.MLE: .*quickstart.yaml: seed: -1: input should be greater"),
@@ -387,7 +405,8 @@ def test_a_sweep_without_a_ds_config_says_so_and_its_table_needs_none(tmp_path):
         f"error: --output_dir {tmp_path / 'runs'}: no such folder: name the one that the sweep ran in" in ended.stderr
     )
     (tmp_path / "runs").mkdir()
-    ended = tiny_run.execute([*command, "--table"], seconds=60)
+    ended = tiny_run.execute([*command, "--table"], check=False, seconds=60)
+    assert ended.returncode == 1
     assert "missing: MLE, seed 0: not run" in ended.stdout
     ended = tiny_run.execute(command, check=False, seconds=60)
     assert (ended.returncode, ended.stderr) == (2, "error: the sweep names no ds_config: give --ds_config\n")

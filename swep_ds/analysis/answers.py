@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import exact_match, f1
-from swep_ds.recipe import HOLDOUT, Recipe
+from swep_ds.examples import reported_examples
+from swep_ds.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,9 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     """
     answers = read_predictions(folder, name)
     others = read_predictions(against, name) if against and (against / f"predictions/{name}.json").is_file() else {}
-    source = recipe.data.train if name == HOLDOUT else recipe.data.eval.get(name)
-    if source is None:
-        raise InputError(f"{name}: the recipe names no source for it")
-    # of a part of a source, as held-out articles or half of it, the answers tell which questions it is
-    asked = [example for example in read_examples(source, training=False) if example.id in answers]
+    asked = [example for example in reported_examples(recipe, [name])[name] if example.id in answers]
     if not asked:
-        raise InputError(f"{source}: holds none of the questions that were answered")
+        raise InputError("its source holds none of the questions that were answered")
     return [_answered(example, answers[example.id], others.get(example.id)) for example in asked]
 
 

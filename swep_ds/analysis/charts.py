@@ -17,7 +17,8 @@ POINTS = 400  # of a line; more are averaged in blocks
 INCHES = (5.2, 2.9)
 FEW = 30  # points that are marked one by one
 INK = "#010203"  # stands for the page's text colour until the SVG is written
-LINES = {"#010204": "-", "#010205": "--", "#010206": "-.", "#010207": ":"}  # each stands for one of --line-1 ...
+COLOURS = ("#010204", "#010205", "#010206", "#010207")  # each stands for one of --line-1 ...
+DASHES = ("-", "--", "-.", ":")
 Curve = tuple[np.ndarray, np.ndarray]  # updates, values
 Lines = Sequence[Mapping[str, Any]]  # of metrics.jsonl
 
@@ -59,15 +60,15 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
     ]
     made = []
     for title, unit, names, level in charts:
-        curves = {label: curve(lines, name) for name, label in names.items() if any(name in line for line in lines)}
-        if curves:
+        found = {label: curve(lines, name) for name, label in names.items()}
+        if curves := {label: one for label, one in found.items() if one}:
             made.append(Chart(title, unit, curves, level))
     return made
 
 
 def throughput(lines: Lines) -> Chart | None:
     """Samples/s of each stretch between two logged updates; the lines hold means since the run's start."""
-    known = [line for line in lines if {"samples_per_second", "seconds"} <= line.keys()]
+    known = [line for line in lines if _is_number(line.get("samples_per_second")) and _is_number(line.get("seconds"))]
     seconds = np.array([0.0, *(line["seconds"] for line in known)])
     samples = np.array([0.0, *(line["samples_per_second"] * line["seconds"] for line in known)])
     took = np.diff(seconds)
@@ -77,10 +78,14 @@ def throughput(lines: Lines) -> Chart | None:
     return Chart("Throughput", "samples/s", {"samples/s": _thin(updates, np.diff(samples) / took)})
 
 
-def curve(lines: Lines, name: str) -> Curve:
-    """(updates, values) of the lines that have this number."""
-    found = [(line["update"], line[name]) for line in lines if line.get(name) is not None]
-    return _thin(*np.array(found, dtype=float).T)
+def curve(lines: Lines, name: str) -> Curve | None:
+    """(updates, values) of the lines that have this number; None where there are no such."""
+    found = [(line["update"], line[name]) for line in lines if _is_number(line.get(name))]
+    return _thin(*np.array(found, dtype=float).T) if found else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _thin(updates: np.ndarray, values: np.ndarray) -> Curve:
@@ -101,7 +106,9 @@ def svg(chart: Chart) -> str:
     with mpl.rc_context(style):
         figure = Figure(figsize=INCHES, facecolor="none")  # a fixed place for the axes: layout takes half the time
         axes = figure.add_axes((0.16, 0.18, 0.82, 0.77), facecolor="none")
-        for (label, (updates, values)), (colour, dashes) in zip(chart.curves.items(), LINES.items(), strict=False):
+        for number, (label, (updates, values)) in enumerate(chart.curves.items()):
+            turn, place = divmod(number, len(COLOURS))  # in each turn the dashes go to other colours
+            colour, dashes = COLOURS[place], DASHES[(place + turn) % len(DASHES)]
             marker = "o" if len(values) <= FEW else ""
             axes.plot(updates, values, dashes, color=colour, label=label, lw=1.8, marker=marker, ms=3)
         if chart.level:
@@ -122,7 +129,7 @@ def svg(chart: Chart) -> str:
 def _for_page(text: str, chart: Chart) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # "axes_1" and the like, which every chart has
-    for number, colour in enumerate(LINES, 1):
+    for number, colour in enumerate(COLOURS, 1):
         text = text.replace(colour, f"var(--line-{number})")
     text = text.replace(INK, "currentColor")
     width, height = (round(72 * inches) for inches in INCHES)

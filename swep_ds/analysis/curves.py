@@ -10,24 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds.analysis.formats import HEADS
-from swep_ds.analysis.plotting import pyplot
+from swep_ds.analysis.plotting import COLOURS, MARKS, pyplot
 from swep_ds.analysis.table import Table
 from swep_ds.errors import InputError
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart, without the yellow that is pale on
-# white; marks tell the lines apart in print
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKS = "osD^vPX*"
 PANEL = (3.1, 2.5)  # inches
 PANELS_IN_A_ROW = 4  # at most
+TIMES = {"": 1, "%": 1, "k": 1e3, "M": 1e6}
 LOGARITHMIC_FROM = 15  # times that the largest number is the smallest
 Block = dict[str, Any]
 
 
 def number(label: str) -> float | None:
-    """Of a label like "10 %", "0.5" or "20,000"; None where it is another text."""
-    found = re.fullmatch(r"(\d[\d,]*(?:\.\d+)?)\s*%?", label.strip())
-    return float(found[1].replace(",", "")) if found else None
+    """Of a label like "10 %", "0.5", "20,000", "20k", "1M" or "1e-4"; None where it is another text."""
+    found = re.fullmatch(r"(-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([%kM]?)", label.strip())
+    return float(found[1].replace(",", "")) * TIMES[found[2]] if found else None
+
+
+def left_out(table: Table) -> list[str]:
+    """A line for each axis that has points without a number beside those that have one."""
+    notes = []
+    for axis in dict.fromkeys(axis for block in table["blocks"] for axis in block["labels"]):
+        labels = dict.fromkeys(block["labels"][axis] for block in table["blocks"] if axis in block["labels"])
+        others = [label for label in labels if number(label) is None]
+        if 0 < len(others) < len(labels):
+            notes.append(f"The curve over {axis} is without {', '.join(others)}: no number.")
+    return notes
 
 
 def draw(table: Table, folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +34,23 @@ class Style:
     lines: Callable[[Sequence[str]], str]  # several below each other
 
 
+MINUS = re.compile(r"(?<![\w.])-(?=\d)")
+# graphicx: as wide as the page at most
+FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX_BREAK = r"\\{}"  # with the braces, a bracket behind it is no length
 LATEX_MARKS |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
 
 
 def _latex_escape(text: str) -> str:
-    return "".join(LATEX_MARKS.get(mark, mark) for mark in text)
+    return MINUS.sub("$-$", "".join(LATEX_MARKS.get(mark, mark) for mark in text))
 
 
 def _shortstack(lines: Sequence[str]) -> str:
-    return rf"\shortstack[r]{{{LATEX_BREAK.join(lines)}}}"
+    return rf"\shortstack[r]{{{LATEX_BREAK.join(lines)}}}" if len(lines) > 1 else lines[0]
 
 
-PLAIN = Style(str, str, "\n".join)
+TERMINAL = Style(str, "\0{}".format, "\n".join)  # the mark is the first of a bold line
 MARKDOWN = Style(lambda text: re.sub(r"([|*_<\[\]\\])", r"\\\1", text), "**{}**".format, " ".join)
 LATEX = Style(_latex_escape, r"\textbf{{{}}}".format, _shortstack)
 HTML = Style(html.escape, "<b>{}</b>".format, "<br>".join)
@@ -101,7 +104,7 @@ def differences_frame(block: Block, style: Style) -> pd.DataFrame | None:
     """
 
     def cell(one: dict[str, Any]) -> str:
-        text = f"{one['mean']:+.2f}"
+        text = style.escape(f"{one['mean']:+.2f}")
         beyond = one["low"] is not None and round(one["low"], 2) * round(one["high"], 2) > 0
         parts = [style.bold(text) if beyond else text]
         if one["low"] is not None:
@@ -195,19 +198,27 @@ def csv(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    r"""A `table` environment for each block, and one for its differences; needs \usepackage{booktabs}."""
+    r"""A `table` environment for each block, and one for its differences, then notes and missing runs as paragraphs.
+
+    Needs \usepackage{booktabs, graphicx}. EM stands above F1; what is wider than the text is scaled down to it.
+    """
     parts = []
     for block in table["blocks"]:
         title = _latex_escape(block["title"])
-        frames = [(scores_frame(block, LATEX), f"{title}: EM and F1 in percent.")]
+        columns, rows = _together(scores_frame(block, replace(LATEX, lines=" ".join)))
+        cells = pd.DataFrame([list(map(_shortstack, row)) for _, row in rows], [name for name, _ in rows], columns)
+        frames = [(cells, f"{title}: EM above F1, in percent.")]
         if (differences := differences_frame(block, LATEX)) is not None:
             frames.append((differences, f"{title}: difference to {_latex_escape(table['against'])} in points."))
         for frame, caption in frames:
             layout = "l" * frame.index.nlevels + "r" * len(frame.columns)
-            how = {"escape": False, "multirow": False, "multicolumn_format": "c", "column_format": layout}
-            parts.append(frame.to_latex(caption=caption, **how))
+            body = frame.to_latex(escape=False, multirow=False, column_format=layout)
+            head = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", FITTED]
+            parts += [*head, f"{body}}}", r"\end{table}", ""]
     notes, lacks = _remarks(table)
-    return "\n".join([*parts, *(f"% {one}" for one in [*notes, *(f"missing: {lack}" for lack in lacks)])]) + "\n"
+    for line in [*notes, *(f"Missing: {lack}" for lack in lacks)]:
+        parts.append(rf"{{\footnotesize\noindent {_latex_escape(line)}\par}}")
+    return "\n".join(parts) + "\n"
 
 
 CSS = """body{font:15px/1.45 system-ui,sans-serif;margin:2rem;color:#1a1a1a;background:#fff}
@@ -242,12 +253,12 @@ def show(table: Table) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for block in table["blocks"]:
         console.print(for_terminal(block))
-        if (differences := differences_frame(block, PLAIN)) is not None:
+        if (differences := differences_frame(block, TERMINAL)) is not None:
             made = RichTable(title=Text(f"less {table['against']}"), title_justify="left", show_lines=True)
             for head in ("", "", *differences.columns):
                 made.add_column(head, justify="right" if head else "left")
             for index, row in zip(differences.index, differences.values, strict=True):
-                made.add_row(*(Text(one) for one in (*index, *row)))
+                made.add_row(*map(Text, index), *map(_marked, row))
             console.print(made)
     say = Console(highlight=False, markup=False, soft_wrap=True).print
     notes, lacks = _remarks(table)
@@ -257,17 +268,17 @@ def show(table: Table) -> None:
 
 def for_terminal(block: Block) -> RichTable:
     """The scores, F1 below EM, and the paper's number below each."""
-    marked = Style(str, "\0{}".format, "\n".join)  # the first of a bold text
-    frame = scores_frame(block, marked)
+    frame = scores_frame(block, TERMINAL)
     made = RichTable(title=Text(block["title"]), title_justify="left", show_lines=True)
     made.add_column("EM\nF1")
     columns, rows = _together(frame)
     for column in columns:
         made.add_column(Text(column), justify="right")
     for name, cells in rows:
-        made.add_row(Text(name), *(Text("\n").join(map(_marked, "\n".join(several).split("\n"))) for several in cells))
+        made.add_row(Text(name), *(_marked("\n".join(several)) for several in cells))
     return made
 
 
 def _marked(text: str) -> Text:
-    return Text(text.lstrip("\0"), "bold" if text.startswith("\0") else "")
+    lines = text.split("\n")
+    return Text("\n").join(Text(line.lstrip("\0"), "bold" if line.startswith("\0") else "") for line in lines)

@@ -15,19 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swep_ds.analysis.paper import frequency_table
 from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import answer_windows
+from swep_ds.analysis.windows import windows_if_any
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 BANDS = ((0, 100), (100, 500), (500, 5_000), (5_000, 10_000))  # ranks (first, last], as in the paper
 NEIGHBOURS = 5
 WINDOWS_AT_A_TIME, ROWS, COLUMNS = 8, 256, 2**15  # of windows; of words and of the table, whose distances are made
-PAPER = {  # BERT-base, beta annealed to zero in the second epoch
-    "neighbour_distance": (0.6618, 0.7893, 0.8474, 0.8973),
-    "moved_distance": (0.2386, 0.2989, 0.3542, 0.4099),
-    "mu": (1.2153, 1.2402, 1.2495, 1.2543),
-}
 TITLES = {
     "neighbour_distance": "5-NN l2 distance",
     "moved_distance": "l2 distance before / after",
@@ -104,12 +100,7 @@ def _means_by_word(
     run: SavedRun, examples: Sequence[Example], vocabulary: int
 ) -> tuple[np.ndarray, np.ndarray | None, int]:
     """By token id, NaN where it was not seen: mean l2 distance before and after, and mean mu; the windows looked at."""
-    windows = []
-    for example in examples:
-        try:
-            windows += answer_windows([example], run.tokenizer, run.windows)
-        except InputError:  # an answer longer than a window, or cut by all of them: training leaves it out as well
-            continue
+    windows = [one for one in windows_if_any(examples, run.tokenizer, run.windows) if one]
     if not windows:
         raise InputError(f"{run.folder}: no window of {run.windows.max_length} tokens holds an answer of its data")
     windows.sort(key=lambda one: len(one.input_ids))
@@ -138,17 +129,18 @@ def markdown(table: dict[str, Any], name: str) -> str:
     """The table beside the paper's; a dash where there is nothing to tell."""
     heads = [f"({band['ranks'][0] - 1}, {band['ranks'][1]}]" for band in table["bands"]]
     heads[0] = f"[1, {table['bands'][0]['ranks'][1]}]"
-    lines = [["frequency rank", *heads], ["---"] * (len(heads) + 1)]
+    lines, paper = [["frequency rank", *heads], ["---"] * (len(heads) + 1)], frequency_table()
     for key, title in TITLES.items():
         lines.append([title, *(_text(band[key]) for band in table["bands"])])
-        lines.append([f"{title}, paper (BERT-base)", *map(_text, PAPER[key])])
+        lines.append([f"{title}, paper ({paper['model']})", *map(_text, paper[key])])
     lines.append(["words", *(str(band["words"]) for band in table["bands"])])
     lines.append(["words seen in the windows", *(str(band["words_seen"]) for band in table["bands"])])
     schedule = f", beta {table['beta_schedule']}" if "beta_schedule" in table else ""
     rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"""# By word frequency: {name}
 
-{table["method"]}{schedule}; {table["windows"]} training windows. The paper annealed beta to zero in the second epoch.
+{table["method"]}{schedule}; {table["windows"]} training windows. The paper annealed beta to zero in the second of two
+epochs, as `method.beta_schedule=second_half_to_zero` does.
 
 {rows}"""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from swep_ds.analysis.plotting import pyplot
 from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import answer_windows
+from swep_ds.analysis.windows import AnswerWindow, answer_windows
 from swep_ds.data.readers import Example
 
 # of ColorBrewer, light to dark, as far as black text stays readable on it
@@ -39,7 +39,11 @@ def word_distances(run: SavedRun, examples: Sequence[Example]) -> list[list[Word
     Raises:
         InputError: the run's method has no perturbation to look at, or an example no such window.
     """
-    windows = answer_windows(examples, run.tokenizer, run.windows)
+    return distances_in(run, answer_windows(examples, run.tokenizer, run.windows))
+
+
+def distances_in(run: SavedRun, windows: Sequence[AnswerWindow]) -> list[list[Word]]:
+    """As `word_distances`, of windows that are there already."""
     found = []
     for at in range(0, len(windows), CHUNK):
         some = windows[at : at + CHUNK]
@@ -75,7 +79,7 @@ def fragment(words: Sequence[Word], scale: tuple[float, float] | None = None) ->
     bar = f"display:inline-block;width:12em;height:.9em;vertical-align:middle;background:linear-gradient(90deg,{steps})"
     parts.append(
         f'<p style="font-size:.85em;margin:.4em 0">l2 distance of a word\'s embedding before and after (mean over its '
-        f'tokens): {low:.3g} <span style="{bar}"></span> {high:.3g}; the answer is underlined</p>'
+        f'tokens): ≤ {low:.3g} <span style="{bar}"></span> ≥ {high:.3g}; the answer is underlined</p>'
     )
     return f'<div class="heatmap">{"".join(parts)}</div>'
 
@@ -151,7 +155,7 @@ def png(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, fi
     figure.suptitle(heading, fontsize=11, y=1 - 0.2 / height, va="center", parse_math=False)
     bar = figure.add_axes((0.3, 0.5 / height, 0.4, 0.13 / height))
     colours = ListedColormap([_colour(step / 255) for step in range(256)])
-    figure.colorbar(ScalarMappable(Normalize(*scale), colours), cax=bar, orientation="horizontal")
+    figure.colorbar(ScalarMappable(Normalize(*scale), colours), cax=bar, orientation="horizontal", extend="both")
     bar.set_xlabel(
         "l2 distance of a word's embedding before and after (mean over its tokens); answer underlined", size=9
     )

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,7 +34,7 @@ class PaperModel:
 
 def plain(name: str) -> str:
     """A name without case, spaces and punctuation."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def paper_model(name: str) -> PaperModel | None:
@@ -43,12 +44,28 @@ def paper_model(name: str) -> PaperModel | None:
 
 
 def trained_on() -> str:
-    return yaml.safe_load(FILE.read_text())["trained_on"]
+    return _tree()["trained_on"]
+
+
+def was_trained_on(source: str) -> bool:
+    """Whether a `data.train` is called like the paper's, as a hub id or a file."""
+    name = re.sub(r"(\.(jsonl?|parquet|arrow|gz))+$", "", Path(re.split("[:@]", source)[0]).name)
+    return plain(name) in map(plain, _tree()["training_data"])
+
+
+@cache
+def _tree() -> dict[str, Any]:
+    return yaml.safe_load(FILE.read_text())
+
+
+def frequency_table() -> dict[str, Any]:
+    """The paper's rows of the table by word frequency (`swep_ds/analysis/frequency.py`), and of which "model"."""
+    return _tree()["by_frequency"]
 
 
 @cache
 def _read() -> tuple[dict[str, PaperModel], Names]:
-    tree = yaml.safe_load(FILE.read_text())
+    tree = _tree()
     methods = {method for model in tree["models"].values() for table in model["tables"] for method in table["rows"]}
     method_names = _names({method: tree["methods"].get(method, []) for method in methods})
     data_sets = _names(tree["data_sets"])

@@ -1,4 +1,9 @@
-"""matplotlib for figures that are written to files: no display, nothing kept open."""
+"""matplotlib for figures that are written to files: no display, nothing kept open; and how lines are told apart."""
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart, without the yellow that is pale on
+# white; marks tell the lines apart in print
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKS = "osD^vPX*"
 
 
 def pyplot():

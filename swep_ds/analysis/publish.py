@@ -16,6 +16,7 @@ def publish(places: Sequence[Place], folder: Path | None, against: str | None = 
         InputError: no row is called `against`, or the folder cannot be written to.
     """
     made = table.make(places, against)
+    made["notes"] += curves.left_out(made)
     formats.show(made)
     if folder and any(row["scores"] for block in made["blocks"] for row in block["rows"]):
         formats.write(made, folder)

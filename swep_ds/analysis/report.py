@@ -5,45 +5,46 @@ not there is left out, and the page says so.
 """
 
 import json
-import math
 import shlex
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from safetensors import safe_open
+from pydantic import ValidationError
 
-from swep_ds.analysis.answers import Answered, fixed_choice, most_changed, read_answered, worst
+from swep_ds.analysis.answers import Answered, most_changed, read_answered, worst
 from swep_ds.analysis.charts import Chart, learning_curves, svg, throughput
-from swep_ds.analysis.heatmap import Word, fragment, limits, word_distances
-from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.analysis.runs import Checked, Results, read_results
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import out_of_domain_mean
-from swep_ds.files import write_atomically
+from swep_ds.files import read_lines, write_atomically
 from swep_ds.kernels import MODES
 from swep_ds.recipe import Recipe
-from swep_ds.run_folder import BATCH, RunFolder
-from swep_ds.training.ds_config import zero_stage
-from swep_ds.training.health import MIB, SHARE, SLOW
-from swep_ds.training.tracking import read_lines
 
 TEMPLATE = "report.html.jinja"
 WORST, CHANGED = 8, 6  # questions of each data set, those changed in each direction
-HEAT_MAPS = 4  # questions of each data set, half of them answered right
-MOST_HEAT_MAPS = 24  # in all
-LARGEST = 10**9  # parameters of a model that is loaded for heat maps
-HEAT_MAP_SECONDS = 20.0  # after which no further data set's are begun
 LONGEST, LONGEST_CONTEXT = 400, 3000  # characters that are shown of a question or an answer, and of its text
 RANKS = 16  # that are shown whether they stand out or not
+SLOW = 1.5  # forward passes that stand out, times the median over ranks
+WAITING = 0.1  # of an update: waiting for data that stands out
+MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Report:
+class HealthLine(Checked):
+    """A line of health.jsonl: over the updates since the line before, each rank's numbers."""
+
+    update: int
+    step_seconds: list[float]
+    data_seconds: list[float]
+    forward_seconds: list[float]
+    memory_mib: list[float]
+    not_finite: list[int]
+
+
+class Report(NamedTuple):
     """The page, and as (columns, rows) the tables `scores` and `worst examples` in it."""
 
     html: str
@@ -60,7 +61,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         InputError: a folder without a run, with damaged files, or `against` without answers to these data sets.
     """
     report = make_report(folder, against)
-    file = output or RunFolder(folder).report
+    file = output or folder / "report.html"
     try:
         write_atomically(file, report.html)
     except OSError as error:
@@ -75,14 +76,18 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
     if against and not (against / "results.json").is_file():
         raise InputError(f"--against {against}: holds no results.json: name the folder of a run that is done")
     recipe = Recipe.load(str(folder / "recipe.yaml"))
-    results, config, batch = (_read(folder / name) for name in ("results.json", "ds_config.json", BATCH))
-    other = _read(against / "results.json") if against else {}
-    lines, health = (read_lines(folder / name) for name in ("metrics.jsonl", "health.jsonl"))
+    results = read_results(folder / "results.json") if (folder / "results.json").is_file() else None
+    other = read_results(against / "results.json") if against else None
+    config, batch = (_read(folder / name) for name in ("ds_config.json", "batch.json"))
+    lines = read_lines(folder / "metrics.jsonl")
+    health, unread = _health(folder / "health.jsonl")
     answered, missing = _answered(folder, recipe, results, against)
     shared = [one for several in answered.values() for one in several if one.other is not None]
     if against and answered and not shared:
         raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
-    maps, no_maps = _heat_maps(folder, recipe, answered)
+    from swep_ds.analysis.example_maps import heat_maps  # not earlier: it imports DeepSpeed
+
+    maps, no_maps = heat_maps(folder, recipe, answered)
     speed = throughput(lines)
     content = {
         "title": f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}",
@@ -90,17 +95,18 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
         "settings": _settings(recipe, results, config, batch),
         "recipe": recipe.dump(),
         "scores": _scores(results, other),
-        "against": against and _name(other, against),
+        "against": other and f"{other.method}, seed {other.seed}",
         "updates": lines[-1]["update"] if lines else 0,
         "charts": [(chart.title, Markup(svg(chart))) for chart in _charts(recipe, lines)],
         "maps": maps,
         "no_maps": no_maps,
         "worst": {name: worst(several, WORST) for name, several in answered.items()},
-        "changed": {name: most_changed(several, CHANGED) for name, several in answered.items()} if against else {},
+        "changed": _changed(answered),
         "missing": missing,
         "cost": _cost(results),
         "speed": speed and Markup(svg(speed)),
-        "ranks": _ranks(health, own_forward=zero_stage(config) < 3),
+        "ranks": _ranks(health, own_forward=_zero_stage(config) < 3),
+        "unread": unread,
         "results": results,
         "longest_context": LONGEST_CONTEXT,
         "repeat": _repeat(folder, results),
@@ -152,16 +158,27 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _name(results: dict[str, Any], folder: Path) -> str:
-    return f"{results['method']}, seed {results['seed']}" if {"method", "seed"} <= results.keys() else folder.name
+def _health(file: Path) -> tuple[list[HealthLine], int]:
+    """The lines of health.jsonl, and how many are none of this version."""
+    good, bad = [], 0
+    for line in read_lines(file):
+        try:
+            good.append(HealthLine.model_validate(line))
+        except ValidationError:
+            bad += 1
+    return good, bad
+
+
+def _zero_stage(config: dict[str, Any]) -> int:
+    return config.get("zero_optimization", {}).get("stage", 0)
 
 
 def _answered(
-    folder: Path, recipe: Recipe, results: dict[str, Any], against: Path | None
+    folder: Path, recipe: Recipe, results: Results | None, against: Path | None
 ) -> tuple[dict[str, list[Answered]], list[str]]:
     """Questions by data set, and of which data sets there are none, with the reason."""
     found, missing = {}, []
-    for name in results.get("eval", {}):
+    for name in results.eval if results else {}:
         try:
             found[name] = read_answered(folder, recipe, name, against)
         except InputError as error:
@@ -169,7 +186,15 @@ def _answered(
     return found, missing
 
 
-def _settings(recipe: Recipe, results: dict, config: dict, batch: dict) -> list[tuple[str, str]]:
+def _changed(answered: dict[str, list[Answered]]) -> dict[str, tuple[list[Answered], list[Answered]] | None]:
+    """By data set what was gained and lost; None where the other run answered nothing."""
+    return {
+        name: most_changed(several, CHANGED) if any(one.other is not None for one in several) else None
+        for name, several in answered.items()
+    }
+
+
+def _settings(recipe: Recipe, results: Results | None, config: dict, batch: dict) -> list[tuple[str, str]]:
     data, train = recipe.data, recipe.train
     sources = {
         "held-out articles": data.holdout_fraction and f"{data.holdout_fraction:.0%} of the training articles",
@@ -192,24 +217,28 @@ def _settings(recipe: Recipe, results: dict, config: dict, batch: dict) -> list[
         ("Training", f"{length}, global batch {size}, {train.execution} execution"),
         ("Optimizer", f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.schedule} schedule"),
         ("Seed", str(recipe.seed)),
-        ("Ranks", str(results.get("world_size", "not known"))),
-        ("ZeRO stage", str(zero_stage(config)) if config else "not known"),
+        ("Ranks", str(results.world_size) if results else "not known"),
+        ("ZeRO stage", str(_zero_stage(config)) if config else "not known"),
         ("Precision", train.precision),
     ]
     return [(name, value) for name, value in rows if value]
 
 
-def _scores(results: dict, other: dict) -> list[list]:
-    """Rows of name, EM, F1, questions, F1 of the other run; the out-of-domain mean last."""
-    own, theirs = (one.get("eval", {}) for one in (results, other))
-    rows = [[name, s["exact_match"], s["f1"], s["total"], theirs.get(name, {}).get("f1")] for name, s in own.items()]
+def _scores(results: Results | None, other: Results | None) -> list[list]:
+    """Rows of name, EM, F1, questions, F1 of the other run if it was tested on as many; the out-of-domain mean last."""
+    own, theirs = (one.model_dump()["eval"] if one else {} for one in (results, other))
+    alike = {name for name, one in own.items() if name in theirs and theirs[name]["total"] == one["total"]}
+    rows = [
+        [name, s["exact_match"], s["f1"], s["total"], theirs[name]["f1"] if name in alike else None]
+        for name, s in own.items()
+    ]
     if mean := out_of_domain_mean(own):
-        same = out_of_domain_mean(theirs) if list(own) == list(theirs) else None
+        same = out_of_domain_mean(theirs) if list(own) == list(theirs) and alike == own.keys() else None
         rows.append(["out-of-domain mean", mean["exact_match"], mean["f1"], "", same and same["f1"]])
     return rows
 
 
-def _cost(results: dict) -> list[tuple[str, str]]:
+def _cost(results: Results | None) -> list[tuple[str, str]]:
     """The section `train` of results.json with units; of what is not known here the number."""
     units = {
         "examples": ("Training questions", lambda v: f"{v:,}"),
@@ -220,113 +249,42 @@ def _cost(results: dict) -> list[tuple[str, str]]:
         "tokens_per_second": ("Tokens per second", lambda v: f"{v:,.0f}"),
         "peak_memory_bytes": ("Peak memory of the rank that took most", lambda v: f"{v / MIB:,.0f} MiB"),
     }
-    plain = {name: v for name, v in results.get("train", {}).items() if isinstance(v, int | float)}
+    plain = {name: v for name, v in (results.train if results else {}).items() if isinstance(v, int | float)}
     return [
         (units[name][0], units[name][1](value)) if name in units else (name.replace("_", " "), f"{value:,g}")
         for name, value in plain.items()
     ]
 
 
-def _ranks(health: Sequence[dict[str, Any]], *, own_forward: bool) -> list[dict[str, Any]]:
+def _ranks(health: Sequence[HealthLine], *, own_forward: bool) -> list[dict[str, Any]]:
     """Rank by rank what an update took (medians over the logged ones), where there are several or one stands out.
 
     Args:
         own_forward: whether forward passes are a rank's own, and do not wait for other ranks' weights.
     """
-    if not health:
+    names = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
+    world = len(health[-1].step_seconds) if health else 0  # as the run ended: it may have come back on other ranks
+    lines = [line for line in health if all(len(getattr(line, name)) == world for name in names)]
+    if not lines or not world:
         return []
-    world = len(health[-1]["step_seconds"])  # as the run ended: it may have come back on other ranks
-    lines = [line for line in health if len(line["step_seconds"]) == world]
-    names = ("step_seconds", "data_seconds", "forward_seconds")
-    usual = {name: median(value for line in lines for value in line[name]) for name in names}
+    usual = median(value for line in lines for value in line.forward_seconds)
     rows = []
     for rank in range(world):
-        row = {name: median(line[name][rank] for line in lines) for name in names}
+        row = {name: median(getattr(line, name)[rank] for line in lines) for name in names[:3]}
         notes = []
-        if row["data_seconds"] > SHARE * row["step_seconds"]:
+        if row["data_seconds"] > WAITING * row["step_seconds"]:
             notes.append("waits for data")
-        if own_forward and row["forward_seconds"] > SLOW * usual["forward_seconds"]:
+        if own_forward and row["forward_seconds"] > SLOW * usual:
             notes.append("slow forward passes")
-        if bad := [line["update"] for line in lines if rank in line["not_finite"]]:
+        if bad := [line.update for line in lines if rank in line.not_finite]:
             notes.append(f"not finite at update {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else ""))
-        memory = max(line["memory_mib"][rank] for line in lines)
+        memory = max(line.memory_mib[rank] for line in lines)
         rows.append(row | {"rank": rank, "memory_mib": memory, "notes": ", ".join(notes)})
     return [row for row in rows if row["notes"] or 1 < world <= RANKS]
 
 
-def _heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]]) -> tuple[list[dict], str]:
-    """By data set the maps of a few questions, and why there are none, or not all."""
-    if not answered:
-        return [], ""
-    if (size := _parameters(folder / "model")) > LARGEST:
-        return [], (
-            f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
-            "scripts/analyze.py makes them."
-        )
-    until = time.monotonic() + HEAT_MAP_SECONDS
-    try:
-        run = SavedRun.load(folder)
-    except InputError as error:
-        return [], str(error)
-    if not run.perturbs:
-        return [], f"{recipe.method.name} has no perturbation that can be looked at after training."
-    each = max(2, min(HEAT_MAPS, MOST_HEAT_MAPS // len(answered)))
-    drawn, left_out = [], []
-    for name, several in answered.items():
-        room = len(drawn) * each < MOST_HEAT_MAPS
-        pairs = _drawn(run, several, each, until) if room and time.monotonic() < until else []
-        if pairs:
-            drawn.append((name, pairs))
-        if len(pairs) < min(each, len(several)):
-            left_out.append(f"{len(pairs)} of {name}")
-    texts = [words for _, pairs in drawn for _, words in pairs]
-    scale = limits(texts) if texts else None
-    maps = [
-        {"name": name, "maps": [(one, Markup(fragment(words, scale))) for one, words in pairs]} for name, pairs in drawn
-    ]
-    return maps, (
-        f"There are only {', '.join(left_out)}: at most {MOST_HEAT_MAPS} are drawn, none after "
-        f"{HEAT_MAP_SECONDS:.0f} s, and of questions alone whose answer stands in one window."
-        if left_out
-        else ""
-    )
-
-
-def _drawn(
-    run: SavedRun, answered: Sequence[Answered], count: int, until: float
-) -> list[tuple[Answered, Sequence[Word]]]:
-    """The first `count` of the fixed choice whose answer stands in a window, half right, half wrong if there are.
-
-    Args:
-        until: when to stop, on the monotonic clock.
-    """
-    chosen: dict[bool, list] = {True: [], False: []}
-    order = fixed_choice(answered)
-    there = {right: sum(one.right is right for one in order) for right in chosen}
-    wanted = {right: max(count // 2, count - there[not right]) for right in chosen}
-    for one in order:
-        if time.monotonic() > until:
-            break
-        if len(chosen[one.right]) == wanted[one.right]:
-            continue
-        try:
-            [words] = word_distances(run, [one.example])
-        except InputError:  # an answer that only stands in the text after normalisation, or in no window
-            continue
-        chosen[one.right].append((one, words))
-    return chosen[True] + chosen[False]
-
-
-def _parameters(model: Path) -> int:
-    total = 0
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, "pt") as content:
-            total += sum(math.prod(content.get_slice(name).get_shape()) for name in content.keys())  # noqa: SIM118
-    return total
-
-
-def _repeat(folder: Path, results: dict) -> str:
+def _repeat(folder: Path, results: Results | None) -> str:
     """The command line that makes this run again."""
-    parts = ["deepspeed", "--num_accelerators", str(results.get("world_size", 1)), "scripts/train.py"]
+    parts = ["deepspeed", "--num_accelerators", str(results.world_size if results else 1), "scripts/train.py"]
     parts += ["--ds_config", str(folder / "ds_config.json"), "--recipe", str(folder / "recipe.yaml")]
     return f"{shlex.join(parts)} --output_dir NEW"

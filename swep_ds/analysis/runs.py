@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe, differences, flatten
-from swep_ds.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of
+from swep_ds.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of, saved_recipe
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # of a resolved ds_config: what the recipe decides, and what says nothing of the training
@@ -19,6 +19,7 @@ DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_st
 DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown"}
 SIZES = ("_bucket_size", "_param_persistence_threshold")  # of ZeRO: by default of the model's hidden size
 # of a recipe: what makes two runs of one row, as seeds of the same training
+FAULTS = 3  # of one file that are named
 NOT_OF_THE_ROW = ("seed", "model.name", "tracking.", "train.log_every", "train.checkpoint_every", "eval.batch_size")
 
 
@@ -32,8 +33,17 @@ class SetScore(Checked):
     total: int
 
 
+class Selection(Checked):
+    """Which checkpoint was chosen, by a score in percent."""
+
+    data_set: str
+    update: int
+    exact_match: float
+    f1: float
+
+
 class Results(Checked):
-    """Of `results.json`, what a table needs."""
+    """Of `results.json`, what tables and reports need."""
 
     method: str
     model: str
@@ -41,6 +51,8 @@ class Results(Checked):
     world_size: int
     eval: dict[str, SetScore]  # the source domain first
     versions: dict[str, str]
+    train: dict[str, Any] = {}
+    selection: Selection | None = None
 
 
 class Described(Checked):
@@ -126,9 +138,9 @@ def find(folders: Iterable[Path]) -> list[Place]:
 def _described(folder: Path) -> list[Place]:
     file = folder / DESCRIPTION
     try:
-        described = Description.model_validate_json(file.read_text())
+        described = Description.model_validate(json.loads(file.read_text()))
     except (OSError, ValueError) as error:
-        fault = " ".join(str(error).split())
+        fault = _faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): make it anew with scripts/sweep.py SWEEP --table") from None
     return [Place(folder / name, **dict(one)) for name, one in described.runs.items()]
 
@@ -141,14 +153,13 @@ def _named(folders: Iterable[Path]) -> list[Place]:
     places, settings = [], []
     for folder in folders:
         try:
-            recipe = Recipe.load(str(folder / "recipe.yaml"))
+            recipe = saved_recipe(folder)
         except InputError:
             places.append(Place(folder, folder.name, 0, "?"))  # `read` says why
             settings.append({})
             continue
         places.append(Place(folder, recipe.method.name, recipe.seed, recipe.model.name))
-        flat = flatten(recipe.model_dump(mode="json"))
-        settings.append({name: value for name, value in flat.items() if not name.startswith(NOT_OF_THE_ROW)})
+        settings.append(_settings(recipe))
     named = []
     for place, own in zip(places, settings, strict=True):
         alike = [other for p, other in zip(places, settings, strict=True) if p.variant == place.variant]
@@ -157,6 +168,12 @@ def _named(folders: Iterable[Path]) -> list[Place]:
         suffix = "".join(f", {name} {value}" for name, value in differing.items())
         named.append(replace(place, variant=place.variant + suffix))
     return named
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Those that tell a row's training from another one's, flat."""
+    flat = flatten(recipe.model_dump(mode="json"))
+    return {name: value for name, value in flat.items() if not name.startswith(NOT_OF_THE_ROW)}
 
 
 def read(places: Sequence[Place]) -> tuple[list[Run], list[Missing]]:
@@ -172,7 +189,7 @@ def read(places: Sequence[Place]) -> tuple[list[Run], list[Missing]]:
             runs.append(_read(place))
         except InputError as error:
             missing.append(Missing(place, str(error)))
-    for steps in (_once, _on_the_same_data, _under_the_same_conditions):
+    for steps in (_on_the_same_data, _under_the_same_conditions, _once):
         runs, out = steps(runs)
         missing += out
     return runs, sorted(missing, key=lambda one: places.index(one.place))
@@ -183,7 +200,7 @@ def _read(place: Place) -> Run:
     file = place.folder / "results.json"
     if not file.is_file():
         raise InputError(fault_of(place.folder, place.recipe))
-    saved = Recipe.load(str(place.folder / "recipe.yaml"))
+    saved = saved_recipe(place.folder)
     if place.recipe and decisive(place.recipe) != decisive(saved):
         raise InputError(fault_of(place.folder, place.recipe))
     results = read_results(file)
@@ -199,10 +216,14 @@ def read_results(file: Path) -> Results:
     try:
         return Results.model_validate(json.loads(file.read_text()))
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors())
-        raise InputError(f"{file}: not of this version ({faults}): run it again") from None
+        raise InputError(f"{file}: not of this version ({_faults(error)}): run it again") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: half-written or damaged ({error}): run it again") from None
+
+
+def _faults(error: ValidationError) -> str:
+    several = [f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
+    return "; ".join(several[:FAULTS]) + f" and {len(several) - FAULTS} more" * (len(several) > FAULTS)
 
 
 def conditions(folder: Path, world_size: int) -> dict[str, Any]:
@@ -271,6 +292,22 @@ def _once(runs: Sequence[Run]) -> tuple[list[Run], list[Missing]]:
             first[key] = run.place.folder
             kept.append(run)
     return kept, out
+
+
+def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
+    """A line for each setting outside of `method` in which rows differ."""
+    by_row = {row: [_settings(run.recipe) for run in several] for row, several in rows.items() if several}
+    names = dict.fromkeys(name for several in by_row.values() for one in several for name in one)
+    notes = []
+    for name in names:
+        found: dict[str, list[str]] = {}  # rows by value
+        for row, several in by_row.items():
+            for value in dict.fromkeys(json.dumps(one.get(name)) for one in several):
+                found.setdefault(value, []).append(row)
+        if len(found) > 1 and not name.startswith("method."):
+            values = "; ".join(f"{value} in {', '.join(several)}" for value, several in found.items())
+            notes.append(f"Rows differ in more than the method: {name} is {values}.")
+    return notes
 
 
 def version_note(runs: Sequence[Run]) -> list[str]:

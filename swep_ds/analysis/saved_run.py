@@ -17,16 +17,16 @@ from swep_ds import distributed as ranks
 from swep_ds.analysis.windows import AnswerWindow
 from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.features import WindowSettings
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.evaluation.saved import load_saved
-from swep_ds.examples import load_examples, reported_examples
+from swep_ds.examples import load_examples, reported_examples, tested_on
 from swep_ds.export import NOISE
 from swep_ds.methods import Method, build
 from swep_ds.methods.base import Carried, Inputs, NoiseKey, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.recipe import HOLDOUT, Recipe
+from swep_ds.recipe import Recipe
 
 DRAW = 0  # together with the run's seed and the question's id it keys the noise that analyses look at
 
@@ -76,20 +76,17 @@ class SavedRun:
         return not self.recipe.method.needs_split and any(one.perturb for one in self.method.passes(0.0))
 
     def test_examples(self, name: str | None = None) -> list[Example]:
-        """The questions of one of the run's test sets; of the first one, the source domain, where none is named.
+        """The questions of one of the run's test sets that it answered; of the first, the source domain, of no name.
 
         Raises:
             InputError: the run was not tested on a set of that name, or its source cannot be read.
         """
-        recipe = self.recipe
-        names = [HOLDOUT] * bool(recipe.data.holdout_fraction) + list(recipe.data.eval)
+        names = tested_on(self.recipe)
         if not names or (name is not None and name not in names):
             known = ", ".join(names) or "none"
             raise InputError(f"{self.folder}: no test set {name or 'at all'} (there: {known}): name another")
         name = name or names[0]
-        if name == HOLDOUT:
-            return reported_examples(recipe)[name]
-        return read_examples(recipe.data.eval[name], training=False)
+        return reported_examples(self.recipe, [name])[name]
 
     def training_examples(self) -> list[Example]:
         """What the run was trained on, augmented samples last.

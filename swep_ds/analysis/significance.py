@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
+from swep_ds.analysis.answers import read_predictions
 from swep_ds.analysis.runs import Run
 from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import exact_match, f1
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import HOLDOUT, Recipe
 
 RESAMPLES = 10_000
 LEVEL = 95  # percent, of the intervals
@@ -23,13 +25,13 @@ ELEMENTS = 2**22  # of the matrix of counts that is made at a time
 Golds = dict[str, tuple[str, ...]]  # accepted answers by question id
 
 
-def per_question(predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]]) -> np.ndarray:
-    """EM and F1 of each question in percent, (questions, 2), in the order of `golds`; 0 without a prediction."""
+def per_question(predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Columns exact_match and f1, in percent, by question id in the order of `golds`; 0 without a prediction."""
     found = [
         (exact_match(predictions[id_], answers), f1(predictions[id_], answers)) if id_ in predictions else (0.0, 0.0)
         for id_, answers in golds.items()
     ]
-    return 100 * np.array(found)
+    return pd.DataFrame(100 * np.array(found), index=list(golds), columns=["exact_match", "f1"])
 
 
 def resampled_means(values: np.ndarray, name: str) -> np.ndarray:
@@ -63,59 +65,58 @@ def interval(samples: np.ndarray) -> np.ndarray:
 class QuestionScores:
     """EM and F1 of each question of each run, from its `predictions/` and the gold answers of its recipe's data.
 
-    `notes` collects, a line each, what could not be read.
+    `notes` collects, a line each, what could not be read or compared.
     """
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self._golds: dict[str, dict[str, Golds] | None] = {}  # by data configuration
-        self._scores: dict[tuple[Path, str], np.ndarray | None] = {}
+        self._golds: dict[str, Golds | None] = {}  # by data set and what decides its questions
+        self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
 
-    def of(self, run: Run, data_set: str) -> np.ndarray | None:
-        """(questions, 2) in percent; None where data or predictions cannot be read or are not those of the results."""
+    def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
+        """`per_question`; None where data or predictions cannot be read or are not those of the results."""
         key = (run.place.folder, data_set)
         if key not in self._scores:
             self._scores[key] = self._read(run, data_set)
         return self._scores[key]
 
-    def _read(self, run: Run, data_set: str) -> np.ndarray | None:
-        data = self._data(run.recipe)
-        if data is None:
+    def _read(self, run: Run, data_set: str) -> pd.DataFrame | None:
+        golds = self._questions(run.recipe, data_set)
+        if golds is None:
             return None
-        file, golds = run.place.folder / "predictions" / f"{data_set}.json", data[data_set]
         try:
-            predictions = json.loads(file.read_text())
-            lacking = [id_ for id_ in golds if id_ not in predictions]
-            scores = per_question(predictions, golds)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            return self._note(f"No interval with {file}: cannot be read ({error}).")
-        if lacking:
-            self._note(f"{file}: no answer to {len(lacking)} of {len(golds)} questions, such as {lacking[0]}: wrong.")
-        reported = run.results.eval[data_set]
-        if not np.allclose(scores.mean(axis=0), (reported.exact_match, reported.f1), atol=0.01):
-            found = " / ".join(f"{value:.2f}" for value in scores.mean(axis=0))
-            return self._note(
+            predictions = read_predictions(run.place.folder, data_set)
+        except InputError as error:
+            return self.note(f"No interval with {error}.")
+        file = run.place.folder / "predictions" / f"{data_set}.json"
+        if lacking := [id_ for id_ in golds if id_ not in predictions]:
+            self.note(f"{file}: no answer to {len(lacking)} of {len(golds)} questions, such as {lacking[0]}: wrong.")
+        scores = per_question(predictions, golds)
+        means, reported = scores.mean(), run.results.eval[data_set]
+        if not np.allclose(means, (reported.exact_match, reported.f1), atol=0.01):
+            found = " / ".join(f"{value:.2f}" for value in means)
+            return self.note(
                 f"No interval with {file}: it scores {found} on the data of today, and {reported.exact_match:.2f} / "
                 f"{reported.f1:.2f} in results.json."
             )
         return scores
 
-    def _data(self, recipe: Recipe) -> dict[str, Golds] | None:
-        """By data set; read once for all runs that are tested on the same."""
+    def _questions(self, recipe: Recipe, data_set: str) -> Golds | None:
+        """Read once for all runs that are tested on the same."""
         data = recipe.data
-        source = data.train if data.holdout_fraction else None
-        key = json.dumps([data.eval, source, data.holdout_fraction, data.max_eval_examples, recipe.eval.select_on])
+        source = [data.train, data.holdout_fraction] if data_set == HOLDOUT else data.eval.get(data_set)
+        key = json.dumps([data_set, source, data.max_eval_examples, recipe.eval.select_on == data_set])
         if key not in self._golds:
             from swep_ds.examples import reported_examples  # takes seconds
 
             try:
-                tests = reported_examples(recipe)
-                self._golds[key] = {name: {one.id: one.answers for one in several} for name, several in tests.items()}
+                asked = reported_examples(recipe, [data_set])[data_set]
+                self._golds[key] = {one.id: one.answers for one in asked}
             except InputError as error:
-                self._golds[key] = self._note(f"No intervals: the questions cannot be read ({error}).")
+                self._golds[key] = self.note(f"No intervals on {data_set}: its questions cannot be read ({error}).")
         return self._golds[key]
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
 
@@ -149,13 +150,23 @@ def intervals(
 def _differences(
     rows: Mapping[str, Sequence[Run]], base: str, column: str, scores: QuestionScores
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """By row, (questions, 2): the mean over its runs less that over the base's."""
-    means = {}
-    for name, runs in rows.items():
-        each = [scores.of(run, column) for run in runs]
-        means[name] = None if not each or any(one is None for one in each) else np.mean(each, axis=0)
-    if means[base] is None:
+    """By row, (questions, 2): the mean over its runs less that over the base's, question by question."""
+    read = {name: [scores.of(run, column) for run in runs] for name, runs in rows.items()}
+    if not read[base] or any(one is None for one in read[base]):
         return
-    for name, own in means.items():
-        if name != base and own is not None:
-            yield name, own - means[base]
+    asked = read[base][0].index
+    means = {}
+    for name, each in read.items():
+        if not each or any(one is None for one in each):
+            continue
+        others = [r for r, one in zip(rows[name], each, strict=True) if set(one.index) != set(asked)]
+        if others:
+            scores.note(
+                f"No interval for {name} on {column}: {others[0].place.folder} answered other questions than "
+                f"{rows[base][0].place.folder}, so that the difference is not of the methods alone."
+            )
+            continue
+        means[name] = np.mean([one.loc[asked].to_numpy() for one in each], axis=0)
+    for name in means:
+        if base in means and name != base:
+            yield name, means[name] - means[base]

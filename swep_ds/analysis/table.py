@@ -3,14 +3,15 @@
 A cell is the mean and the deviation over seeds; beside it stand the difference to the base row and the paper's number.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from swep_ds.analysis import significance
-from swep_ds.analysis.paper import PaperModel, paper_model, plain, trained_on
-from swep_ds.analysis.runs import Missing, Place, Run, log_line, read, version_note
+from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trained_on
+from swep_ds.analysis.runs import Missing, Place, Run, log_line, read, settings_notes, version_note
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores, out_of_domain_mean
 
@@ -35,13 +36,10 @@ def make(places: Sequence[Place], against: str | None = None) -> Table:
         be read), "seeds": {"mean", "std" or None, "n"}} to the base row, in percentage points.
 
     Raises:
-        InputError: no row is called `against`.
+        InputError: no row is called `against`, or several are.
     """
     runs, missing = read(places)
-    variants = list(dict.fromkeys(place.variant for place in places))
-    base = next((name for name in variants if plain(name) == plain(against or BASE)), None)
-    if against and base is None:
-        raise InputError(f"--against {against}: no row of that name; there are {', '.join(variants)}")
+    base = _base(list(dict.fromkeys(place.variant for place in places)), against)
     scores = significance.QuestionScores()
     blocks, notes = [], []
     for model, labels in _unique(place.block for place in places):
@@ -49,7 +47,7 @@ def make(places: Sequence[Place], against: str | None = None) -> Table:
         names = dict.fromkeys(place.variant for place in places if place.block == (model, labels))
         rows = {name: [run for run in own if run.place.variant == name] for name in names}
         blocks.append(_block(model, labels, rows, base, scores))
-        notes += _paper_notes(blocks[-1], own)
+        notes += [*settings_notes(rows), *_paper_notes(blocks[-1], own)]
     if base is None:
         notes.append(f"No differences: there is no row {BASE}; --against names another one.")
     elif any(row["differences"] for block in blocks for row in block["rows"]):
@@ -64,6 +62,20 @@ def make(places: Sequence[Place], against: str | None = None) -> Table:
         "missing": [_lack(one) for one in missing],
         "notes": [*dict.fromkeys(notes), *scores.notes, *version_note(runs)],
     }
+
+
+def _base(rows: Sequence[str], against: str | None) -> str | None:
+    """The row that is called so, else the one that differs in case and separators alone; no MLE is no fault."""
+    wanted = against or BASE
+    alike = [wanted] if wanted in rows else [name for name in rows if _folded(name) == _folded(wanted)]
+    if against and len(alike) != 1:
+        fits = f"{len(alike)} rows are called so" if alike else "no row of that name"
+        raise InputError(f"--against {against}: {fits}; there are {', '.join(rows)}")
+    return alike[0] if len(alike) == 1 else None
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name.casefold())
 
 
 def _unique(blocks: Iterable[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
@@ -197,8 +209,11 @@ def _of_paper(known: PaperModel | None, method: str, columns: Sequence[str]) -> 
 
 
 def _whole(run: Run) -> bool:
-    data = run.recipe.data
-    return data.train_fraction == 1 and data.max_train_examples is None and run.recipe.pretrain is None
+    """Whether it was trained and tested as the paper's were: on all questions, and on no others."""
+    data, recipe = run.recipe.data, run.recipe
+    limits = (data.max_train_examples, data.max_eval_examples, recipe.train.max_updates, recipe.eval.select_on)
+    more = recipe.pretrain or (data.augmented and recipe.method.name != "ssmba")
+    return data.train_fraction == 1 and not data.holdout_fraction and not more and limits == (None,) * 4
 
 
 def _paper_notes(block: dict[str, Any], runs: Sequence[Run]) -> list[str]:
@@ -209,13 +224,19 @@ def _paper_notes(block: dict[str, Any], runs: Sequence[Run]) -> list[str]:
     if known is None:
         return [f"The paper has no numbers for {block['model']}."]
     if not all(map(_whole, runs)):
-        return [f"{block['title']}: the paper's numbers are for training on all of {trained_on()} alone: left out."]
+        return [
+            f"{block['title']}: the paper's numbers are left out: they are of training on all of {trained_on()} alone, "
+            "and of whole test sets."
+        ]
     sets = [one for one in block["columns"] if one != OUT_OF_DOMAIN and not known.knows_data_set(one)]
     methods = [row["name"] for row in block["rows"] if not known.knows_method(row["name"])]
     said = [f"the data sets {', '.join(sets)}"] if sets else []
     said += [f"the methods {', '.join(methods)}"] if methods else []
     cells = [cell[METRICS[0]]["paper"] for row in block["rows"] for cell in row["scores"].values()]
     notes = [f"In round brackets the paper's number, of models trained on {trained_on()}."]
+    for source in dict.fromkeys(run.recipe.data.train for run in runs):
+        if not was_trained_on(source):
+            notes.append(f"Not known to be {trained_on()}: data.train {source}, on which these models were trained.")
     if any(value is None for value in cells):
         named = f"for {' and '.join(said)}" if said else "for every method on every data set"
         notes.append(f"A dash in brackets: the paper has no number {named} with {known.label}.")

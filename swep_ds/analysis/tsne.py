@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from swep_ds.analysis.plotting import pyplot
+from swep_ds.analysis.plotting import COLOURS, pyplot
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import answer_windows
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last hidden state)"}
-WHEN = {"before": "#0072b2", "after": "#d55e00"}
+WHEN = {"before": COLOURS[0], "after": COLOURS[1]}
 FEWEST = 10  # tokens
 PERPLEXITY = 30.0
 

@@ -5,7 +5,8 @@ Windows are those of training (`swep_ds/data/features.py`); an analysis looks at
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -52,8 +53,28 @@ def answer_windows(
     Raises:
         InputError: a context without the answer, or an answer that no window holds.
     """
-    if not examples:
-        return []
+    return list(map(_cutter(examples[0], tokenizer, settings), examples)) if examples else []
+
+
+def windows_if_any(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
+) -> Iterator[AnswerWindow | None]:
+    """As `answer_windows`, one after the other as they are asked for, with None for an example without such a window.
+
+    As in training, which leaves out what no window holds.
+    """
+    cut = _cutter(examples[0], tokenizer, settings) if examples else None
+    for example in examples:
+        try:
+            yield cut(example)
+        except InputError:
+            yield None
+
+
+def _cutter(
+    example: Example, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
+) -> Callable[[Example], AnswerWindow]:
+    """What makes an example's window; `example` is any, which the tokenizer's special tokens are read off."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
@@ -61,8 +82,8 @@ def answer_windows(
         gap = gap_before(backend)
         template = Template.prompt(backend, gap)
     else:
-        gap, template = "", Template.learn(backend, examples[0])
-    return [_window(example, backend, template, gap, settings) for example in examples]
+        gap, template = "", Template.learn(backend, example)
+    return partial(_window, backend=backend, template=template, gap=gap, settings=settings)
 
 
 def _window(example: Example, backend: Tokenizer, template: Template, gap: str, settings: WindowSettings):

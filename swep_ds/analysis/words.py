@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from swep_ds.analysis.plotting import pyplot
+from swep_ds.analysis.plotting import COLOURS, MARKS, pyplot
 from swep_ds.errors import InputError
+from swep_ds.files import read_lines
 from swep_ds.recipe import Recipe
 
-COLUMNS = ["run", "method", "seed", "update", "words_changed", "words_changed_clean"]
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # Okabe and Ito's
-MARKERS = "osD^vP*"
+SHARES = ["words_changed", "words_changed_clean"]
+COLUMNS = ["run", "method", "seed", "update", *SHARES]
 
 
 def curves(folders: Sequence[Path]) -> pd.DataFrame:
@@ -30,8 +30,7 @@ def curves(folders: Sequence[Path]) -> pd.DataFrame:
         recipe, file = Recipe.load(str(folder / "recipe.yaml")), folder / "metrics.jsonl"
         if not file.is_file():
             raise InputError(f"{file}: no such file: name the folder of a run that has begun to train")
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        measured = [line for line in lines if "words_changed" in line]
+        measured = [one for one in read_lines(file) if all(isinstance(one.get(name), int | float) for name in SHARES)]
         if not measured:
             raise InputError(
                 f"{file}: holds no words_changed: {recipe.method.name} changes no embeddings, or an earlier version "
@@ -65,7 +64,7 @@ def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> N
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
     names = _names(table)
     for number, (run, own) in enumerate(table.groupby("run", sort=False)):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
         few = marker if len(own) <= 40 else None
         axes.plot(
             own["update"], 100 * own["words_changed"], color=colour, marker=few, markersize=4, lw=1.8, label=names[run]

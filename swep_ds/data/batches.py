@@ -50,6 +50,12 @@ class Batch(NamedTuple):
     token_weight: Tensor | None = None  # [N] float32, the same for means over the update's tokens
     lengths: tuple[int, ...] | None = None  # N tokens of the windows, on the host whatever the device
 
+    @property
+    def padding_mask(self) -> Tensor | None:
+        """The attention mask; None where `lengths` tell that nothing is padded: attention is faster without."""
+        full = self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]
+        return None if full else self.attention_mask
+
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
 

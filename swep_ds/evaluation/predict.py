@@ -57,7 +57,8 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
         ranks.progress(f"evaluation, batch {number + 1}")
         rows = mine[number] if number < len(mine) else np.array([0])
         columns = features[rows.tolist()]
-        result = outputs(Batch(**padding.inputs(columns, max(columns["length"]))).to(ranks.device()))
+        lengths = tuple(columns["length"])
+        result = outputs(Batch(**padding.inputs(columns, max(lengths)), lengths=lengths).to(ranks.device()))
         if number < len(mine):
             decoder.add(columns, *result)
 

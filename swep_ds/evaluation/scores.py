@@ -10,11 +10,13 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+@lru_cache(2**16)  # the golds of a data set meet each run and both metrics
 def normalize_answer(text: str) -> str:
     """Lower-cases, drops ASCII punctuation, then a, an, the as whole words, then spare white space.
 

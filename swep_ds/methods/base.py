@@ -115,12 +115,15 @@ class Method(nn.Module):
         """The passes of one update, in order. `progress` is the share of all updates already done, in [0, 1)."""
         raise NotImplementedError
 
-    def idle(self, hidden: Tensor) -> Tensor | None:
+    def idle(self, embeddings: Tensor) -> Tensor | None:
         """Zero, computed from all of this method's parameters; None where it has none.
 
-        Added to the loss of every micro-step that does not use them otherwise: ZeRO-3 overwrites its gradient
-        buffer in an update's first micro-step only, so a parameter without a gradient there would add to the
-        last update's gradient.
+        Added to the loss of every micro-step in which nothing is perturbed: ZeRO-3 overwrites its gradient buffer in
+        an update's first micro-step only, so a parameter without a gradient there would add to the last update's
+        gradient.
+
+        Args:
+            embeddings: [N, T, d] of the pass; nothing is read of them but device and dtype.
         """
         return None
 

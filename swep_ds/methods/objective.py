@@ -72,7 +72,7 @@ class Objective(nn.Module):
         loss = torch.zeros((), device=batch.input_ids.device)
         statistics: Statistics = {}
         reading = None
-        uses_parameters = False
+        perturbs = any(passes[number].perturb for number in numbered)
         for number in numbered:
             one, before = passes[number], reading
             if one.repeats_dropout:
@@ -85,6 +85,9 @@ class Objective(nn.Module):
                     if measure_noise:
                         statistics |= self._words_changed(embeddings, noise.embeddings, batch, key)
                     embeddings = noise.embeddings
+                # before the encoder, where perturbations stand: ZeRO-3 keeps weights gathered between a forward and
+                # its backward only if all micro-steps take the modules in the same order
+                idle = None if perturbs else self.method.idle(embeddings)
                 reading = self.qa(embeddings, batch, hidden=one.keeps_hidden)
             if one.keeps_hidden:
                 carried = replace(carried, hidden=reading.hidden.detach())
@@ -92,6 +95,8 @@ class Objective(nn.Module):
                 continue
             nll = (reading.nll * batch.weight).sum()
             loss = loss + one.weight * nll
+            if idle is not None:
+                loss = loss + idle
             statistics[f"nll_{one.name}"] = nll.detach()
             if one.divergence_weight:
                 divergence = (symmetric_divergence(reading, before) * batch.weight).sum()
@@ -104,13 +109,9 @@ class Objective(nn.Module):
             if noise.kl is not None:
                 loss = loss + one.kl_weight * self._kl(noise.kl, batch)
                 statistics["kl_per_token"] = (noise.kl.detach().sum(1) * batch.token_weight).sum()
-                uses_parameters = True
             if measure_noise and noise.measure is not None:
                 share_NT = batch.attention_mask * batch.token_weight[:, None]
                 statistics |= {name: (value_NT * share_NT).sum() for name, value_NT in noise.measure().items()}
-        if not uses_parameters and carried.hidden is not None:
-            idle = self.method.idle(carried.hidden)
-            loss = loss if idle is None else loss + idle
         return loss, carried, statistics
 
     def _read(self, batch: Batch, embeddings: Tensor) -> Reading:

@@ -23,7 +23,9 @@ class SwepSettings(Settings):
     name: Literal["swep"] = "swep"
     noise: Literal["learned", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
     beta: float = Field(1.0, ge=0)  # weight of the KL; 1 = the ELBO. Its scale depends on d and on kl_reduction
-    beta_schedule: Literal["constant", "linear_to_zero"] = "constant"  # over the whole run
+    # to zero over the whole run, or over its second half: of the paper's two epochs the second, as in its table by word
+    # frequency
+    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero"] = "constant"
     prior_variance: float = Field(0.1, gt=0)  # alpha
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
     kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
@@ -37,7 +39,7 @@ class Swep(Method):
         super().__init__()
         self.settings = settings
         self.mode = MODES[settings.noise]
-        self.kl_reduction = settings.kl_reduction
+        self.kl_reduction, self.hidden_size = settings.kl_reduction, hidden_size
         self.noise = NoiseGenerator(
             hidden_size,
             embedding_size,
@@ -48,8 +50,8 @@ class Swep(Method):
         )
 
     def beta(self, progress: float) -> float:
-        linear = self.settings.beta_schedule == "linear_to_zero"
-        return self.settings.beta * (1 - progress if linear else 1.0)
+        shares = {"constant": 1.0, "linear_to_zero": 1 - progress, "second_half_to_zero": min(1.0, 2 * (1 - progress))}
+        return self.settings.beta * shares[self.settings.beta_schedule]
 
     def passes(self, progress: float) -> list[Pass]:
         weight = self.settings.mle_weight
@@ -83,8 +85,8 @@ class Swep(Method):
             statistics["sigma"] = (log_variance / 2).exp().mean(-1)
         return statistics
 
-    def idle(self, hidden: Tensor) -> Tensor:
-        return 0.0 * self.noise(hidden[:1, :1]).float().sum()
+    def idle(self, embeddings: Tensor) -> Tensor:
+        return 0.0 * self.noise(embeddings.new_zeros(1, 1, self.hidden_size)).float().sum()
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         learned = {name: means[name] for name in ("mu_distance", "sigma") if name in means}

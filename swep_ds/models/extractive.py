@@ -93,12 +93,16 @@ class ExtractiveQA(nn.Module):
         types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
         output = self.model(
             inputs_embeds=embeddings,
-            attention_mask=batch.attention_mask,
+            attention_mask=self._mask(batch),
             output_hidden_states=hidden,
             return_dict=True,
             **types,
         )
         return Outputs(output.start_logits, output.end_logits, output.hidden_states[-1] if hidden else None)
+
+    def _mask(self, batch: Batch) -> Tensor | None:
+        """Compiled, it is always there: that it is now and then left out would compile the model once more."""
+        return batch.padding_mask if self.model._compiled_call_impl is None else batch.attention_mask
 
     def _packed(self, embeddings: Tensor, batch: Batch, hidden: bool) -> Outputs:
         windows = packing.Windows.of(batch)
@@ -118,5 +122,5 @@ class ExtractiveQA(nn.Module):
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Start and end logits [N, T] of the plain model, as it will be exported."""
         types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
-        output = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, return_dict=True, **types)
+        output = self.model(input_ids=batch.input_ids, attention_mask=self._mask(batch), return_dict=True, **types)
         return output.start_logits, output.end_logits

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from swep_ds.errors import InputError
+from swep_ds.models.masks import use_given_masks
 from swep_ds.models.names import refuse_own_code
 
 # what from_pretrained raises on a damaged folder: of its files, and of values in its config that make no model
@@ -42,6 +43,7 @@ def load_trainable(
         InputError: nothing to load there, code of its own, no head for the task, no such attention, a config that
             makes no model, or word embeddings cannot be given to it.
     """
+    use_given_masks()
     config = load_config(name)
     if config.is_encoder_decoder and auto_class is not AutoModelForSeq2SeqLM:
         raise InputError(

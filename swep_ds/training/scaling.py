@@ -5,8 +5,7 @@ Volumes are those of DeepSpeed 0.19 as the shipped ds_configs set it up, and wer
   Its default (`use_multi_rank_bucket_allreduce`) is an all-reduce at stage 1 and 2 as well, not a reduce-scatter.
 - Stage 1 and 2 gather the updated weights once an update.
 - Stage 3 scatters gradients in every micro-step. Weights are gathered once for a forward and its backward where all
-  of them may stay (`stage3_max_live_parameters`), else for each; where the micro-steps of an update take the modules
-  in different orders, as SWEP's do, DeepSpeed gives up its trace and gathers for each in any case.
+  of them may stay (`stage3_max_live_parameters`), else for each.
 """
 
 import math
@@ -24,19 +23,18 @@ COUNTS = (1, 2, 8, 16, 64, 256, 1024)
 
 @dataclass(frozen=True)
 class Way:
-    """How an update goes: forwards with a backward, in micro-steps; `alike`: all take the modules in one order."""
+    """How an update goes: forwards with a backward, in micro-steps."""
 
     name: str
     passes: int
     micro_steps: int
-    alike: bool
 
     @property
     def per_step(self) -> int:
         return self.passes // self.micro_steps
 
 
-WAYS = (Way("mle", 1, 1, True), Way("swep:split", 2, 2, False), Way("swep:joint", 2, 1, True))
+WAYS = (Way("mle", 1, 1), Way("swep:split", 2, 2), Way("swep:joint", 2, 1))
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def volumes(stage: int, way: Way, parameters: int, width: int, live: int) -> dic
         return {"all_reduce": whole}
     if stage < 3:
         return {"all_reduce": whole * (way.micro_steps if stage == 2 else 1), "all_gather_into_tensor": whole}
-    gathers = way.micro_steps if way.alike and parameters <= live else 2 * way.passes
+    gathers = way.micro_steps if parameters <= live else 2 * way.passes
     return {"all_gather_into_tensor": whole * gathers, "reduce_scatter_tensor": whole * way.micro_steps}
 
 

@@ -1,8 +1,8 @@
 """What a run tells while it trains: a progress bar (plain lines where there is no terminal), metrics.jsonl,
 health.jsonl, wandb.
 
-Rank 0 alone writes; on the others a tracker does nothing. Nothing that wandb does later than its start ends a run,
-and it is waited for no longer than `WANDB_START_SECONDS` and `WANDB_END_SECONDS`.
+Rank 0 alone writes; on the others a tracker does nothing. Nothing that wandb does later than a run's first start ends
+it, and it is waited for no longer than `WANDB_START_SECONDS` and `WANDB_END_SECONDS`.
 """
 
 import json
@@ -27,7 +27,7 @@ from rich.progress import (
 
 from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.results import Scores
-from swep_ds.files import write_atomically
+from swep_ds.files import read_lines, write_atomically
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Done
 
@@ -62,14 +62,14 @@ class Tracker:
         active: true on rank 0.
 
     Raises:
-        InputError: wandb is asked for but not installed, or its settings let it not start.
+        InputError: at a run's first start, wandb is asked for but cannot be imported, or its settings let it not start.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, updates: int, before: Done, active: bool):
         self.updates, self.active, self.before = updates, active, before
         if not active:
             return
-        self.wandb = _start_wandb(recipe, folder)
+        self.wandb = _start_wandb(recipe, folder, before)
         self.metrics, self.health = (Lines(folder / name, before) for name in ("metrics.jsonl", "health.jsonl"))
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.progress = None
@@ -179,17 +179,6 @@ class Lines:
             self.warned = True
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines, none of no file; a run that was killed while writing may have left half a last one."""
-    lines = []
-    for text in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return lines
-
-
 class WandbRun:
     """A run of wandb. What fails in it is told once, and missing there: the training goes on."""
 
@@ -223,17 +212,20 @@ class WandbRun:
             self.warned = True
 
 
-def _start_wandb(recipe: Recipe, folder: Path) -> WandbRun | None:
+def _start_wandb(recipe: Recipe, folder: Path, before: Done) -> WandbRun | None:
     if recipe.tracking.wandb == "off":
         return None
+    known = folder / "wandb_id"  # so that a resumed run goes on in the same place
+    run_id = known.read_text().strip() if known.is_file() else ""
+    first = not (run_id or before.updates)  # later nobody may be there to mend anything, and the run would be lost
     try:
         import wandb
-    except ImportError:
-        raise InputError(
-            "tracking.wandb: wandb is not installed: pip install 'swep-ds[wandb]', or set it to off"
-        ) from None
-    known = folder / "wandb_id"  # so that a resumed run goes on in the same place
-    run_id = known.read_text() if known.is_file() else secrets.token_hex(4)
+    except Exception as error:  # a package that wandb needs may be broken in any way
+        if first:
+            raise _cannot_import(error) from None
+        log.warning("wandb cannot be imported: this run goes untracked (%s)", _in_short(error))
+        return None
+    run_id = run_id or secrets.token_hex(4)
     start = partial(
         wandb.init,
         project=recipe.tracking.project,
@@ -251,20 +243,21 @@ def _start_wandb(recipe: Recipe, folder: Path) -> WandbRun | None:
     )
     try:
         run = start(mode=recipe.tracking.wandb)
-    except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-        raise _cannot_start(error) from None
     except Exception as error:  # of a server that is not there they are of many kinds
-        if recipe.tracking.wandb == "offline":
-            raise _cannot_start(error) from None
+        settings = isinstance(error, wandb.errors.UsageError | wandb.errors.AuthenticationError)
+        if first and (settings or recipe.tracking.wandb == "offline"):
+            raise InputError(
+                f"tracking.wandb: wandb cannot start ({_in_short(error)}): set it to offline or off"
+            ) from None
         run = _start_offline(wandb, start, error)
     if run is None:
         return None
-    known.write_text(run_id)
+    write_atomically(known, run_id)
     return WandbRun(run)
 
 
 def _start_offline(wandb, start: Callable[..., Any], why: Exception):
-    """In place of a run whose server cannot be reached; None where that fails, too."""
+    """In place of a run that cannot be tracked as it was to be; None where that fails, too."""
     try:
         wandb.teardown()  # its service holds the run's id
         run = start(mode="offline")
@@ -272,16 +265,18 @@ def _start_offline(wandb, start: Callable[..., Any], why: Exception):
         log.warning("wandb cannot start: this run goes untracked (%s; offline: %s)", _in_short(why), _in_short(error))
         return None
     log.warning(
-        "tracking.wandb: the server cannot be reached: this run is tracked offline; later send it with `wandb sync %s` "
-        "(%s)",
+        "tracking.wandb: wandb cannot start: this run is tracked offline; later send it with `wandb sync %s` (%s)",
         run.settings.sync_dir,
         _in_short(why),
     )
     return run
 
 
-def _cannot_start(error: Exception) -> InputError:
-    return InputError(f"tracking.wandb: wandb cannot start ({_in_short(error)}): set it to offline or off")
+def _cannot_import(error: Exception) -> InputError:
+    mend = "pip install 'swep-ds[wandb]', or set it to off"
+    if isinstance(error, ModuleNotFoundError):
+        return InputError(f"tracking.wandb: wandb is not installed: {mend}")
+    return InputError(f"tracking.wandb: wandb cannot be imported ({_in_short(error)}): {mend}")
 
 
 def _in_short(error: Exception) -> str:

@@ -25,7 +25,12 @@ def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -
         ("20,000", 20000),
         ("0", 0),
         ("BERT-base", None),
-        ("1e3", None),
+        ("1e3", 1000),
+        ("1e-4", 0.0001),
+        ("-0.5", -0.5),
+        ("20k", 20000),
+        ("1.5 M", 1.5e6),
+        ("1e", None),
         ("%", None),
         ("", None),
     ],
@@ -53,6 +58,12 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
     assert pyplot().get_fignums() == []
     with pytest.raises(InputError, match="cannot be written"):
         curves.draw({"blocks": blocks}, tmp_path / "none")
+
+
+def test_points_without_a_number_are_named():
+    labels = ({"share": "10 %", "model": "A"}, {"share": "all", "model": "B"}, {"share": "20 %"}, {"share": "most"})
+    table = {"blocks": [block("A", one, 3) for one in labels]}
+    assert curves.left_out(table) == ["The curve over share is without all, most: no number."]
 
 
 def test_points_bands_and_axes_are_the_tables():

@@ -81,11 +81,15 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
         for line in lines:
             wide = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
             assert len(re.findall(r"(?<!\\)&", line)) + 1 + wide == len(layout), line
-    assert scores[0] == "l" + 9 * "r"
-    assert r"\shortstack[r]{\textbf{90.00 $\pm$ 0.00}\\{}(89.50)} &" in scores[1]
+    assert scores[0] == "l" + 5 * "r"  # a column for both metrics
+    assert r"\shortstack[r]{\textbf{81.00 $\pm$ 1.41} (-)\\{}\textbf{90.00 $\pm$ 0.00} (89.50)} &" in scores[1]
+    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 2
     assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
     assert r"\shortstack[r]{\textbf{+1.00}\\{}[+0.50, +2.00]\\{}n = 1}" in differences[1]
-    assert text.endswith("% A note_.\n% missing: gone, seed 0: no_room\n")
+    assert r"\shortstack[r]{$-$3.00\\{}[$-$0.25, +2.00]\\{}+1.00 n = 1}" in differences[1]
+    said = [r"{\footnotesize\noindent A note\_.\par}", r"{\footnotesize\noindent Missing: gone, seed 0: no\_room\par}"]
+    assert text.splitlines()[-2:] == said
+    assert not re.search(r"(?<!\\)%(?!$)", text, re.MULTILINE)  # nothing in comments
 
 
 class Cells(HTMLParser):
@@ -127,6 +131,15 @@ def test_the_terminal_shows_the_same_figures():
     assert {"81.00 ± 1.41", "42.50", "84.00"} <= set(bold)
     assert not {"40.50 ± 0.71", "88.00", "(-)"} & set(bold)
     assert "(89.50)" in shown
+
+
+def test_the_terminal_prints_a_difference_beyond_chance_in_bold(monkeypatch):
+    console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
+    monkeypatch.setattr(formats, "Console", lambda **options: console)
+    formats.show(made())
+    differences = console.export_text(styles=True).split("less MLE")[1]
+    bold = [part.split("\x1b[0m")[0] for part in differences.split("\x1b[1m")[1:]]
+    assert [text for text in bold if text[0] in "+-"] == ["+1.00", "-3.00"]  # of the column with an interval beyond 0
 
 
 def test_no_run_at_all_still_makes_every_format(tmp_path):

@@ -55,8 +55,8 @@ def test_a_fragment_is_escaped_coloured_and_labelled():
     # 0.2 is a quarter of the way, so between the second and the third of six colours; 0.3 between the third and fourth
     expected = {"0.1000": "#ffffcc", "0.2000": "#ffe896", "0.3000": "#fec661", "0.5000": "#fc4e2a"}
     assert {value: colour for colour, value in colours.items()} == expected
-    assert "0.1 <span" in text
-    assert "</span> 0.5;" in text
+    assert "≤ 0.1 <span" in text  # what lies beyond the ends has their colours
+    assert "</span> ≥ 0.5;" in text
 
 
 def test_black_text_is_readable_on_every_colour():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swep_ds.analysis.paper import _read, paper_model
+from swep_ds.analysis.paper import _read, paper_model, plain, was_trained_on
 
 SPOTS = [
     ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
@@ -36,6 +36,27 @@ def test_what_the_paper_does_not_have():
     assert (electra.knows_method("R-Drop"), electra.knows_method("SWEP, no KL")) == (False, True)
     assert not paper_model("BERT-base").knows_method("SWEP, no KL")
     assert (electra.knows_data_set("New-Wikipedia"), electra.knows_data_set("hotpot")) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [
+        ("rajpurkar/squad", True),
+        ("squad:plain_text@train", True),
+        ("data/SQuAD.train.jsonl.gz", True),
+        ("train-v1.1.json", True),
+        ("train-v2.0.json", False),
+        ("squad_v2", False),
+        ("squadshifts:nyt", False),
+        ("data/new_wiki_v1.0.json", False),
+    ],
+)
+def test_what_the_papers_training_data_is_called(source, known):
+    assert was_trained_on(source) == known
+
+
+def test_names_in_other_scripts_stay_apart():
+    assert plain("模型 1") != plain("数据 1") != plain("1")
 
 
 def test_the_tables_are_whole():

@@ -2,8 +2,10 @@
 and a browser shows them."""
 
 import json
+import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,10 +16,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import swep_ds.run
-from swep_ds.analysis import charts, report
-from swep_ds.analysis.answers import read_answered
+from swep_ds.analysis import charts, example_maps, report
+from swep_ds.analysis.answers import most_changed, read_answered
 from swep_ds.errors import InputError
+from swep_ds.examples import load_examples
 from swep_ds.export import NOISE
+from swep_ds.files import read_lines
 from swep_ds.methods import build
 from swep_ds.recipe import Recipe
 from swep_ds.run_folder import RunFolder
@@ -191,7 +195,7 @@ def test_one_rank_stands_out(against):
 def test_heat_maps_show_answers_right_and_wrong(against):
     page = against[1]
     shown = page.texts["maps"]
-    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (report.HEAT_MAPS, 2, 2)
+    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (example_maps.EACH, 2, 2)
     assert "monastery" in shown
 
 
@@ -204,7 +208,7 @@ def test_the_worst_come_first_and_the_right_ones_not_at_all(against):
 
 def test_what_changed_against_another_run(made):
     recipe = Recipe.load(str(made / "run" / "recipe.yaml"))
-    gained, lost = report.most_changed(read_answered(made / "run", recipe, "squad", made / "other"), 9)
+    gained, lost = most_changed(read_answered(made / "run", recipe, "squad", made / "other"), 9)
     assert [(one.example.id, one.gain) for one in gained] == [
         *(("r1", 100.0), ("r2", 100.0), ("r3", pytest.approx(100 / 3)))
     ]
@@ -233,7 +237,7 @@ def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against
 
 def test_a_resumed_run_has_one_curve(run):
     (run / "metrics.jsonl").write_text(metrics(range(1, 21)) + metrics(range(21, 41)) + '{"update": 41, "lo')
-    lines = report.read_lines(run / "metrics.jsonl")
+    lines = read_lines(run / "metrics.jsonl")
     updates, losses = charts.curve(lines, "loss")
     np.testing.assert_allclose(updates, np.arange(1, 41))
     np.testing.assert_allclose(losses, 5 - np.arange(1, 41) / 100)
@@ -261,7 +265,7 @@ def test_what_is_missing_is_left_out_and_said(run):
         (run / name).unlink()
     page = Page(report.make_report(run).html)
     assert "no line in metrics.jsonl" in page.texts["curves"]
-    assert "Without examples: gone: data source" in page.texts["worst"]
+    assert "Without examples: gone: data.eval.gone: data source" in page.texts["worst"]
     assert f"{NOISE}: no such file" in page.texts["maps"]
     assert "changed" not in page.texts
     (run / "results.json").unlink()
@@ -271,7 +275,7 @@ def test_what_is_missing_is_left_out_and_said(run):
 
 
 def test_a_large_model_is_not_loaded_again(run, monkeypatch):
-    monkeypatch.setattr(report, "LARGEST", 1000)
+    monkeypatch.setattr(example_maps, "LARGEST", 1000)
     shutil.rmtree(run / "predictions")
     (run / "predictions").mkdir()
     (run / "predictions" / "squad.json").write_text('{"r1": "1204"}')
@@ -279,7 +283,7 @@ def test_a_large_model_is_not_loaded_again(run, monkeypatch):
 
 
 def test_heat_maps_take_no_longer_than_they_may(run, monkeypatch):
-    monkeypatch.setattr(report, "HEAT_MAP_SECONDS", 0.0)
+    monkeypatch.setattr(example_maps, "SECONDS", 0.0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
     assert "There are only 0 of squad: at most 24 are drawn, none after 0 s" in page.texts["maps"]
@@ -294,14 +298,96 @@ def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
         with pytest.raises(InputError, match=message) as raised:
             report.write_report(*arguments)
         assert "\n" not in str(raised.value)
-    (run / "results.json").write_text("[")
-    with pytest.raises(InputError, match=r"results\.json: cannot be read"):
-        report.write_report(run)
     stranger = tmp_path / "stranger"
     stranger.mkdir()
-    (stranger / "results.json").write_text("{}")
+    shutil.copy(run / "results.json", stranger)
     with pytest.raises(InputError, match="answers none of the questions"):
         report.write_report(made / "run", stranger)
+    good = json.loads((run / "results.json").read_text())
+    for content, message in (
+        ("[", "half-written or damaged"),
+        (json.dumps(good | {"eval": {"x": 3}}), r"not of this version \(eval\.x: "),
+        (json.dumps(good | {"train": 3}), r"not of this version \(train: "),
+        (json.dumps(good | {"selection": {"update": 3}}), r"not of this version \(selection\."),
+    ):
+        (run / "results.json").write_text(content)
+        with pytest.raises(InputError, match=rf"results\.json: {message}") as raised:
+            report.write_report(run)
+        assert "\n" not in str(raised.value)
+
+
+def test_lines_that_are_none_are_left_out(run):
+    for name in ("metrics.jsonl", "health.jsonl"):
+        good = (run / name).read_text()
+        (run / name).write_text('[1]\n{}\n{"update": 0}\n{"update": 0, "loss": "x"}\n' + good + '{"update"}')
+    page = Page(report.make_report(run).html)
+    assert page.count("svg") == 9
+    assert "Left out: 2 lines of health.jsonl, not of this version." in page.texts["cost"]
+    assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in " ".join(page.texts["cost"].split())
+
+
+def test_what_the_other_run_lacks_is_said(run, made, tmp_path):
+    """A set that it did not answer, and one that it was tested on by fewer questions."""
+    shutil.copy(made / "test.json", tmp_path / "second.json")
+    tree = yaml.safe_load((run / "recipe.yaml").read_text())
+    tree["data"]["eval"] = {"squad": str(made / "test.json"), "second": str(tmp_path / "second.json")}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    shutil.move(run / "predictions" / "gone.json", run / "predictions" / "second.json")
+    results = json.loads((run / "results.json").read_text())
+    results["eval"]["second"] = results["eval"].pop("gone")
+    (run / "results.json").write_text(json.dumps(results))
+    other = Path(shutil.copytree(made / "other", tmp_path / "other"))
+    results["eval"].pop("second")
+    results["eval"]["squad"]["total"] = 5
+    (other / "results.json").write_text(json.dumps(results))
+    page = Page(report.make_report(run, other).html)
+    changed = " ".join(page.texts["changed"].split())
+    assert "second Not answered by swep, seed 0." in changed
+    assert changed.count("Gained") == 1
+    shown = " ".join(page.texts["scores"].split())
+    assert "squad 50.00 56.67 6 – second 50.00 12.35 6 – out-of-domain mean 50.00 12.35 – " in shown
+
+
+def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
+    """Their questions are of the training part of a source that has a validation part as well."""
+    tree = yaml.safe_load((run / "recipe.yaml").read_text())
+    tree["data"] |= {"train": "quickstart:encyclopedia", "eval": {}, "holdout_fraction": 0.2, "max_eval_examples": 30}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    recipe = Recipe.load(str(run / "recipe.yaml"))
+    [(name, examples)] = load_examples(recipe)[1].items()
+    (run / "metrics.jsonl").unlink()  # no curves: they take a while
+    answers = {one.id: one.answers[0] if k % 2 else "no" for k, one in enumerate(examples)}
+    (run / "predictions" / f"{name}.json").write_text(json.dumps(answers))
+    results = json.loads((run / "results.json").read_text())
+    results["eval"] = {name: {"exact_match": 50.0, "f1": 50.0, "total": 30}}
+    (run / "results.json").write_text(json.dumps(results))
+    assert [one.example for one in read_answered(run, recipe, name)] == examples
+    page = Page(report.make_report(run).html)
+    assert "Without examples" not in page.texts["worst"]
+    assert page.of_class("heatmap") == example_maps.EACH
+
+
+def test_a_wrong_folder_costs_no_deepspeed_and_one_line(tmp_path):
+    said = "import sys; from pathlib import Path; import swep_ds.analysis.report as report\n"
+    said += f"try: report.make_report(Path({str(tmp_path)!r}))\nexcept Exception as error: print(error)\n"
+    said += "print('deepspeed' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, cwd=tiny_run.ROOT)
+    assert shown.stderr == ""
+    assert shown.stdout == f"{tmp_path}: holds no recipe.yaml, so no run: name a run's folder\nFalse\n"
+
+
+def test_no_analysis_knows_training():
+    sources = (tiny_run.ROOT / "swep_ds" / "analysis").rglob("*.py")
+    assert not [str(file) for file in sources if "swep_ds.training" in file.read_text()]
+
+
+def test_each_of_many_curves_has_a_line_of_its_own():
+    lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]
+    [chart] = charts.learning_curves(lines)
+    drawn = charts.svg(chart)
+    assert all(f"NLL, adversarial_{k} pass" in drawn for k in range(6))
+    styles = re.findall(r'<path d="[^"]*" clip-path="[^"]*" style="(fill: none; [^"]*var\(--line-\d\)[^"]*)"', drawn)
+    assert len(styles) == len(set(styles)) == 6
 
 
 def test_the_command_starts_the_same_run(made):
@@ -318,7 +404,7 @@ def test_a_report_that_fails_fails_no_run(tmp_path, monkeypatch, caplog):
     finished = []
     tracker = type("Tracker", (), {"finish": lambda _, *shown: finished.append(shown)})()
     monkeypatch.setattr(swep_ds.run.ranks, "is_main", lambda: True)
-    swep_ds.run._report(RunFolder(tmp_path), tracker, print)  # which holds no run
+    swep_ds.run._report(report.write_report, RunFolder(tmp_path), tracker, print)  # which holds no run
     [record] = caplog.records
     said = record.getMessage()
     assert "\n" not in said

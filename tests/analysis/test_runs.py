@@ -92,6 +92,41 @@ def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
     assert missing.reason.startswith("holds a run of other settings (method.name 'mle' there, 'swep' here")
 
 
+def test_a_run_whose_recipe_is_gone_says_so(cells):
+    file = cells[1].folder / "recipe.yaml"
+    file.unlink()
+    for places in (runs.of_cells(cells), runs.find([file.parent.parent])):
+        _, [missing] = runs.read(places)
+        assert missing.reason == f"{file}: no such file: delete the run's folder and run it again"
+
+
+def test_a_first_duplicate_that_is_left_out_does_not_take_the_good_one_along(cells, tmp_path):
+    fake_runs.finish(tmp_path / "twice", cells[0].recipe, {"squad": 3, "nyt": 3})
+    (tmp_path / "runs" / "sweep.json").unlink()
+    change(cells[0], "world_size", to=2)
+    folders = [tmp_path / "runs", tmp_path / "twice"]
+    done, [missing] = runs.read(runs.find(folders))
+    assert missing.place.folder == cells[0].folder
+    assert tmp_path / "twice" in [run.place.folder for run in done]
+
+
+def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
+    variants = {
+        "MLE": {},
+        "SWEP": {"method.name": "swep", "method.beta": 0.5},
+        "Long": {"method.name": "swep", "train.epochs": 9, "data.train": "more.json", "train.log_every": 3},
+    }
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
+    for cell in cells:
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    done, _ = runs.read(runs.of_cells(cells))
+    assert runs.settings_notes({run.place.variant: [run] for run in done[:2]} | {"none": []}) == []
+    assert runs.settings_notes({run.place.variant: [run] for run in done}) == [
+        'Rows differ in more than the method: data.train is "squad.json" in MLE, SWEP; "more.json" in Long.',
+        "Rows differ in more than the method: train.epochs is 2.0 in MLE, SWEP; 9.0 in Long.",
+    ]
+
+
 def test_different_versions_are_compared_and_named(cells, tmp_path):
     change(cells[1], "versions", "torch", to="2.9")
     done, missing = runs.read(runs.find([tmp_path / "runs"]))
@@ -117,6 +152,7 @@ def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_
     ]
     assert missing.place.variant == "damaged"
     assert missing.reason.startswith(f"{tmp_path / 'damaged' / 'recipe.yaml'}: not YAML")
+    assert missing.reason.endswith(": delete the run's folder and run it again")
     _, [twice] = runs.read(runs.find([tmp_path / "other", tmp_path / "other"]))
     assert twice.reason == f"the same variant and seed as {tmp_path / 'other'}, which is in the table"
 
@@ -125,9 +161,12 @@ def test_folders_without_runs_are_refused(cells, tmp_path):
     for folder, said in ((tmp_path / "none", "no such folder"), (cells[0].folder / "predictions", "holds no run")):
         with pytest.raises(InputError, match=said):
             runs.find([folder])
-    (tmp_path / "runs" / "sweep.json").write_text('{"runs": {"a": {"seed": "x"}}}')
-    with pytest.raises(InputError, match=r"sweep\.json: damaged"):
-        runs.find([tmp_path / "runs"])
+    mend = r": make it anew with scripts/sweep\.py SWEEP --table$"
+    lacks = r"runs\.a\.variant: field required; runs\.a\.seed: input should be a valid integer; runs\.a\.model: field"
+    for content, fault in (('{"runs": {"a": {"seed": "x"}}}', rf"{lacks} required and 1 more"), ("{", "Expecting.*")):
+        (tmp_path / "runs" / "sweep.json").write_text(content)
+        with pytest.raises(InputError, match=rf"sweep\.json: damaged \({fault}\){mend}"):
+            runs.find([tmp_path / "runs"])
 
 
 def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):

@@ -1,15 +1,20 @@
 """A saved run: model, generator and perturbation as they were trained, or one line that says why not."""
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import answer_windows
-from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.analysis.windows import answer_windows, windows_if_any
+from swep_ds.data.features import Template, WindowSettings, build_features
 from swep_ds.data.readers import read_examples
+from swep_ds.data.splits import halves
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
+from swep_ds.recipe import Recipe
 from tests import tiny
 from tests.analysis.finished import finished, load
 
@@ -83,6 +88,14 @@ def test_a_test_set_that_the_run_does_not_know(tmp_path):
     assert len(run.training_examples()) == 42
 
 
+def test_of_a_set_that_a_checkpoint_was_chosen_on_it_is_the_half_that_was_answered(tmp_path):
+    run = load(tmp_path, "prior_aug")
+    halved = replace(run, recipe=Recipe.load(str(tmp_path / "recipe.yaml"), ["eval.select_on=test"]))
+    whole, asked = run.test_examples(), halved.test_examples()
+    assert 0 < len(asked) < len(whole)
+    assert asked == halves(whole)[1]
+
+
 @pytest.mark.parametrize("task", ["extractive", "generative"])
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
 def test_windows_are_those_of_training(tmp_path, name, task):
@@ -113,3 +126,15 @@ def test_of_several_windows_it_is_one_with_the_whole_answer():
     assert len(window.input_ids) <= 40
     with pytest.raises(InputError, match="question 'q': no window of 40 tokens holds its answer"):
         answer_windows([tiny.example("When?", context, context)], tiny.wordpiece(), WindowSettings(40, 8, 16))
+
+
+def test_questions_without_a_window_are_none_and_the_tokenizer_is_made_ready_once():
+    contexts = ("the bridge 1998", "1998 the river")
+    examples = [tiny.example("When?", context, "1998", str(k)) for k, context in enumerate(contexts)]
+    settings = WindowSettings(40, 8, 16)
+    whole = tiny.example("When?", contexts[0] * 30, contexts[0] * 30)
+    with mock.patch.object(Template, "learn", wraps=Template.learn) as learn:
+        found = list(windows_if_any([examples[0], whole, examples[1]], tiny.wordpiece(), settings))
+    assert learn.call_count == 1
+    assert found[1] is None
+    assert [found[0], found[2]] == answer_windows(examples, tiny.wordpiece(), settings)

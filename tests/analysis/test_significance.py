@@ -11,6 +11,8 @@ from scipy import stats
 
 from swep_ds.analysis import significance
 from swep_ds.analysis.runs import find, read
+from swep_ds.evaluation.scores import normalize_answer
+from swep_ds.recipe import Recipe
 from tests.analysis import fake_runs
 
 ids = st.text("abcdé 0", min_size=1, max_size=3)
@@ -23,12 +25,21 @@ def test_questions_are_aligned_by_id_whatever_the_order_of_the_predictions(asked
     dice.shuffle(given_answers)
     scores = significance.per_question({**dict(given_answers), "of another set": "b"}, golds)
     expected = [100.0 * (answered and answer == "b") for answer, answered in asked.values()]
-    assert scores.tolist() == [[one, one] for one in expected]
+    assert list(scores.index) == list(golds)
+    assert scores.to_numpy().tolist() == [[one, one] for one in expected]
 
 
 def test_per_question_scores_are_percent_of_em_and_f1():
     scores = significance.per_question({"1": "the red cat", "2": "no"}, {"2": ["yes"], "1": ["red", "red dog"]})
-    assert scores == pytest.approx(np.array([[0, 0], [0, 200 / 3]]))
+    assert scores.to_numpy() == pytest.approx(np.array([[0, 0], [0, 200 / 3]]))
+
+
+def test_golds_are_normalised_once_for_all_runs():
+    golds = {str(number): ("gold", f"gold {number}") for number in range(20)}
+    normalize_answer.cache_clear()
+    for answer in ("gold", "other", "third"):
+        significance.per_question(dict.fromkeys(golds, answer), golds)
+    assert normalize_answer.cache_info().misses == 1 + 20 + 2
 
 
 def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
@@ -98,9 +109,46 @@ def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
 
     asked = []
     read_them = whole.reported_examples
-    monkeypatch.setattr(whole, "reported_examples", lambda recipe: asked.append(recipe) or read_them(recipe))
+    monkeypatch.setattr(
+        whole, "reported_examples", lambda recipe, names: asked.extend(names) or read_them(recipe, names)
+    )
     significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], significance.QuestionScores())
-    assert len(asked) == 1
+    assert asked == ["squad", "nyt", "amazon"]
+
+
+def asked_on(run, nyt: Path, right: int):
+    """The run, tested anew on another file as nyt."""
+    recipe = Recipe.load(str(run.place.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
+    fake_runs.finish(run.place.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
+    [[again], _] = read(find([run.place.folder]))
+    return again
+
+
+def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path):
+    fake_runs.data_set(tmp_path, "other", 10)
+    runs["SWEP"][0] = other = asked_on(runs["SWEP"][0], tmp_path / "other.json", 7)
+    scores = significance.QuestionScores()
+    found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
+    assert {name: list(own) for name, own in found.items()} == {
+        "SWEP": ["squad", "amazon"],
+        "Same": ["squad", "nyt", "amazon", None],
+    }
+    assert scores.notes == [
+        f"No interval for SWEP on nyt: {other.place.folder} answered other questions than "
+        f"{runs['MLE'][0].place.folder}, so that the difference is not of the methods alone."
+    ]
+
+
+def test_the_same_questions_in_another_order_are_met_by_id(runs, tmp_path):
+    asked = json.loads((tmp_path / "nyt.json").read_text())
+    asked["data"][0]["paragraphs"][0]["qas"].reverse()
+    (tmp_path / "backwards.json").write_text(json.dumps(asked))
+    # the first 5 of the file and thus the last 5: the 10 differ in all, and by position in none
+    runs = {"MLE": runs["MLE"][:1], "SWEP": [asked_on(runs["SWEP"][0], tmp_path / "backwards.json", 5)]}
+    scores = significance.QuestionScores()
+    [(_, difference)] = significance._differences(runs, "MLE", "nyt", scores)
+    assert scores.notes == []
+    assert difference[:, 0].tolist() == [-100.0] * 5 + [100.0] * 5
 
 
 def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs, tmp_path):
@@ -116,6 +164,7 @@ def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs
     lacking, nyt, amazon = scores.notes
     assert lacking == f"{folder / 'squad.json'}: no answer to 1 of 20 questions, such as squad19: wrong."
     assert nyt.startswith(f"No interval with {folder / 'nyt.json'}: cannot be read (Expecting")
+    assert nyt.endswith(").")
     assert amazon.startswith("No interval with ")
     assert "No such file" in amazon
 
@@ -128,6 +177,7 @@ def test_other_data_than_the_results_are_of_is_noticed(runs, tmp_path):
     assert "scores 12.50 / 12.50 on the data of today, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
     Path(tmp_path / "amazon.json").unlink()
     scores = significance.QuestionScores()
-    assert significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores) == {"SWEP": {}, "Same": {}}
-    [note] = scores.notes
-    assert note.startswith("No intervals: the questions cannot be read (data.eval.amazon: data source")
+    found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
+    assert {name: list(own) for name, own in found.items()} == {"SWEP": ["nyt"], "Same": ["nyt"]}
+    [note] = [one for one in scores.notes if "amazon" in one]
+    assert note.startswith("No intervals on amazon: its questions cannot be read (data.eval.amazon: data source")

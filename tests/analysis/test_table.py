@@ -95,6 +95,19 @@ def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
         table.make(find([tmp_path / "runs"]), "Adv-Aug")
 
 
+def test_the_base_row_is_the_one_that_is_named():
+    rows = ["beta 1e4", "beta 1e-4", "模型", "MLE", "m l e"]
+    for against, row in (("beta 1e-4", "beta 1e-4"), ("Beta_1e4", "beta 1e4"), ("模型", "模型"), (None, "MLE")):
+        assert table._base(rows, against) == row
+    with pytest.raises(InputError, match="--against beta 1e-4: no row of that name"):
+        table._base(["beta 1e4", "MLE"], "beta 1e-4")
+    with pytest.raises(InputError, match="no row of that name"):
+        table._base(rows, "数据")
+    with pytest.raises(InputError, match="--against R_DROP: 2 rows are called so"):
+        table._base(["R-Drop", "r drop"], "R_DROP")
+    assert table._base(["SWEP"], None) is None
+
+
 def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
     variants = {"MLE": {}, "R-Drop": {"method.name": "r_drop"}}
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10, "hotpot": 10}, variants=variants)
@@ -118,12 +131,36 @@ def test_the_papers_mean(tmp_path):
     assert mean["exact_match"]["paper"] == pytest.approx((73.68 + 38.63) / 2)
 
 
-def test_runs_on_a_part_of_the_questions_have_no_number_of_the_papers(tmp_path):
-    across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
-    [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {}}, across=across)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"data.train_fraction": 0.1},
+        {"data.max_train_examples": 9},
+        {"data.max_eval_examples": 9},
+        {"data.holdout_fraction": 0.5},
+        {"data.augmented": "samples.json"},
+        {"train.max_updates": 5},
+        {"eval.select_on": "squad"},
+        {"pretrain.train": "pairs.json"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers(tmp_path, setting):
+    [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {}}, across={"share": {"10 %": setting}})
     fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
     made = table.make(find([tmp_path / "runs"]))
     [row] = made["blocks"][0]["rows"]
     assert row["scores"]["squad"]["f1"]["paper"] is None
-    assert any("for training on all of SQuAD v1.1 alone: left out" in note for note in made["notes"])
+    assert any("left out: they are of training on all of SQuAD v1.1 alone" in note for note in made["notes"])
     assert "No differences: there is no row MLE; --against names another one." in made["notes"]
+
+
+def test_training_data_that_is_not_called_squad_is_named(tmp_path):
+    variants = {"MLE": {}, "SSMBA": {"data.train": "data/nyt.json", "data.augmented": "s.json", "method.name": "ssmba"}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
+    for cell in cells:
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    made = table.make(find([tmp_path / "runs"]))
+    assert made["blocks"][0]["rows"][1]["scores"]["squad"]["f1"]["paper"] == 85.81
+    assert "Not known to be SQuAD v1.1: data.train data/nyt.json, on which these models were trained." in made["notes"]
+    assert any('data.train is "squad.json" in MLE; "data/nyt.json" in SSMBA.' in note for note in made["notes"])

@@ -14,8 +14,9 @@ def run(tmp_path):
     (tmp_path / "run").mkdir()
     folder = finished(tmp_path / "run", "prior_aug")
     lines = [{"update": n, "loss": 1.0, "words_changed": n / 100, "words_changed_clean": 0.01} for n in (1, 5, 10)]
-    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"update": 11, "loss": 1.0}])
-    (folder / "metrics.jsonl").write_text(text + '{"update": 12, "words_ch')  # killed while it wrote
+    others = [{"update": 11, "loss": 1.0}, {"update": 12, "words_changed": 0.5}, [1]]
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, *others])
+    (folder / "metrics.jsonl").write_text(text + '{"update": 13, "words": {}')  # killed while it wrote
     return folder
 
 

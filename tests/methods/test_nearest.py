@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.methods import METHODS, nearest
+from swep_ds.methods.base import Method, Pass, Perturbed
 from swep_ds.methods.nearest import is_another
+from swep_ds.methods.objective import Objective
 from tests import tiny_batches
-from tests.tiny_objective import UPDATE, objective
+from tests.tiny_objective import SEED, UPDATE, objective
 
 PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})
 
@@ -85,10 +87,32 @@ def test_the_share_is_of_the_real_tokens(architecture):
     assert noisy > clean
 
 
-def test_of_many_tokens_a_part_is_measured_the_same_each_time(monkeypatch):
-    made, batch = objective("swep", prior_variance=4.0), tiny_batches.batch((12,) * 100)
-    whole = [made(batch, UPDATE, measure_noise=True)[2]["words_changed"].item() for _ in range(2)]
-    monkeypatch.setattr("swep_ds.methods.objective.MEASURED_TOKENS", (1200, 1200))
-    every = made(batch, UPDATE, measure_noise=True)[2]["words_changed"].item()
-    assert whole[0] == whole[1]
-    assert whole[0] == pytest.approx(every, abs=0.08)  # 3.5 deviations of a share of 512
+class Tail(Method):
+    """Turns the embeddings of all tokens from position 20 on around, which are then nearest to another word."""
+
+    def passes(self, progress):
+        return [Pass("noisy", 1.0, lambda inputs: Perturbed(inputs.embeddings * self.sign(inputs.embeddings)))]
+
+    def sign(self, embeddings):
+        return torch.where(torch.arange(embeddings.shape[1]) < 20, 1.0, -1.0)[:, None]
+
+
+def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_windows():
+    """Two micro-batches of one global batch: 20 windows of 60 tokens, and 60 of 16 in front of 60 of 60."""
+    made = Objective(objective("mle").qa, Tail(), SEED)
+    every_word = tiny_batches.batch((60,))._replace(input_ids=torch.arange(64)[None])
+    table = made.qa.embed(every_word)[0].detach().numpy()
+    products = table @ table.T
+    another, turned = ((sign * products).max(1) > sign * products.diagonal() for sign in (1, -1))
+    lengths = [(60,) * 20, (16,) * 60 + (60,) * 60]
+    total, share, expected = sum(map(sum, lengths)), 0.0, 0.0
+    for number, several in enumerate(lengths):
+        batch = tiny_batches.batch(several, seed=number)
+        for ids, length in zip(batch.input_ids.numpy(), several, strict=True):
+            expected += (another[ids[: min(20, length)]].sum() + turned[ids[20:length]].sum()) / total
+        weight = torch.full((len(several),), 1 / total, dtype=torch.float64)
+        batch = batch._replace(token_weight=weight, sample_id=batch.sample_id + 1000 * number)
+        found = [made(batch, UPDATE, measure_noise=True)[2]["words_changed"].item() for _ in range(2)]
+        assert found[0] == found[1]
+        share += found[0]
+    assert share == pytest.approx(expected, abs=0.05)  # 3 deviations of two shares of 512

@@ -123,6 +123,25 @@ def test_split_equals_joint(method, extra):
         torch.testing.assert_close(parameter.grad, joint[name], rtol=1e-10, atol=1e-15)
 
 
+@pytest.mark.parametrize("architecture", ["bert", "t5"])
+def test_micro_steps_of_swep_take_the_modules_in_one_order(architecture):
+    make = tiny_batches.generative if architecture == "t5" else tiny_batches.batch
+    made, batch = objective("swep", architecture), make()
+    called: list[tuple[str, str]] = []
+    for name, module in made.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(lambda *_, name=name: called.append(("forward", name)))
+            module.register_full_backward_pre_hook(lambda *_, name=name: called.append(("backward", name)))
+    orders, carried = [], None
+    for part in range(2):
+        called.clear()
+        loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
+        loss.backward()
+        orders.append(list(called))
+    assert orders[0] == orders[1]
+    assert ("backward", "method.noise.outer") in orders[0]
+
+
 def test_h_receives_no_gradient():
     """With the noisy term alone, the encoder's gradient must not change when h becomes a constant of its value."""
     made, batch = objective("swep", mle_weight=0.0, beta=3.0), tiny_batches.batch()

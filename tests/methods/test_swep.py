@@ -38,6 +38,12 @@ def test_beta_annealing_ends_near_zero():
     assert weights == pytest.approx([1.0, 0.5, 0.01])  # (1 - lambda) * beta * (1 - progress)
 
 
+def test_beta_annealing_in_the_second_half():
+    made = Swep(SwepSettings(beta=2.0, beta_schedule="second_half_to_zero"), 16, 16)
+    weights = [made.passes(progress)[-1].kl_weight for progress in (0.0, 0.3, 0.5, 0.6, 0.75, 0.99)]
+    assert weights == pytest.approx([1.0, 1.0, 1.0, 0.8, 0.5, 0.02])  # (1 - lambda) * beta * 2 * (1 - progress)
+
+
 def test_official_order_of_passes():
     made = Swep(SwepSettings(separate_hidden_pass=True), 16, 16)
     passes = made.passes(0.0)

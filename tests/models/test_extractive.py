@@ -7,6 +7,7 @@ from transformers import ViTConfig
 
 from swep_ds.errors import InputError
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.masks import use_given_masks
 from tests import tiny_batches, tiny_models
 
 
@@ -29,6 +30,23 @@ def test_from_embeddings_equals_the_plain_model(architecture):
     by_hand = cross_entropy(expected.start_logits, batch.start_position, reduction="none")
     by_hand = (by_hand + cross_entropy(expected.end_logits, batch.end_position, reduction="none")) / 2
     torch.testing.assert_close(nll, by_hand)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_a_mask_that_masks_nothing_is_left_out_and_none_is_asked_for_its_values(architecture, monkeypatch):
+    use_given_masks()
+    monkeypatch.setattr(torch.Tensor, "all", lambda *_: pytest.fail("a mask's values were read"))
+    qa = ExtractiveQA(tiny_models.model(architecture).eval())
+    given = []
+    qa.model.register_forward_pre_hook(lambda _, args, named: given.append(named["attention_mask"]), with_kwargs=True)
+    full = tiny_batches.batch((9, 9))
+    with torch.no_grad():
+        known, unknown = (qa(qa.embed(full), one).nll for one in (full._replace(lengths=(9, 9)), full))
+        qa(qa.embed(full), padded := tiny_batches.batch((9, 7))._replace(lengths=(9, 7)))
+    torch.testing.assert_close(known, unknown)
+    assert given[0] is None
+    assert given[1] is full.attention_mask
+    assert given[2] is padded.attention_mask
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)

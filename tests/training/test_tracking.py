@@ -181,6 +181,40 @@ def test_what_the_user_can_mend_ends_a_run_before_it_trains(tmp_path, fake, mode
     assert not (tmp_path / "wandb_id").exists()
 
 
+@pytest.mark.parametrize("how", ["updates", "id"])
+def test_a_run_that_began_already_goes_on_without_what_ends_a_first_start(tmp_path, fake, caplog, monkeypatch, how):
+    """Nobody may be there to mend it: a queue has started the run again."""
+    (tmp_path / "wandb_id").write_text("known" if how == "id" else "")  # empty: killed while it was written
+    before = Done(updates=3) if how == "updates" else Done()
+
+    def again(mode: str) -> Tracker:
+        with Tracker(recipe(mode), tmp_path, 10, before, active=True) as tracker:
+            return tracker
+
+    wandb = fake({"online": Fake.errors.AuthenticationError("expired key")})
+    assert again("online").wandb
+    assert [start["mode"] for start in wandb.started] == ["online", "offline"]
+    assert "tracked offline; later send it with `wandb sync SYNC_DIR` (AuthenticationError: expired key)" in caplog.text
+    known = wandb.started[1]["id"]
+    assert (tmp_path / "wandb_id").read_text() == known
+    assert known == "known" if how == "id" else len(known) == 8
+    fake({"offline": Fake.errors.Error("no")})
+    assert again("offline").wandb is None
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert again("online").wandb is None
+    assert "wandb cannot be imported: this run goes untracked (ModuleNotFoundError" in caplog.text
+
+
+def test_wandb_that_is_broken_is_an_error_of_one_line(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text("raise TypeError('Descriptors cannot be\\ncreated directly')")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        InputError, match=r"cannot be imported \(TypeError: Descriptors cannot be created directly\): pip"
+    ):
+        whole_run("offline", tmp_path)
+
+
 def test_wandb_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match=r"wandb is not installed: pip install 'swep-ds\[wandb\]'"):
