@@ -11,7 +11,7 @@ quickstart: install
 	$(BIN)/deepspeed scripts/train.py --ds_config ds_configs/zero2.json
 
 test: install
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 install: $(VENV)/.installed
 

@@ -143,7 +143,7 @@ def _states(
     def states(count: int) -> dict[str, States]:
         found = {}
         for name, config in resolved.items():
-            how = {"precision": train.precision, "optimizer": train.optimizer, "on_gpu": devices.on_gpu}
+            how = {"precision": train.precision, "optimizer": train.optimizer}
             try:
                 found[name] = model_states(shapes, config, world_size=count, **how)
             except NotImplementedError as error:

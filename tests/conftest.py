@@ -14,3 +14,9 @@ _datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
 # before anything imports deepspeed or datasets; the runs that tests start inherit them
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": _datasets_cache}
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: one that is begun last would keep a worker waiting that has no file left."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

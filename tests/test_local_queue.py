@@ -169,6 +169,7 @@ def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> tuple[C
             os.kill(os.getpid(), number)
             time.sleep(0.5)
 
+    signal.signal(numbers[0], signal.SIG_DFL)  # it may be ignored here, as under nohup, and the queue keeps to that
     former = signal.getsignal(numbers[0])
     thread = threading.Thread(target=send)
     thread.start()

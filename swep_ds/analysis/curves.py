@@ -9,8 +9,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from swep_ds.analysis import plotting
 from swep_ds.analysis.formats import HEADS
-from swep_ds.analysis.plotting import COLOURS, MARKS, pyplot
+from swep_ds.analysis.plotting import COLOURS, MARKS
 from swep_ds.analysis.table import Table
 from swep_ds.errors import InputError
 
@@ -42,7 +43,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     """Writes each curve that the table (`table.make`) holds as PNG and SVG; returns the files.
 
     Raises:
-        InputError: the folder cannot be written to, or there is a curve and matplotlib is not installed.
+        InputError: the folder cannot be written to.
     """
     files = []
     groups = list(_groups(table["blocks"]))
@@ -57,7 +58,6 @@ def draw(table: Table, folder: Path) -> list[Path]:
                     figure.savefig(files[-1], dpi=160)
                 except OSError as error:
                     raise InputError(f"{files[-1]}: cannot be written ({error.strerror})") from None
-            pyplot().close(figure)
     return files
 
 
@@ -79,9 +79,8 @@ def _figure(axis: str, title: str, blocks: Sequence[Block], metric: str):
     methods = list(dict.fromkeys(row["name"] for block in blocks for row in block["rows"]))
     down = -(-len(columns) // PANELS_IN_A_ROW)
     across = -(-len(columns) // down)
-    figure, panels = pyplot().subplots(
-        down, across, squeeze=False, layout="constrained", figsize=(PANEL[0] * across, PANEL[1] * down + 0.8)
-    )
+    figure = plotting.figure(layout="constrained", figsize=(PANEL[0] * across, PANEL[1] * down + 0.8))
+    panels = figure.subplots(down, across, squeeze=False)
     lines = {}
     for panel, column in zip(panels.flat, columns, strict=False):
         for method, colour, mark in zip(methods, cycle(COLOURS), cycle(MARKS), strict=False):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swep_ds.analysis.plotting import pyplot
+from swep_ds.analysis import plotting
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import AnswerWindow, answer_windows
 from swep_ds.data.readers import Example
@@ -128,14 +128,14 @@ h1 {{ font-size: 1.3em }} h2 {{ font-size: 1em; margin: 1.6em 0 .2em; color: #44
 
 def png(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, file: Path) -> None:
     """The same as a picture: words on lines of about 100 characters."""
-    plt = pyplot()
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.patches import Rectangle
 
     scale = limits(texts)
     rows = [row for title, words in zip(titles, texts, strict=True) for row in _rows(title, words)]
     width, height = CHARACTER * (LINE + 4), 0.26 * len(rows) + 1.3  # inches
-    figure = plt.figure(figsize=(width, height))
+    figure = plotting.figure(figsize=(width, height))
     axes = figure.add_axes((0, 0.75 / height, 1, 1 - 1.2 / height))
     axes.set(xlim=(-2, LINE + 2), ylim=(len(rows), 0))
     axes.axis("off")
@@ -145,7 +145,7 @@ def png(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, fi
             if isinstance(word, str):
                 axes.text(column, line + 0.5, word, **font | {"family": "sans-serif"}, weight="bold")
                 continue
-            box = plt.Rectangle(
+            box = Rectangle(
                 (column - 0.3, line + 0.08), len(word.text) + 0.6, 0.84, color=_colour(_share(word.distance, scale))
             )
             axes.add_patch(box)
@@ -161,7 +161,6 @@ def png(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, fi
     )
     bar.tick_params(labelsize=8)
     figure.savefig(file, dpi=150)
-    plt.close(figure)
 
 
 def _rows(title: str, words: Sequence[Word]) -> list[list[tuple[int, Word | str]]]:

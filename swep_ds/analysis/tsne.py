@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from swep_ds.analysis.plotting import COLOURS, pyplot
+from swep_ds.analysis import plotting
+from swep_ds.analysis.plotting import COLOURS
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import answer_windows
 from swep_ds.data.readers import Example
@@ -63,10 +64,10 @@ def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, see
 
 def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
     """A panel for each space: a dot for each token before and after, and a line from the one to the other."""
-    plt = pyplot()
     from matplotlib.collections import LineCollection
 
-    figure, panels = plt.subplots(1, len(SPACES), figsize=(11, 5.4), layout="constrained")
+    figure = plotting.figure(figsize=(11, 5.4), layout="constrained")
+    panels = figure.subplots(1, len(SPACES))
     for axes, (space, title) in zip(panels, SPACES.items(), strict=True):
         both = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
         ends = [one[["x", "y"]].to_numpy() for one in both]
@@ -79,4 +80,3 @@ def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     for file in files:
         figure.savefig(file, dpi=150)
-    plt.close(figure)

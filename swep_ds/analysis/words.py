@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from swep_ds.analysis.plotting import COLOURS, MARKS, pyplot
+from swep_ds.analysis import plotting
+from swep_ds.analysis.plotting import COLOURS, MARKS
 from swep_ds.errors import InputError
 from swep_ds.files import read_lines
 from swep_ds.recipe import Recipe
@@ -60,8 +61,8 @@ def share_of_samples(file: Path) -> float:
 
 def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> None:
     """A line per run, broken where it is of the clean embeddings, and a level for SSMBA's texts; in percent."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    figure = plotting.figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
     names = _names(table)
     for number, (run, own) in enumerate(table.groupby("run", sort=False)):
         colour, marker = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
@@ -84,7 +85,6 @@ def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> N
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     for file in files:
         figure.savefig(file, dpi=150)
-    plt.close(figure)
 
 
 def _names(table: pd.DataFrame) -> dict[str, str]:

@@ -6,7 +6,7 @@ Notable (n parameters, b bytes each in computation, w ranks; each formula names 
 - At ZeRO 1 all gradients are there until the update's last micro-step is over; in `split` execution ZeRO 2 holds its
   part twice, what is accumulated and what comes in.
 - A parameter larger than `reduce_bucket_size` goes past the bucket: its gradient is there beside it.
-- The step needs room of its own: the gradients as one flat float32 piece, and what Adam computes with.
+- The step needs room of its own: the gradients as one flat float32 piece, and what Adafactor computes with.
 """
 
 import itertools
@@ -63,7 +63,6 @@ def model_states(
     precision: str,
     optimizer: str,
     world_size: int,
-    on_gpu: bool,
 ) -> States:
     """What a model with parameters of these shapes takes, in the order of its `parameters()`.
 
@@ -85,11 +84,11 @@ def model_states(
         raise NotImplementedError("DeepSpeed's own optimizers")
     accumulates = config["gradient_accumulation_steps"] > 1
     if zero.stage == 0:
-        return replace(_stage_0(shapes, numel, largest, width, optimizer, on_gpu), loading=4 * numel)
+        return replace(_stage_0(shapes, numel, largest, width, optimizer), loading=4 * numel)
 
-    # torch.optim.adamw: on a GPU (foreach) the roots of the second moments, elsewhere one more piece of their size
-    def adam(elements: int, gpu: bool) -> int:
-        return 4 * elements if gpu else 8 * elements
+    def working(elements: int) -> int:
+        """Room for computing a step: fused AdamW needs none, Adafactor two pieces of what it goes through."""
+        return 8 * elements if optimizer == "adafactor" else 0
 
     offloads = zero.offload_optimizer is not None
     # one for every type of gradient; autocast's are of two
@@ -100,7 +99,7 @@ def model_states(
         part = sum(math.ceil(size / world_size) for size in sizes)
         # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
         group = min(part, zero.sub_group_size + math.ceil(largest / world_size))
-        step = 4 * group + adam(group, on_gpu and not offloads)
+        step = 4 * group + working(group)
         # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and those which come next
         # are copied out of one buffer; a single rank's are never gathered
         gathered = width * min(numel, zero.max_live_parameters) if world_size > 1 else 0
@@ -116,8 +115,8 @@ def model_states(
         # _setup_for_real_optimizer: another float32 gradient is kept beside the float32 copy
         host = (12 + 4 + width) * part
         if zero.offload_param is None:
-            return States(width * part, 0, buffers, 0, passing, 0, host, adam(group, False), **forward)
-        return States(0, 0, buffers, 0, passing, 0, host + width * part, adam(group, False), **forward)
+            return States(width * part, 0, buffers, 0, passing, 0, host, working(group), **forward)
+        return States(0, 0, buffers, 0, passing, 0, host + width * part, working(group), **forward)
 
     # stage_1_and_2.py: the flat buffer is padded to 2 w elements
     part = 2 * math.ceil(numel / (2 * world_size))
@@ -126,9 +125,9 @@ def model_states(
         # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
         host = (12 + 4 + width) * part + width * largest + (width * whole if accumulates else 0)
         passing = bucket + 2 * oversized + 4 * largest
-        return States(width * numel, 0, width * largest, 0, passing, 0, host, adam(part, False), loading=4 * numel)
+        return States(width * numel, 0, width * largest, 0, passing, 0, host, working(part), loading=4 * numel)
     # step(): averaged gradients, flat, then float32; then Adam
-    step = max(width * (whole + part) + (4 * part if width < 4 else 0), 4 * part + adam(part, on_gpu))
+    step = max(width * (whole + part) + (4 * part if width < 4 else 0), 4 * part + working(part))
     if zero.stage == 1:  # grads_in_partition is filled from gradients which are all still there
         passing = width * numel + bucket
     else:
@@ -136,9 +135,7 @@ def model_states(
     return States(width * numel, 12 * part, 0, width * whole, passing, step, loading=4 * numel)
 
 
-def _stage_0(
-    shapes: Sequence[Sequence[int]], numel: int, largest: int, width: int, optimizer: str, on_gpu: bool
-) -> States:
+def _stage_0(shapes: Sequence[Sequence[int]], numel: int, largest: int, width: int, optimizer: str) -> States:
     """Plain data parallelism: PyTorch's optimizer in fp32, fp16/unfused_optimizer.py around it in bf16 and fp16."""
     half = width < 4
     if optimizer == "adafactor":  # transformers: two vectors in place of a matrix, and no moment beside them
@@ -149,7 +146,7 @@ def _stage_0(
         working = 8 * largest
     else:
         moments = 8 * numel
-        working = 4 * numel if on_gpu else 8 * largest
+        working = 0  # fused
     # engine.py: allreduce_bucket flattens gradients when the backward is over
     flattened = width * min(numel, ALLREDUCE_BUCKET + largest)
     gradients = width * numel

@@ -78,7 +78,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
     def make():
         objective, config = make_objective(model, recipe), make_config(recipe, stage, offload)
         shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
-        how = {"precision": precision, "optimizer": "adamw", "world_size": ranks.world_size(), "on_gpu": False}
+        how = {"precision": precision, "optimizer": "adamw", "world_size": ranks.world_size()}
         engines.extend([build_engine(objective, config, recipe.train, 100), model_states(shapes, config, **how)])
         return engines[0]
 

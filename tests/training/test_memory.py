@@ -11,14 +11,12 @@ SHAPES = [(100, 10), (10, 10), (10,)]  # 1110 parameters
 N, LARGEST, BUCKET = 1110, 1000, 500
 
 
-def states(
-    stage: int, precision: str = "fp32", world_size: int = 2, offload: bool = False, on_gpu: bool = True, **more
-):
+def states(stage: int, precision: str = "fp32", world_size: int = 2, offload: bool = False, **more):
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0}
     zero |= {"offload_optimizer": {"device": "cpu"}} if offload else {}
     zero |= {"offload_param": {"device": "cpu"}} if offload and stage == 3 else {}
     config = {"zero_optimization": zero, "gradient_accumulation_steps": 2}
-    how = {"precision": precision, "optimizer": "adamw", "world_size": world_size, "on_gpu": on_gpu} | more
+    how = {"precision": precision, "optimizer": "adamw", "world_size": world_size} | more
     return model_states(SHAPES, config, **how)
 
 
@@ -81,7 +79,7 @@ def test_weights_pass_through_cpu_memory_below_zero_3():
 
 def test_offload_to_disk_is_not_known():
     config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}}
-    how = {"precision": "bf16", "optimizer": "adamw", "world_size": 1, "on_gpu": True}
+    how = {"precision": "bf16", "optimizer": "adamw", "world_size": 1}
     with pytest.raises(NotImplementedError, match="offload to disk"):
         model_states(SHAPES, config | {"gradient_accumulation_steps": 1}, **how)
 
