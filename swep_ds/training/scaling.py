@@ -29,10 +29,6 @@ class Way:
     passes: int
     micro_steps: int
 
-    @property
-    def per_step(self) -> int:
-        return self.passes // self.micro_steps
-
 
 WAYS = (Way("mle", 1, 1), Way("swep:split", 2, 2), Way("swep:joint", 2, 1))
 
