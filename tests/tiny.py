@@ -1,6 +1,11 @@
-"""Tiny fast tokenizers of the three kinds in use, trained on a few sentences, and examples to feed them."""
+"""Tiny fast tokenizers of the three kinds in use, made from a few sentences, and examples to feed them.
+
+The same in every process: the tokenizers library breaks the ties of its trainings by the order of a hash table.
+"""
 
 import functools
+import json
+from collections import Counter
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -19,12 +24,19 @@ SENTENCES = (
 @functools.cache
 def wordpiece() -> PreTrainedTokenizerFast:
     """Like BERT's: lower-cased WordPiece, [CLS] question [SEP] context [SEP], two token types."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(SENTENCES, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special))
+    normalizer, pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    counts = Counter()
+    for sentence in SENTENCES:
+        for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(sentence)):
+            spans = ((start, end) for end in range(len(word) + 1) for start in range(end))
+            counts.update("##" * (start > 0) + word[start:end] for start, end in spans)
+    letters = sorted(piece for piece in counts if len(piece.removeprefix("##")) == 1)
+    pieces = sorted(counts.keys() - set(letters), key=lambda piece: (-counts[piece], piece))
+    vocabulary = [*special, *letters, *pieces][:200]
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    tokenizer.decoder = decoders.WordPiece()
     return _wrap(tokenizer, *special)
 
 
@@ -63,6 +75,10 @@ def unigram() -> PreTrainedTokenizerFast:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=special, unk_token="[UNK]")
     tokenizer.train_from_iterator(SENTENCES, trainer)
+    learned = json.loads(tokenizer.to_str())["model"]["vocab"]
+    pieces = sorted((-round(score, 2), piece) for piece, score in learned[len(special) :])
+    vocabulary = [(piece, 0.0) for piece in special] + [(piece, -cost) for cost, piece in pieces]
+    tokenizer.model = models.Unigram(vocabulary, unk_id=special.index("[UNK]"))
     return _wrap(tokenizer, *special)
 
 
