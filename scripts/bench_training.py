@@ -7,7 +7,8 @@ takes the time of the training loop apart.
     python scripts/bench_training.py --scaling --json FILE
 
 `published` is the published code's three-pass update, in float32 without an engine: once on the batches of all
-others, which hold windows of like length, and once on random batches of the same windows, as that code trains.
+others, which hold windows of like length, and once on random batches of the same epoch, as that code trains. Updates
+are a sample of the epoch's, of every size as often as it comes there.
 Prints tables; --json FILE keeps them. Exit codes as scripts/train.py.
 """
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import nn
 
 from swep_ds import distributed as ranks
+from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.recipe import Recipe
@@ -29,6 +30,7 @@ from swep_ds.training.benchmark import (
     hardware,
     largest_batch,
     measure,
+    sample,
     table,
 )
 from swep_ds.training.ds_config import zero_stage
@@ -41,7 +43,7 @@ RANDOM = ":random"  # of the published procedure's name, where it runs on its ow
 
 
 def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, updates: int, warmup: int) -> dict:
-    """Updates in turns and peak memory of all, then the training loop of each that has one, on half as many updates.
+    """Updates in turns and peak memory of all, then the training loop of each that has one, on half of the updates.
 
     Args:
         plain: the name among `recipes` of the published procedure, if it is there.
@@ -55,11 +57,13 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
         first = next(iter(recipes.values()))
         job = _prepare(first, ds_config, warmup + updates)
         largest = largest_batch(job.batches).to(ranks.device())
-        common = _load(job.batches)
+        batches = sample(job.batches, warmup, updates)
+        common = _load(batches)
         contenders = []
         for name, recipe in recipes.items():
             if name == plain:
-                contenders += _published(name, recipe, ds_config, largest)
+                random = sample(random_batches(job.batches), warmup, updates)
+                contenders += _published(name, recipe, ds_config, largest, _load(random))
                 continue
             one = contend(name, lambda recipe=recipe: _engine(recipe, ds_config)[0], recipe.train.execution, largest)
             one.batches = common
@@ -74,7 +78,7 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
         for name, times in against.items():
             say(f"{name}: {times:.2f} times the published procedure's samples per second, each on batches of its own")
         loops = {
-            one.name: breakdown.break_down(one.engine, job.batches, recipes[one.name], max(1, updates // 2))
+            one.name: breakdown.break_down(one.engine, batches, recipes[one.name], max(1, updates // 2))
             for one in contenders
             if one.engine
         }
@@ -155,9 +159,8 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
     return {"measured": measured, "assumptions": scaling.assumptions(), "model": rows}
 
 
-def _published(name: str, recipe: Recipe, ds_config: str, largest) -> list[Contender]:
+def _published(name: str, recipe: Recipe, ds_config: str, largest: Batch, random: list[Batch]) -> list[Contender]:
     """On the batches of the others, and as `name:random` on its own."""
-    job = prepare(recipe, ds_config)
 
     def make() -> PlainTraining:
         qa = prepare(recipe, ds_config).objective.qa
@@ -172,7 +175,7 @@ def _published(name: str, recipe: Recipe, ds_config: str, largest) -> list[Conte
         same.update,
         same.state_bytes,
         same.peak_bytes,
-        batches=_load(random_batches(job.batches, job.batches.updates)),
+        batches=random,
     )
     return [same, own]
 
@@ -202,7 +205,7 @@ def _check(job: Job, updates: int) -> None:
         )
 
 
-def _load(batches) -> list:
+def _load(batches: TrainingBatches) -> list[Batch]:
     return [batches[number].to(ranks.device()) for number in range(len(batches))]
 
 

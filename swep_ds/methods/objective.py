@@ -23,6 +23,12 @@ class Objective(nn.Module):
     One call makes one micro-step of the engine: all passes (`joint`), or one weighted pass together with the
     weightless ones right before it (`split`). Both leave the same gradients, to rounding.
 
+    Attributes:
+        holds_back: whether in `split` execution the gradient of the word embeddings [N, T, d] waits for the last
+            micro-step, which adds it to its own. Between micro-steps nobody then holds one of the whole table, half
+            of a small encoder's parameters. Not where ZeRO divides gradients after every micro-step: there all
+            parameters must have one.
+
     Args:
         qa: the model (`swep_ds.models`).
         method: whose passes are run.
@@ -32,6 +38,7 @@ class Objective(nn.Module):
     def __init__(self, qa: nn.Module, method: Method, seed: int):
         super().__init__()
         self.qa, self.method, self.seed = qa, method, seed
+        self.holds_back = False
 
     def micro_steps(self, execution: str) -> int:
         """Engine micro-steps per batch."""
@@ -67,7 +74,8 @@ class Objective(nn.Module):
         if update is None:
             return self.qa.predict(batch)
         passes = self.method.passes(progress)
-        numbered = range(len(passes)) if micro_step is None else _split(passes)[micro_step]
+        groups = [range(len(passes))] if micro_step is None else _split(passes)
+        numbered, ends = groups[micro_step or 0], micro_step in (None, len(groups) - 1)
         carried = carried or Carried()
         loss = torch.zeros((), device=batch.input_ids.device)
         statistics: Statistics = {}
@@ -79,6 +87,8 @@ class Objective(nn.Module):
                 carried = _repeat_dropout(carried, batch.input_ids.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and one.weight > 0):
                 embeddings, noise = self.qa.embed(batch), None
+                if self.holds_back and embeddings.requires_grad:
+                    embeddings, carried = _add_held(embeddings, carried) if ends else _hold_back(embeddings, carried)
                 if one.perturb is not None:
                     key = NoiseKey(self.seed, update * len(passes) + number)
                     noise = one.perturb(Inputs(embeddings, batch, key, carried, partial(self._read, batch)))
@@ -158,6 +168,19 @@ def _split(passes: list[Pass]) -> list[list[int]]:
         if one.weight > 0:
             groups.append([])
     return groups[:-1]
+
+
+def _hold_back(embeddings: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+    """The leaf in their place that gathers their gradient."""
+    leaf = embeddings.detach().requires_grad_() if carried.embeddings is None else carried.embeddings
+    return leaf, replace(carried, embeddings=leaf)
+
+
+def _add_held(embeddings: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+    """The embeddings, whose gradient will have the held one added: once, of the passes of this micro-step."""
+    if (leaf := carried.embeddings) is not None:
+        embeddings.register_hook(lambda gradient: gradient + leaf.grad)
+    return embeddings, replace(carried, embeddings=None)
 
 
 def _repeat_dropout(carried: Carried, device: torch.device) -> Carried:

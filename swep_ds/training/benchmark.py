@@ -15,10 +15,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.table import Table
 from torch import nn
@@ -108,6 +110,24 @@ def largest_batch(batches: TrainingBatches) -> Batch:
         return len(rows) * int(batches.lengths[rows].max())
 
     return batches[max(range(batches.updates_per_epoch), key=positions) * batches.accumulation]
+
+
+def sample(batches: TrainingBatches, warmup: int, updates: int) -> TrainingBatches:
+    """Batches of so many updates that stand for the first epoch, to a speed per window, too.
+
+    A systematic sample: the epoch's updates ordered by their positions, and of each of `updates` equal parts the one
+    in the middle. Updates as they come would not do: where windows of like length share one, a few more or fewer long
+    ones among 20 updates move the mean by a tenth. In random order; the first `warmup` stand before them once more.
+    """
+    rows = [batches.windows(update) for update in range(batches.updates_per_epoch)]
+    by_size = np.argsort([len(row) * batches.lengths[row].max() for row in rows], kind="stable")
+    middles = (np.arange(updates) + 0.5) * len(by_size) / updates
+    chosen = np.random.default_rng(batches.seed).permutation(by_size[middles.astype(int)])
+    numbers = [*chosen[:warmup], *chosen]
+    own = copy(batches)
+    own.windows = lambda update: rows[numbers[update]]
+    own.updates = len(numbers)
+    return own
 
 
 def _memory(build: Callable[[], tuple[Any, Update]], batch: Batch) -> tuple[Any, Update, int, int]:

@@ -62,12 +62,12 @@ class PlainTraining:
         self.optimizer.zero_grad()
 
 
-def random_batches(batches: TrainingBatches, updates: int) -> TrainingBatches:
-    """The windows of the first `updates` in random order, of whatever lengths, each padded to its longest window."""
-    windows = [batches.windows(update) for update in range(updates)]
+def random_batches(batches: TrainingBatches) -> TrainingBatches:
+    """The windows of the first epoch in random order, of whatever lengths, each padded to its longest window."""
+    windows = [batches.windows(update) for update in range(batches.updates_per_epoch)]
     order = np.random.default_rng(batches.seed).permutation(np.concatenate(windows))
     shuffled = np.split(order, np.cumsum([len(one) for one in windows])[:-1])
     own = copy(batches)
     own.windows = shuffled.__getitem__
-    own.updates = updates
+    own.updates = len(shuffled)
     return own

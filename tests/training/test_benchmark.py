@@ -5,10 +5,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from swep_ds.errors import InputError
-from swep_ds.training.benchmark import _recorded_bytes, largest_batch
+from swep_ds.training.benchmark import _recorded_bytes, largest_batch, sample
 from swep_ds.training.scaling import COUNTS
 from tests.data.test_batches import ranks, windows
 from tests.tiny_run import ROOT, ds_config, execute, prepare
@@ -43,7 +44,7 @@ def test_methods_are_measured_side_by_side(tmp_path):
     extra = rows["swep"]["state_bytes"] - rows["mle"]["state_bytes"]
     assert extra >= 4 * 4 * (3 * d**2 + 3 * d)
     assert rows["swep"]["peak_bytes"] < rows["swep:joint"]["peak_bytes"]
-    # random batches waste more of their positions, on the same windows; two updates of 8 take 16 of them
+    # random batches waste more of their positions
     assert rows["published"]["padding"] == rows["mle"]["padding"] < rows["published:random"]["padding"]
     speeds = {name: row["samples_per_second"] for name, row in rows.items()}
     times = speeds["swep"] / speeds["published:random"]
@@ -71,6 +72,20 @@ def test_memory_is_measured_on_the_largest_batch_of_an_epoch():
     largest = largest_batch(batches).input_ids.numel()
     [whole] = ranks(windows(200), micro=2)
     assert largest == max(one.input_ids.numel() for one in (whole[number] for number in range(len(whole))))
+
+
+def test_a_sample_of_updates_stands_for_the_epoch():
+    """One from each tenth of the updates by size: sizes average to the epoch's, to a step between two tenths."""
+    [batches] = ranks(windows(400), micro=4, max_updates=3)
+    made = sample(batches, warmup=2, updates=10)
+    drawn = [made[number] for number in range(len(made))]
+    assert [one.sample_id.tolist() for one in drawn[:2]] == [one.sample_id.tolist() for one in drawn[2:4]]
+    [epoch] = ranks(windows(400), micro=4)
+    rows = {tuple(epoch.windows(number)): epoch[number].input_ids.numel() for number in range(100)}
+    sizes = sorted(rows[tuple(one.sample_id.tolist())] for one in drawn[2:])
+    tenths = np.sort(list(rows.values())).reshape(10, 10)
+    assert all(low <= size <= high for size, low, high in zip(sizes, tenths.min(1), tenths.max(1), strict=True))
+    assert np.mean(sizes) == pytest.approx(tenths.mean(), rel=0.03)
 
 
 @pytest.mark.slow

@@ -45,15 +45,16 @@ def test_loss_and_gradient_are_those_of_the_formulas(published):
 
 def test_its_batches_are_the_same_windows_each_padded_to_its_own_longest():
     [batches] = ranks(windows(60), micro=4)
-    made = random_batches(batches, 10)
-    rows = np.concatenate([one.sample_id for one in (made[number] for number in range(10))])
-    assert sorted(rows) == sorted(np.concatenate([batches.windows(number) for number in range(10)]))
-    assert rows.tolist() != np.concatenate([batches.windows(number) for number in range(10)]).tolist()
-    for number in range(10):
+    made = random_batches(batches)
+    numbers = range(batches.updates_per_epoch)
+    rows = np.concatenate([made[number].sample_id for number in numbers])
+    assert sorted(rows) == list(range(60))
+    assert rows.tolist() != np.concatenate([batches.windows(number) for number in numbers]).tolist()
+    for number in numbers:
         one = made[number]
         assert one.input_ids.shape == (4, max(batches.lengths[row] for row in one.sample_id))
 
     def padding(of) -> float:
-        return 1 - sum(of[k].attention_mask.sum() for k in range(10)) / sum(of[k].input_ids.numel() for k in range(10))
+        return 1 - sum(of[k].attention_mask.sum() for k in numbers) / sum(of[k].input_ids.numel() for k in numbers)
 
     assert padding(made) > padding(batches)
