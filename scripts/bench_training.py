@@ -18,6 +18,7 @@ from pathlib import Path
 
 from swep_ds.command import main
 from swep_ds.errors import InputError
+from swep_ds.files import write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
 
@@ -48,6 +49,8 @@ def bench() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
+    if arguments.json and not arguments.json.parent.is_dir():
+        raise InputError(f"--json {arguments.json}: its folder does not exist: make it first")
     if arguments.updates < 2 or arguments.warmup < 0:
         raise InputError("--updates must be at least 2, and --warmup not negative")
     if arguments.scaling and arguments.methods:
@@ -55,6 +58,11 @@ def bench() -> None:
     chosen = arguments.methods or (LOOPS if arguments.loop or arguments.scaling else DEFAULT)
     names = [name for word in chosen for name in (ALL if word == "all" else [word])]
     recipes = {name: recipe_of(arguments, name) for name in names}
+    if arguments.scaling and recipes["mle"].train.precision == "autocast":
+        raise InputError(
+            "--scaling: with train.precision autocast some gradients travel in bf16 and some in float32, which the "
+            "model of more ranks does not know: take fp32 or bf16"
+        )
 
     from swep_ds import benchmarks  # after the arguments: these imports take seconds
 
@@ -69,7 +77,7 @@ def bench() -> None:
     else:
         found = benchmarks.side_by_side(recipes, arguments.ds_config, PUBLISHED, **options)
     if arguments.json and found:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_atomically(arguments.json, json.dumps(found, indent=2) + "\n")
 
 
 def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,14 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
         plain: the name among `recipes` of the published procedure, if it is there.
 
     Raises:
-        InputError: several ranks, or too little data.
+        InputError: several ranks, or an epoch has fewer updates.
     """
     with ranks.process_group():
         if ranks.world_size() > 1:
             raise InputError("updates and their memory are compared on one rank: add --loop, or start one process")
         first = next(iter(recipes.values()))
-        job = _prepare(first, ds_config, warmup + updates)
+        job = prepare(first, ds_config)
+        _check(job.batches.updates_per_epoch, updates, "an epoch has")
         largest = largest_batch(job.batches).to(ranks.device())
         batches = sample(job.batches, warmup, updates)
         common = _load(batches)
@@ -100,20 +102,21 @@ def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: i
         InputError: too little data.
     """
     with ranks.process_group():
-        found, flops = {}, {}
+        found, flops, sizes = {}, {}, {}
         for name, recipe in recipes.items():
             engine, job = _engine(recipe, ds_config)
-            _check(job, warmup + updates)
+            _check(len(job.batches), warmup + updates, "train.epochs make")
             flops[name] = _warm_up(engine, recipe, _load(job.batches), max(2, warmup))
             found[name] = breakdown.break_down(engine, job.batches, recipe, min(updates, len(job.batches) - 1))
-            about = _about(recipe, job) | _sizes(engine.module, job)
+            sizes = max(sizes, _sizes(engine.module, job), key=lambda one: one.get("parameters", 0))
+            about = _about(recipe, job)
             engine.destroy()
             del engine
             _clear()
         if not ranks.is_main():
             return None
         Console(width=WIDTH).print(breakdown.table(found))
-        return {**about, "ranks": ranks.world_size(), "flops": flops, "loop": found}
+        return {**about, **sizes, "ranks": ranks.world_size(), "flops": flops, "loop": found}
 
 
 def _warm_up(engine, recipe: Recipe, batches: list, updates: int) -> float:
@@ -144,7 +147,7 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
                 [*launcher, *command, "--json", str(file)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
             )
             if ended.returncode:
-                raise InputError(f"the benchmark's loop on {world} rank(s) ended with {ended.returncode}: see above")
+                raise SystemExit(f"error: the benchmark's loop on {world} rank(s) failed: see above")
             measured.append(json.loads(file.read_text()))
     say = Console(width=WIDTH, highlight=False).print
     if len(measured) == 2:
@@ -156,7 +159,7 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
     text, shown = scaling.tables(measured[0], rows)
     say(text)
     say(shown)
-    return {"measured": measured, "assumptions": scaling.assumptions(), "model": rows}
+    return {"measured": measured, "assumptions": asdict(scaling.cluster(measured[0])), "model": rows}
 
 
 def _published(name: str, recipe: Recipe, ds_config: str, largest: Batch, random: list[Batch]) -> list[Contender]:
@@ -191,18 +194,9 @@ def _engine(recipe: Recipe, ds_config: str) -> tuple[Any, Job]:
     return build_engine(job.objective, job.config, recipe.train, job.batches.updates), job
 
 
-def _prepare(recipe: Recipe, ds_config: str, updates: int) -> Job:
-    job = prepare(recipe, ds_config)
-    _check(job, updates)
-    return job
-
-
-def _check(job: Job, updates: int) -> None:
-    if len(job.batches) < updates:
-        raise InputError(
-            f"{len(job.batches)} batches for {updates} updates: the benchmark needs a batch for each; lower --updates "
-            "or raise train.epochs"
-        )
+def _check(there: int, updates: int, of: str) -> None:
+    if there < updates:
+        raise InputError(f"{of} {there} updates, and {updates} are asked for: lower --updates, or name more data")
 
 
 def _load(batches: TrainingBatches) -> list[Batch]:
@@ -221,7 +215,7 @@ def _about(recipe: Recipe, job: Job) -> dict[str, Any]:
 
 
 def _sizes(module: nn.Module, job: Job) -> dict[str, Any]:
-    """What `scaling.predict` needs to know of a model; the largest, which is that with the method's parameters."""
+    """What `scaling.predict` needs to know of a model."""
     return {
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters()),
         "modules": sum(1 for one in module.modules() if any(True for _ in one.parameters(recurse=False))),

@@ -6,6 +6,7 @@ The same in every process: the tokenizers library breaks the ties of its trainin
 import functools
 import json
 from collections import Counter
+from itertools import pairwise
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -26,14 +27,21 @@ def wordpiece() -> PreTrainedTokenizerFast:
     """Like BERT's: lower-cased WordPiece, [CLS] question [SEP] context [SEP], two token types."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     normalizer, pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    counts = Counter()
+    words = Counter()
     for sentence in SENTENCES:
-        for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(sentence)):
-            spans = ((start, end) for end in range(len(word) + 1) for start in range(end))
-            counts.update("##" * (start > 0) + word[start:end] for start, end in spans)
-    letters = sorted(piece for piece in counts if len(piece.removeprefix("##")) == 1)
-    pieces = sorted(counts.keys() - set(letters), key=lambda piece: (-counts[piece], piece))
-    vocabulary = [*special, *letters, *pieces][:200]
+        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(sentence)))
+    splits = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in words}
+    vocabulary = [*special, *sorted({piece for split in splits.values() for piece in split})]
+    while len(vocabulary) < 200:  # as WordPiece is trained: the most frequent pair becomes a piece
+        pairs = Counter()
+        for word, split in splits.items():
+            pairs.update(dict.fromkeys(pairwise(split), words[word]))
+        first, second = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        vocabulary.append(first + second.removeprefix("##"))
+        for split in splits.values():
+            for i in range(len(split) - 1, 0, -1):
+                if split[i - 1 : i + 1] == [first, second]:
+                    split[i - 1 : i + 1] = [vocabulary[-1]]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(vocabulary)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
     tokenizer.decoder = decoders.WordPiece()

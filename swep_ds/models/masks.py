@@ -1,8 +1,9 @@
-"""Attention masks that are made without a look at the device.
+"""Masks for SDPA and eager attention that are made without a look at the device.
 
 transformers asks a padding mask in every forward whether anything is padded, to leave it out where nothing is; on a
 GPU the host then waits for all that is under way. Here the host knows (`Batch.padding_mask`): a mask that is given is
-used.
+used. With flash_attention_2 the host still waits wherever windows are padded, in every layer: transformers takes the
+padding out there, and reads from the device how much is left. `packing` is free of that.
 """
 
 from collections.abc import Callable

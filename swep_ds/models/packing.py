@@ -8,11 +8,13 @@ Notable:
   are the lowest finite number, and the softmax runs over a window's own tokens.
 - On CUDA in half precision and without dropout of attention weights, attention is PyTorch's `varlen_attn`, one kernel
   for all windows. That kernel has no dropout: with it, and elsewhere, windows attend one after the other, which wastes
-  nothing but launches.
+  nothing but launches; on a GPU these may cost more than padding would, and `slow_because` tells why.
 - Evaluation stays padded: a call of the model that names no windows is an ordinary one.
 """
 
+import inspect
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ PACKED = "swep_packed"  # this attention's name among transformers'
 # encoders with learned absolute positions; RoBERTa's begin behind the id of padding
 FROM_ZERO = ("bert", "electra")
 BEHIND_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
+HALF = {"autocast": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the recipe's `train.precision`
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,49 @@ def first_position(config: PreTrainedConfig) -> int:
     )
 
 
+def slow_because(config: PreTrainedConfig, precision: str, device: torch.device) -> str | None:
+    """Why windows will attend one after the other in training, and what mends it; None = they need not, or no GPU.
+
+    Args:
+        config: of a model that `prepare` took.
+        precision: the recipe's `train.precision`.
+    """
+    if device.type != "cuda":
+        return None  # there a launch costs next to nothing
+    width = config.hidden_size // config.num_attention_heads
+    return _obstacle(device, HALF.get(precision, torch.float32), width, config.attention_probs_dropout_prob)
+
+
+def _obstacle(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> str | None:
+    """To one kernel for all windows; `width` is a head's."""
+    if device.type != "cuda":
+        return "no GPU"
+    if dtype not in HALF.values():
+        return "one kernel for all takes half precision alone: set train.precision to bf16"
+    if dropout:
+        return (
+            f"one kernel for all has no dropout of attention weights, and the model asks for {dropout}: set "
+            "attention_probs_dropout_prob to 0 in the config.json of a local copy"
+        )
+    if width % 8 or width > 256:
+        return f"one kernel for all takes heads of a multiple of 8 up to 256, and the model's are {width} wide"
+    return _missing(device)
+
+
+@cache
+def _missing(device: torch.device) -> str | None:
+    """What this machine lacks for `varlen_attn`. PyTorch 2.9 does not have it, and 2.10 not with `scale`."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        varlen_attn = None
+    if varlen_attn is None or "scale" not in inspect.signature(varlen_attn).parameters:
+        return f"PyTorch {torch.__version__} has no kernel for all (varlen_attn with a scale): install a later one"
+    if not torch.backends.cuda.is_flash_attention_available() or torch.cuda.get_device_capability(device) < (8, 0):
+        return "one kernel for all needs FlashAttention in PyTorch and an Ampere GPU or a later one"
+    return None
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -103,7 +149,7 @@ def attend(
     """As transformers calls it: query, key and value are [1, heads, L, width], the result [1, L, heads, width]."""
     if windows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout:
+    if _obstacle(query.device, query.dtype, query.shape[-1], dropout) is None:
         from torch.nn.attention.varlen import varlen_attn
 
         tokens_first = (one[0].transpose(0, 1) for one in (query, key, value))

@@ -117,13 +117,13 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> TrainingBatch
 
     A systematic sample: the epoch's updates ordered by their positions, and of each of `updates` equal parts the one
     in the middle. Updates as they come would not do: where windows of like length share one, a few more or fewer long
-    ones among 20 updates move the mean by a tenth. In random order; the first `warmup` stand before them once more.
+    ones among 20 updates move the mean by a tenth. In random order; before them stand `warmup` of the same.
     """
     rows = [batches.windows(update) for update in range(batches.updates_per_epoch)]
     by_size = np.argsort([len(row) * batches.lengths[row].max() for row in rows], kind="stable")
     middles = (np.arange(updates) + 0.5) * len(by_size) / updates
     chosen = np.random.default_rng(batches.seed).permutation(by_size[middles.astype(int)])
-    numbers = [*chosen[:warmup], *chosen]
+    numbers = [*np.resize(chosen, warmup), *chosen]
     own = copy(batches)
     own.windows = lambda update: rows[numbers[update]]
     own.updates = len(numbers)

@@ -2,7 +2,8 @@
 
 Model FLOPs, as in PaLM's appendix B: for a weight of P elements and a token 2 P forward and 4 P backward; attention
 over T tokens 4 T^2 of its width a layer forward, twice that backward. What padding or activation checkpointing cost on
-top is not counted: the hardware does it, the model does not need it.
+top is not counted: the hardware does it, the model does not need it. Attention is that of an encoder whose layers see
+all tokens: of a decoder's few answer tokens it is left out, and of layers with a local window it is too much.
 """
 
 from collections.abc import Callable, Iterable

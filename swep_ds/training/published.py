@@ -3,7 +3,7 @@
 Its choices (the recipe `official` makes them, too): h from a pass of its own, without gradient but with
 dropout; then the noisy pass, then the clean one; the losses are summed and go backward once. AdamW, clipping at 1,
 prior variance sqrt(p / (1 - p)) for p = 0.1, the KL a mean over the batch's tokens; noise from torch.randn; random
-batches, each padded to its longest window.
+batches, each padded to its longest window. AdamW alone is faster than there: fused, as in our own engine.
 """
 
 import math
@@ -52,7 +52,12 @@ class PlainTraining:
     def __init__(self, loss: nn.Module, train: TrainSection):
         self.loss = loss.train()
         self.optimizer = torch.optim.AdamW(
-            loss.parameters(), lr=train.learning_rate, betas=train.adam_betas, eps=train.adam_epsilon, weight_decay=0.0
+            loss.parameters(),
+            lr=train.learning_rate,
+            betas=train.adam_betas,
+            eps=train.adam_epsilon,
+            weight_decay=0.0,
+            fused=True,
         )
 
     def update(self, batch: Batch, number: int) -> None:

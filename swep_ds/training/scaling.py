@@ -15,6 +15,8 @@ from typing import Any
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from rich.table import Table
 
+from swep_ds.training.flops import peak_flops
+
 # a ring sends this many times (w - 1) / w of the whole tensor from every rank
 TIMES = {"all_reduce": 2, "reduce_scatter_tensor": 1, "all_gather_into_tensor": 1}
 STAGES = (0, 1, 2, 3)
@@ -35,14 +37,17 @@ WAYS = (Way("mle", 1, 1), Way("swep:split", 2, 2), Way("swep:joint", 2, 1))
 
 @dataclass(frozen=True)
 class Cluster:
-    """Assumptions: H100 nodes, a 400 Gb/s adapter for each GPU. Bandwidths are what collectives reach, not nominal."""
+    """Assumptions: H100 nodes, a 400 Gb/s adapter for each GPU. Bandwidths are what collectives reach, not nominal.
 
+    flops_per_second: dense, at the precision of the job.
+    """
+
+    flops_per_second: float
     gpus_per_node: int = 8
     bytes_per_second_in_a_node: float = 300e9  # a GPU, each way
     bytes_per_second_between_nodes: float = 40e9  # a GPU's adapter, each way
     seconds_a_step_in_a_node: float = 3e-6  # latency of a ring's step
     seconds_a_step_between_nodes: float = 10e-6
-    flops_per_second: float = 989e12  # bf16, dense
     utilisation: float = 0.4  # of them, by the model's own FLOPs
     # of what ZeRO-3 sends while it computes; the other stages as shipped (no overlap_comm) overlap nothing
     overlapped_at_stage_3: float = 0.5
@@ -79,23 +84,24 @@ def volumes(stage: int, way: Way, parameters: int, width: int, live: int) -> dic
     return {"all_gather_into_tensor": whole * gathers, "reduce_scatter_tensor": whole * way.micro_steps}
 
 
-CLUSTER = Cluster()
+def cluster(job: dict[str, Any]) -> Cluster:
+    return Cluster(peak_flops("H100", job["precision"]))
 
 
 def predict(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of the model: for each stage, way and number of ranks what a rank sends and how long an update takes.
 
     Args:
-        job: "parameters", "modules" that hold them, "width", "reduce_bucket" (elements), "flops" of an update on a
-            rank by way.
+        job: "precision", "parameters", "modules" that hold them, "width", "reduce_bucket" (elements), "flops" of an
+            update on a rank by way.
     """
-    zero = DeepSpeedZeroConfig(stage=3)
+    assumed, zero = cluster(job), DeepSpeedZeroConfig(stage=3)
     live = min(zero.max_live_parameters, zero.max_reuse_distance)
     buckets = math.ceil(job["parameters"] / job["reduce_bucket"])
     rows = []
     for stage in STAGES:
         for way in WAYS:
-            compute = job["flops"][way.name] / (CLUSTER.flops_per_second * CLUSTER.utilisation)
+            compute = job["flops"][way.name] / (assumed.flops_per_second * assumed.utilisation)
             sizes = volumes(stage, way, job["parameters"], job["width"], live)
             whole = job["parameters"] * job["width"]
             for ranks in COUNTS:
@@ -104,8 +110,8 @@ def predict(job: dict[str, Any]) -> list[dict[str, Any]]:
                     gathers_modules = stage == 3 and name == "all_gather_into_tensor"
                     once = job["modules"] if gathers_modules else 1 if name.startswith("all_gather") else buckets
                     calls = once * size // whole
-                    seconds += CLUSTER.seconds(size, TIMES[name], calls, ranks)
-                hidden = min(compute, CLUSTER.overlapped_at_stage_3 * seconds) if stage == 3 else 0.0
+                    seconds += assumed.seconds(size, TIMES[name], calls, ranks)
+                hidden = min(compute, assumed.overlapped_at_stage_3 * seconds) if stage == 3 else 0.0
                 update = compute + seconds - hidden
                 rows.append(
                     {
@@ -122,13 +128,9 @@ def predict(job: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def assumptions() -> dict[str, float]:
-    return asdict(CLUSTER)
-
-
 def tables(job: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, Table]:
     """The assumptions as text, and the table: MB that a rank sends, and the share of an update that is computing."""
-    lines = [f"    {name} = {value:g}" for name, value in assumptions().items()]
+    lines = [f"    {name} = {value:g}" for name, value in asdict(cluster(job)).items()]
     bucket, width = job["reduce_bucket"], job["width"]
     flops = ", ".join(f"{name} {flop / 1e12:.3g}" for name, flop in job["flops"].items())
     text = "\n".join(
@@ -139,6 +141,7 @@ def tables(job: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, Table]
             f"buckets of {bucket:,}",
             f"    TFLOP of an update on a rank: {flops}",
             "    collectives are rings; a gather at ZeRO-3 is a call a module, at ZeRO-1 and 2 one call",
+            "    the optimizer's step, which ZeRO divides among the ranks, is not counted",
         ]
     )
     shown = Table(title="MB sent by a rank, and the share of an update that is computing, by GPUs")

@@ -21,7 +21,7 @@ EXPECTED = {"mle": 1, "adv_aug": 2 + 5, "swep": 2, "swep:joint": 2, "published":
 
 def bench(folder, *arguments: str, stage: int = 2, check: bool = True):
     recipe, config = str(prepare(folder)), str(ds_config(folder, stage))
-    few = ["--updates", "2", "--warmup", "0", "--json", str(folder / "bench.json")]
+    few = ["--updates", "2", "--warmup", "3", "--json", str(folder / "bench.json")]
     return execute([*BENCH, "--recipe", recipe, "--ds_config", config, *few, *arguments], check)
 
 
@@ -105,6 +105,26 @@ def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path):
 def test_ssmba_is_measured_as_mle(tmp_path):
     ended = bench(tmp_path, "--methods", "mle", "ssmba", check=False)
     assert (ended.returncode, ended.stderr) == (2, "error: --methods ssmba: ssmba's update is mle's: measure mle\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json", "no/such/file.json"], "--json no/such/file.json: its folder does not exist: make it first"),
+        (["--updates", "1"], "--updates must be at least 2"),
+        (["--scaling", "--set", "train.precision=autocast"], "--scaling: with train.precision autocast"),
+    ],
+)
+def test_bad_arguments_are_told_before_anything_is_loaded(monkeypatch, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
+    with pytest.raises(InputError, match=message):
+        runpy.run_path(BENCH[1])["bench"]()
+
+
+def test_an_epoch_that_is_too_short_is_told(tmp_path):
+    ended = bench(tmp_path, "--updates", "90", check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: an epoch has 6 updates, and 90 are asked for: lower --updates")
 
 
 def test_a_method_that_is_none_is_named_with_the_nearest(tmp_path):

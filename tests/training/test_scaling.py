@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swep_ds.training.breakdown import PARTS
-from swep_ds.training.scaling import CLUSTER, COUNTS, WAYS, Cluster, predict, tables, volumes
+from swep_ds.training.scaling import COUNTS, WAYS, Cluster, predict, tables, volumes
 from tests.tiny_run import ROOT, ds_config, launch, prepare
 
 SCRIPT = ROOT / "tests" / "training" / "loop_costs.py"
@@ -67,7 +67,7 @@ def test_nothing_of_this_package_waits_for_the_gpu_between_logged_updates(tmp_pa
 
 
 def test_times_are_those_of_rings():
-    cluster = Cluster(8, 100.0, 10.0, 0.5, 2.0)
+    cluster = Cluster(1.0, 8, 100.0, 10.0, 0.5, 2.0)
     assert cluster.seconds(1000.0, 2, 3, 1) == 0
     # 3 of 4 parts at 100 bytes a second, 3 steps of half a second in each of 3 calls; twice
     assert cluster.seconds(1000.0, 2, 3, 4) == pytest.approx(2 * (7.5 + 3 * 3 * 0.5))
@@ -89,7 +89,7 @@ def test_split_execution_pays_twice_at_stage_2_and_nothing_at_stages_0_and_1():
 
 
 def test_the_model_covers_all_and_says_what_it_assumes():
-    job = {"parameters": 110_000_000, "modules": 100, "width": 2, "reduce_bucket": 10_000_000}
+    job = {"precision": "bf16", "parameters": 110_000_000, "modules": 100, "width": 2, "reduce_bucket": 10_000_000}
     job |= {"flops": {"mle": 8e12, "swep:split": 16e12, "swep:joint": 16e12}}
     rows = predict(job)
     assert len(rows) == 4 * 3 * len(COUNTS)
@@ -102,4 +102,6 @@ def test_the_model_covers_all_and_says_what_it_assumes():
     [one] = [r["bytes_sent"] for r in rows if (r["stage"], r["way"], r["ranks"]) == (0, "mle", 1024)]
     assert one == pytest.approx(2 * 220e6 * 1023 / 1024)
     text, _ = tables(job, rows)
-    assert all(name in text for name in CLUSTER.__dataclass_fields__)
+    assert all(name in text for name in Cluster.__dataclass_fields__)
+    in_fp32 = predict(job | {"precision": "fp32"})[0]["compute_seconds"]
+    assert in_fp32 == pytest.approx(job["flops"]["mle"] / (67e12 * 0.4))
