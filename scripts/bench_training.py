@@ -5,6 +5,7 @@ takes the time of the training loop apart.
     python scripts/bench_training.py --methods all --updates 20 --json FILE
     torchrun --nproc_per_node 2 scripts/bench_training.py --loop
     python scripts/bench_training.py --scaling --json FILE
+    python scripts/bench_training.py --profile --methods swep:split
 
 `published` is the published code's three-pass update, in float32 without an engine: once on the batches of all
 others, which hold windows of like length, and once on random batches of the same epoch, as that code trains. Updates
@@ -46,6 +47,7 @@ def bench() -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
     what.add_argument("--scaling", action="store_true", help="that on 1 and 2 ranks, and a model of more")
+    what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
@@ -55,7 +57,7 @@ def bench() -> None:
         raise InputError("--updates must be at least 2, and --warmup not negative")
     if arguments.scaling and arguments.methods:
         raise InputError("--scaling compares mle, swep:split and swep:joint: leave --methods out")
-    chosen = arguments.methods or (LOOPS if arguments.loop or arguments.scaling else DEFAULT)
+    chosen = arguments.methods or (LOOPS if arguments.loop or arguments.scaling or arguments.profile else DEFAULT)
     names = [name for word in chosen for name in (ALL if word == "all" else [word])]
     recipes = {name: recipe_of(arguments, name) for name in names}
     if arguments.scaling and recipes["mle"].train.precision == "autocast":
@@ -72,6 +74,8 @@ def bench() -> None:
         numbers = [word for name, number in options.items() for word in (f"--{name}", str(number))]
         named = ["--recipe", arguments.recipe, "--ds_config", arguments.ds_config]
         found = benchmarks.rank_by_rank([__file__, "--loop", *named, *sets, *numbers])
+    elif arguments.profile:
+        found = benchmarks.profiles(recipes, arguments.ds_config, **options)
     elif arguments.loop:
         found = benchmarks.loops(recipes, arguments.ds_config, **options)
     else:
@@ -85,8 +89,8 @@ def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
     count = arguments.warmup + arguments.updates
     fixed = [f"train.max_updates={count}", "train.gradient_accumulation_steps=1", "tracking.wandb=off"]
     if name == PUBLISHED:
-        if arguments.loop:
-            raise InputError(f"--methods {name}: it has no training loop: leave --loop out")
+        if arguments.loop or arguments.profile:
+            raise InputError(f"--methods {name}: it has no engine: leave --loop and --profile out")
         plain = ["method.name=mle", "train.precision=fp32", "train.packing=false", "train.compile=false"]
         return Recipe.load(arguments.recipe, [*arguments.set, *fixed, *plain])
     method, _, execution = name.partition(":")

@@ -23,9 +23,10 @@ train quickstart zero2
 train quickstart-bf16-zero3 zero3 --set train.precision=bf16
 train new-wiki-zero3-swep zero3 "${new_wiki[@]}" --set train.epochs=1
 
-shape() {  # NAME HIDDEN LAYERS HEADS: a BERT of random weights with the encoder's tokenizer
+shape() {  # NAME HIDDEN LAYERS HEADS [ATTENTION_DROPOUT]: a BERT of random weights with the encoder's tokenizer
   echo '{"model_type": "bert", "vocab_size": 30522, "hidden_size": '"$2"', "num_hidden_layers": '"$3"',
-    "num_attention_heads": '"$4"', "intermediate_size": '$((4 * $2))'}' >"$out/$1.json"
+    "num_attention_heads": '"$4"', "intermediate_size": '$((4 * $2))',
+    "attention_probs_dropout_prob": '"${5:-0.1}"'}' >"$out/$1.json"
   python3 scripts/random_model.py "$out/$1.json" "$out/$1" >"$out/$1.log" 2>&1
   cp "$encoder"/tokenizer* "$out/$1"
 }
@@ -35,16 +36,27 @@ bench() {  # NAME SHAPE [--set ...]: FLOPs and memory against the published proc
     --set "model.name=$out/$2" "${@:3}" --json "$out/bench-$1.json" 2>"$out/bench-$1.log" ||
     { tail -n 30 "$out/bench-$1.log"; echo "FAILED $1"; return 1; }
 }
+profile() {  # NAME SHAPE: the kernels that a SWEP update's time goes into
+  echo "== profile of $1"
+  python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --updates 10 --warmup 10 \
+    --set "model.name=$out/$2" --profile --methods swep:split --json "$out/profile-$1.json" 2>"$out/profile-$1.log" ||
+    { tail -n 30 "$out/profile-$1.log"; echo "FAILED profile-$1"; return 1; }
+}
 shape bert-base 768 12 12
+shape bert-base-undropped 768 12 12 0.0
 shape bert-large 1024 24 16
 bench base-fp32 bert-base --set train.precision=fp32
 bench base-bf16 bert-base
-bench base-bf16-packing bert-base --set train.packing=true
+# one attention kernel for all windows has no dropout of attention weights: both are without it
+bench base-bf16-undropped bert-base-undropped
+bench base-bf16-packing bert-base-undropped --set train.packing=true
 bench base-bf16-compile bert-base --set train.compile=true
 bench large-bf16 bert-large
+profile base-bf16 bert-base
+profile large-bf16 bert-large
 python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --set "model.name=$out/bert-base" \
   --scaling --updates 40 --warmup 10 --json "$out/scaling.json"
-rm -r "$out/bert-base" "$out/bert-large"
+rm -r "$out/bert-base" "$out/bert-base-undropped" "$out/bert-large"
 
 for seed in 0 1 2; do
   for method in mle swep; do

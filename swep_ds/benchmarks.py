@@ -1,11 +1,13 @@
 """The training benchmark: a recipe's methods side by side, their training loops, and how they scale."""
 
 import gc
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.recipe import Recipe
 from swep_ds.run import Job, prepare
-from swep_ds.training import breakdown, scaling
+from swep_ds.training import breakdown, hot_spots, scaling
 from swep_ds.training.benchmark import (
     Contender,
     contend,
@@ -119,6 +121,31 @@ def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: i
         return {**about, **sizes, "ranks": ranks.world_size(), "flops": flops, "loop": found}
 
 
+def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> dict | None:
+    """What the updates of each spend their time in (`hot_spots`), one after the other; None but on rank 0.
+
+    Raises:
+        InputError: too little data.
+    """
+    with ranks.process_group():
+        found = {}
+        for name, recipe in recipes.items():
+            engine, job = _engine(recipe, ds_config)
+            _check(len(job.batches), warmup + updates, "train.epochs make")
+            batches = _load(job.batches)
+            _warm_up(engine, recipe, batches, max(2, warmup))
+            found[name] = hot_spots.hot_spots(_next_update(engine, recipe, batches), updates)
+            about = _about(recipe, job)
+            engine.destroy()
+            del engine
+            _clear()
+        if not ranks.is_main():
+            return None
+        for name, rows in found.items():
+            Console(width=WIDTH).print(hot_spots.table(name, rows))
+        return {**about, "ranks": ranks.world_size(), "updates": updates, "hot_spots": found}
+
+
 def _warm_up(engine, recipe: Recipe, batches: list, updates: int) -> float:
     """So many updates (at ZeRO-3 the first ones learn the order of the modules); a rank's FLOPs of a mean one."""
     engine.train()
@@ -128,6 +155,16 @@ def _warm_up(engine, recipe: Recipe, batches: list, updates: int) -> float:
     needed = count(engine.module, engine.module.qa, update, batches[0])
     lengths = [batch.attention_mask.sum(1).tolist() for batch in batches]
     return sum(map(needed.of, lengths)) / len(batches)
+
+
+def _next_update(engine, recipe: Recipe, batches: list[Batch]) -> Callable[[], None]:
+    update, numbered = engine_update(engine, recipe.train.execution), itertools.cycle(enumerate(batches))
+
+    def run() -> None:
+        number, batch = next(numbered)
+        update(batch, number)
+
+    return run
 
 
 def rank_by_rank(command: list[str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from swep_ds.export import NOISE, export_model, export_noise
 from swep_ds.files import write_atomically
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
+from swep_ds.models import packing
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import load_config
 from swep_ds.models.names import check_vocabulary, load_tokenizer, longest_window, resolve_model
@@ -311,6 +312,9 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         )
     )
     ranks.agree(lambda: check_offload(config))
+    slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
+    if slow and ranks.is_main():
+        log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
     training, examples = ranks.agree(lambda: load_examples(recipe, training_source))
     windows = window_settings(recipe)
     features = ranks.first_on_each_node(lambda: training_features(recipe, tokenizer, training))

@@ -14,7 +14,9 @@ from transformers import AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 
-def _unasked(make: Callable) -> Callable:
+def unasked(make: Callable) -> Callable:
+    """One of transformers' functions that make masks, which uses the mask that it is given."""
+
     @wraps(make)
     def made(*args, attention_mask: Tensor | None = None, allow_is_bidirectional_skip: bool = False, **more):
         skip = allow_is_bidirectional_skip and attention_mask is None
@@ -27,4 +29,4 @@ def _unasked(make: Callable) -> Callable:
 def use_given_masks() -> None:
     """From now on, in all models of this process."""
     for name in ("sdpa", "eager"):
-        AttentionMaskInterface.register(name, _unasked(ALL_MASK_ATTENTION_FUNCTIONS[name]))
+        AttentionMaskInterface.register(name, unasked(ALL_MASK_ATTENTION_FUNCTIONS[name]))

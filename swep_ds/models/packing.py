@@ -25,6 +25,7 @@ from transformers.masking_utils import sdpa_mask
 
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
+from swep_ds.models.masks import unasked
 
 PACKED = "swep_packed"  # this attention's name among transformers'
 # encoders with learned absolute positions; RoBERTa's begin behind the id of padding
@@ -161,4 +162,4 @@ def attend(
 
 
 AttentionInterface.register(PACKED, attend)
-AttentionMaskInterface.register(PACKED, sdpa_mask)
+AttentionMaskInterface.register(PACKED, unasked(sdpa_mask))

@@ -1,8 +1,12 @@
 """Windows in one row without padding: losses, gradients and hidden states of the padded model."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import BertConfig
 
 from swep_ds.errors import InputError
 from swep_ds.models import packing
@@ -88,11 +92,14 @@ def test_swep_keeps_its_noise_and_kl_on_windows_of_several_lengths():
     assert r_drop(batch, 1)[0].isfinite()  # a divergence over the lowest logits at padding
 
 
-def test_lengths_on_the_host_change_nothing_and_evaluation_is_padded():
+def test_lengths_on_the_host_change_nothing_and_evaluation_is_padded(monkeypatch):
     qa, batch = packed("roberta").eval(), tiny_batches.batch()
     with torch.no_grad():
         nll = [qa(qa.embed(one), one).nll for one in (batch, batch._replace(lengths=(12, 7, 9)))]
         plain = ExtractiveQA(tiny_models.model("roberta").eval()).predict(batch)
+        monkeypatch.setattr(torch.Tensor, "all", lambda *_: pytest.fail("a mask's values were read"))
+        qa.predict(batch)
+        monkeypatch.undo()
         torch.testing.assert_close(qa.predict(batch), plain)
     assert torch.equal(*nll)
 
@@ -113,9 +120,46 @@ def test_another_attention_is_refused_and_none_is_exported(tmp_path):
     assert packing.PACKED not in (tmp_path / "saved" / "config.json").read_text()
 
 
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def ampere(monkeypatch):
+    """What a machine answers that has the kernel."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    packing._missing.cache_clear()
+    yield
+    packing._missing.cache_clear()
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_keeps_windows_from_one_kernel_is_named(architecture, ampere):
+    """Heads of 8; dropout as it is published, in training alone."""
+    plain, dropping = (tiny_models.config(architecture, dropout) for dropout in (0.0, 0.1))
+    assert packing.slow_because(plain, "bf16", GPU) is None
+    assert packing.slow_because(plain, "autocast", GPU) is None
+    assert packing.slow_because(dropping, "fp32", torch.device("cpu")) is None
+    assert "set train.precision to bf16" in packing.slow_because(plain, "fp32", GPU)
+    assert "asks for 0.1: set attention_probs_dropout_prob to 0" in packing.slow_because(dropping, "fp16", GPU)
+    plain.num_attention_heads = 4
+    assert "the model's are 4 wide" in packing.slow_because(plain, "bf16", GPU)
+
+
+def test_a_machine_without_the_kernel_is_named(ampere, monkeypatch):
+    plain = tiny_models.config("bert")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "an Ampere GPU or a later one" in packing.slow_because(plain, "fp16", GPU)
+    for lacking in (SimpleNamespace(varlen_attn=lambda query, is_causal=False: None), None):  # PyTorch 2.10, and 2.9
+        packing._missing.cache_clear()
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", lacking)
+        assert f"PyTorch {torch.__version__} has no kernel" in packing.slow_because(plain, "fp16", GPU)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_varlen_kernel_equals_windows_one_by_one():
-    batch = tiny_batches.batch((120, 7, 64, 33)).to(torch.device("cuda"))
+    batch = tiny_batches.batch((120, 7, 64, 33)).to(GPU)
+    assert packing.slow_because(BertConfig(attention_probs_dropout_prob=0.0), "bf16", GPU) is None
     windows = packing.Windows.of(batch)
     made = torch.randn(3, 1, 4, sum(windows.lengths), 64, device="cuda", dtype=torch.bfloat16)
     found = []

@@ -107,6 +107,16 @@ def test_ssmba_is_measured_as_mle(tmp_path):
     assert (ended.returncode, ended.stderr) == (2, "error: --methods ssmba: ssmba's update is mle's: measure mle\n")
 
 
+@pytest.mark.slow
+def test_an_update_is_profiled(tmp_path):
+    ended = bench(tmp_path, "--profile", "--methods", "swep:split")
+    rows = json.loads((tmp_path / "bench.json").read_text())["hot_spots"]["swep:split"]
+    calls = {row["name"]: row["calls"] for row in rows}
+    # in both passes six linear layers in each of two layers, the answer's, and the noise generator's two: idle, and not
+    assert calls["aten::addmm"] == 2 * (2 * 6 + 1 + 2)
+    assert "swep:split: operations by their own time" in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -135,5 +145,5 @@ def test_a_method_that_is_none_is_named_with_the_nearest(tmp_path):
 
 def test_the_published_procedure_has_no_loop(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench_training.py", "--loop", "--methods", "published"])
-    with pytest.raises(InputError, match="published: it has no training loop: leave --loop out"):
+    with pytest.raises(InputError, match="published: it has no engine: leave --loop and --profile out"):
         runpy.run_path(BENCH[1])["bench"]()

@@ -1,0 +1,60 @@
+"""What an update's time goes into: the operations, or on a GPU the kernels, that take the most of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from swep_ds import distributed as ranks
+
+SHOWN = 15
+
+
+def hot_spots(update: Callable[[], None], updates: int) -> list[dict[str, Any]]:
+    """Profiles `updates` updates after one that does not count.
+
+    Returns:
+        The SHOWN that take the most time themselves, without what they call, and last all others as one: `name`,
+        `seconds` and `calls` per update, and `share` of the time of all. On a GPU these are kernels, copies and fills,
+        by the device's clock, without the time it idles; elsewhere operations, by the host's.
+    """
+    on_gpu = ranks.device().type == "cuda"
+    kind, clock = (DeviceType.CUDA, "self_device_time_total") if on_gpu else (DeviceType.CPU, "self_cpu_time_total")
+    update()
+    ranks.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as recorded:
+        for _ in range(updates):
+            update()
+        ranks.synchronize()
+    found = [
+        (one.key, getattr(one, clock), one.count)
+        for one in recorded.key_averages()
+        if one.device_type == kind and not (on_gpu and one.is_user_annotation)  # there its time is that of kernels
+    ]
+    found.sort(key=lambda one: one[1], reverse=True)
+    rows, others = found[:SHOWN], found[SHOWN:]
+    if others:
+        _, times, counts = zip(*others, strict=True)
+        rows.append((f"{len(others)} others", sum(times), sum(counts)))
+    total = sum(time for _, time, _ in rows)  # microseconds
+    return [
+        {"name": name, "seconds": time / 1e6 / updates, "calls": count / updates, "share": time / total}
+        for name, time, count in rows
+    ]
+
+
+def table(name: str, rows: list[dict[str, Any]]) -> Table:
+    """Of what `hot_spots` returned for the contender `name`."""
+    kind = "kernels" if ranks.device().type == "cuda" else "operations"
+    total = sum(row["seconds"] for row in rows)
+    shown = Table(title=f"{name}: {kind} by their own time, {1000 * total:.1f} ms of an update in all")
+    shown.add_column("", no_wrap=True, max_width=110)
+    for title in ("ms/update", "calls/update", "share"):
+        shown.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [f"{1000 * row['seconds']:.3f}", f"{row['calls']:,.1f}", f"{row['share']:.1%}"]
+        shown.add_row(escape(row["name"]), *cells)
+    return shown
