@@ -5,33 +5,35 @@
 
 The questions are those of --data over and over, each round with a number behind every question and context, so that
 all are different texts. Baselines, in the same run on the same cores: the bare tokenizer on the same texts, each once,
-offsets included; transformers' usual call on pairs of question and context; the n-best rule of `evaluation.spans` as
-loops over every pair. Exit codes as scripts/train.py; 1 where the loops give other answers.
+with the contexts' offsets; transformers' usual call on pairs of question and context; the n-best rule of
+`evaluation.spans` as loops over every pair. Exit codes as scripts/train.py; 1 where the loops give other answers.
 """
 
 import argparse
 import dataclasses
 import itertools
 import json
-import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from swep_ds.command import main
+from swep_ds.data.quickstart import SOURCE
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
+from swep_ds.files import write_atomically
 
 PAIRS = 10  # the usual call is timed on one question in so many
-BATCH = 32  # windows
+BATCH = 32  # windows, as eval.batch_size has it
 Figures = dict[str, Any]
 
 
 def bench() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="quickstart:encyclopaedia", help="a source as of data.train")
+    parser.add_argument("--data", default=f"quickstart:{SOURCE}", help="a source as of data.train")
     parser.add_argument("--model", default="quickstart:encoder", help="whose tokenizer it is")
     parser.add_argument("--questions", type=int, default=88_000, help="to prepare (default: 88000, SQuAD's)")
     parser.add_argument("--answers", type=int, default=10_000, help="questions to decode (default: 10000)")
@@ -39,6 +41,8 @@ def bench() -> None:
     arguments = parser.parse_args()
     if min(arguments.questions, arguments.answers) < 1:
         raise InputError("--questions and --answers must be at least 1")
+    if arguments.json and not arguments.json.parent.is_dir():
+        raise InputError(f"--json {arguments.json}: there is no folder {arguments.json.parent}: make it first")
     import torch
 
     from swep_ds.models.names import load_tokenizer
@@ -57,7 +61,7 @@ def bench() -> None:
     }
     show(figures)
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_atomically(arguments.json, json.dumps(figures, indent=2) + "\n")
     if not decoded["same_answers"]:
         raise SystemExit("the loops give other answers")
 
@@ -111,7 +115,7 @@ def preparation(examples: list[Example], tokenizer, folder: Path) -> Figures:
 
     settings = WindowSettings()
     write_squad(examples, folder / "train.json")
-    texts = list(dict.fromkeys(e.context for e in examples)), [e.question for e in examples]
+    contexts, questions = list(dict.fromkeys(e.context for e in examples)), [e.question for e in examples]
 
     def windows(read: list[Example]):
         return build_features(read, tokenizer, settings, training=True, cache_dir=folder / "cache")
@@ -132,10 +136,12 @@ def preparation(examples: list[Example], tokenizer, folder: Path) -> Figures:
     def bare() -> None:
         backend = tokenizer.backend_tokenizer
         backend.no_truncation()
-        for some in texts:
-            for at in range(0, len(some), 1000):
-                for encoding in backend.encode_batch(some[at : at + 1000], add_special_tokens=False):
-                    _ = encoding.ids, encoding.offsets
+        for at in range(0, len(contexts), 1000):
+            for encoding in backend.encode_batch(contexts[at : at + 1000], add_special_tokens=False):
+                _ = encoding.ids, encoding.offsets
+        for at in range(0, len(questions), 1000):
+            for encoding in backend.encode_batch_fast(questions[at : at + 1000], add_special_tokens=False):
+                _ = encoding.ids
 
     read, reading = timed(lambda: read_examples(str(folder / "train.json"), training=True))
     reset_peak_memory()
@@ -147,7 +153,7 @@ def preparation(examples: list[Example], tokenizer, folder: Path) -> Figures:
     _, pairing = timed(pairs)
     return {
         "questions": len(examples),
-        "contexts": len(texts[0]),
+        "contexts": len(contexts),
         "windows": len(features.dataset),
         "reading": reading,
         "building": building,
@@ -159,36 +165,43 @@ def preparation(examples: list[Example], tokenizer, folder: Path) -> Figures:
 
 
 def decoding(examples: list[Example], tokenizer, folder: Path) -> Figures:
-    """Decoding and scoring of random logits that favour the right answers, vectorised and by loops."""
+    """Decoding and scoring of logits like a trained model's, vectorised and by loops; each reads what it needs."""
     import numpy as np
-    import torch
 
     from swep_ds.data.features import WindowSettings, build_features
+    from swep_ds.evaluation.predict import read_columns
     from swep_ds.evaluation.scores import score
     from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 
     settings = SpanSettings()
     windows = build_features(examples, tokenizer, WindowSettings(), training=False, cache_dir=folder / "cache").dataset
-    generator = torch.Generator().manual_seed(0)
-    order = np.argsort(windows["length"][:], kind="stable")
-    batches = []
-    for at in range(0, len(order), BATCH):
-        columns = windows[order[at : at + BATCH].tolist()]
-        size = len(columns["length"]), max(columns["length"])
-        batches.append((columns, *(3 * torch.randn(2, *size, generator=generator))))
+    order = np.argsort(-np.asarray(windows["length"][:]), kind="stable")
+    dice = np.random.default_rng(0)
+    batches = [
+        (rows, *trained_logits(examples, windows[rows.tolist()], dice))
+        for rows in np.split(order, range(BATCH, len(order), BATCH))
+    ]
+    spans = ("offset_start", "offset_end", "context_begin", "context_end", "own_begin", "own_end")
+    windows = windows.select_columns(["example", *spans])
+    stored = windows.with_format("arrow")
 
     def vectorised() -> dict[str, str]:
-        decoder = SpanDecoder(examples, settings)
-        for batch in batches:
-            decoder.add(*batch)
+        decoder = SpanDecoder(examples, settings, best_only=True)  # as evaluation does
+        for rows, starts, ends in batches:
+            decoder.add(read_columns(stored, rows), starts, ends)
         return decoder.answers()
 
+    def loops() -> dict[str, str]:
+        read = ((windows[rows.tolist()], starts.numpy(), ends.numpy()) for rows, starts, ends in batches)
+        return answers_by_loops(examples, read, settings.n_best, settings.max_answer_tokens)
+
     answers, fast = timed(vectorised)
-    by_loops, slow = timed(lambda: answers_by_loops(examples, batches, settings.n_best, settings.max_answer_tokens))
-    _, scoring = timed(lambda: score(answers, {example.id: example.answers for example in examples}))
+    by_loops, slow = timed(loops)
+    scores, scoring = timed(lambda: score(answers, {example.id: example.answers for example in examples}))
     return {
         "questions": len(examples),
         "windows": len(windows),
+        "exact_match": scores["exact_match"],
         "same_answers": answers == by_loops,
         "vectorised": fast,
         "loops": slow,
@@ -196,28 +209,53 @@ def decoding(examples: list[Example], tokenizer, folder: Path) -> Figures:
     }
 
 
-def answers_by_loops(examples: list[Example], batches: list, n_best: int, longest: int) -> dict[str, str]:
-    """The rule of `evaluation.spans` as it reads. A start and an end are scored in float32, as there."""
-    import numpy as np
+def trained_logits(examples: list[Example], columns: dict[str, list], dice) -> tuple:
+    """Start and end logits [B, T] like a trained model's: little noise, and a bump around the answer's two ends.
 
-    best: dict[int, tuple] = {}
+    Where a window does not hold the answer, around those of some other words, and lower.
+    """
+    import numpy as np
+    import torch
+
+    positions = np.arange(max(columns["length"]))
+    logits = dice.normal(-8, 1, (2, len(columns["length"]), len(positions)))
+    for row, example in enumerate(columns["example"]):
+        begin, end = examples[example].span
+        context_begin, size = columns["context_begin"][row], len(columns["offset_start"][row])
+        touched = (np.array(columns["offset_end"][row]) > begin) & (np.array(columns["offset_start"][row]) < end)
+        [inside], height = touched.nonzero(), 14
+        if len(inside) == 0:
+            first = dice.integers(size)
+            inside, height = np.arange(first, min(first + 3, size)), 7
+        for kind, peak in enumerate(context_begin + inside[[0, -1]]):
+            logits[kind, row] += height * np.exp(-np.abs(positions - peak) / 4)
+    return tuple(torch.from_numpy(logits.astype(np.float32)))
+
+
+def answers_by_loops(examples: list[Example], batches: Iterable[tuple], n_best: int, longest: int) -> dict[str, str]:
+    """The rule of `evaluation.spans` as it reads. A start and an end are scored in float32, as there."""
+    found: dict[int, list[tuple]] = defaultdict(list)  # of an example: negative score, first and end character
     for columns, starts, ends in batches:
         for row, example in enumerate(columns["example"]):
-            window = {name: column[row] for name, column in columns.items()}
-            start_logits, end_logits = (np.float32(logits[row].numpy()) for logits in (starts, ends))
-            begin = window["context_begin"]
-            found = []
-            for start in top(start_logits.tolist(), window["own_begin"], window["own_end"], n_best):
-                for end in top(end_logits.tolist(), begin, window["context_end"], n_best):
+            start_logits, end_logits = starts[row], ends[row]
+            offset_start, offset_end = columns["offset_start"][row], columns["offset_end"][row]
+            begin = columns["context_begin"][row]
+            best_ends = top(end_logits, begin, columns["context_end"][row], n_best)
+            for start in top(start_logits, columns["own_begin"][row], columns["own_end"][row], n_best):
+                for end in best_ends:
                     if start <= end < start + longest:
                         total = float(start_logits[start] + end_logits[end])
-                        found.append((-total, window["offset_start"][start - begin], window["offset_end"][end - begin]))
-            best[example] = min([best.get(example, (math.inf, 0, 0)), *found])
-    return {examples[row].id: examples[row].context[begin:end].strip() for row, (_, begin, end) in best.items()}
+                        found[example].append((-total, offset_start[start - begin], offset_end[end - begin]))
+    answers = dict.fromkeys((example.id for example in examples), "")
+    for row, spans in found.items():
+        [(_, begin, end), *_] = sorted(spans)[:n_best]
+        answers[examples[row].id] = examples[row].context[begin:end].strip()
+    return answers
 
 
-def top(logits: list[float], begin: int, end: int, count: int) -> list[int]:
-    return sorted(range(begin, end), key=lambda t: (-logits[t], t))[:count]
+def top(logits, begin: int, end: int, count: int) -> list[int]:
+    """Positions in [begin, end) of the largest logits, best first; of equal ones the first."""
+    return (begin + (-logits[begin:end]).argsort(kind="stable")[:count]).tolist()
 
 
 def show(figures: Figures) -> None:
@@ -238,7 +276,7 @@ def show(figures: Figures) -> None:
     line("windows, against the usual call", made["building"], made["usual_pairs"])
     line("second start, reading included", made["second_start"])
     line(f"baseline: n-best by loops, {found['questions']:,} questions", found["loops"])
-    line("decoding", found["vectorised"], found["loops"])
+    line(f"decoding (exact match {found['exact_match']:.1f})", found["vectorised"], found["loops"])
     line("scoring", found["scoring"])
     console = Console(highlight=False, width=110)
     console.print(table)

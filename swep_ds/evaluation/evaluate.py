@@ -77,14 +77,14 @@ class Evaluation:
             write_together(on_main(partial(write_predictions, folder, test.name, answers)), folder)
         return scores
 
-    def decoder(self, examples: list[Example]) -> Decoder:
-        """What makes answers of a model's outputs, for the task of these windows."""
+    def decoder(self, examples: list[Example], *, best_only: bool = False) -> Decoder:
+        """What makes answers of a model's outputs, for the task of these windows; `best_only`: as `SpanDecoder`."""
         if self.windows.task == "generative":
             return GeneratedAnswers(examples, self.tokenizer)
-        return SpanDecoder(examples, self.spans)
+        return SpanDecoder(examples, self.spans, best_only=best_only)
 
     def score(self, outputs: Outputs, test: EvalSet) -> tuple[dict[str, str], Score]:
         """Answers by question id and their score, on every rank. All ranks call this together."""
-        decoder = self.decoder(test.examples)
+        decoder = self.decoder(test.examples, best_only=True)
         answers = predict(outputs, decoder, test.features.dataset, self.padding, self.batch_size)
         return answers, score(answers, {example.id: example.answers for example in test.examples})

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -15,6 +16,7 @@ from swep_ds import distributed as ranks
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.data.readers import Example
 
+Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay as Arrow has them
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # what a model's `predict` gives for a batch
 SECONDS_BETWEEN_LINES = 60
 
@@ -24,7 +26,7 @@ class Decoder(Protocol):
 
     examples: Sequence[Example]
 
-    def add(self, columns: Mapping[str, Sequence], *outputs: Tensor) -> None: ...
+    def add(self, columns: Columns, *outputs: Tensor) -> None: ...
 
     def answers(self) -> dict[str, str]: ...
 
@@ -53,14 +55,38 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
         batch_size: windows per rank and call.
     """
     mine = _batches(features, batch_size, ranks.rank(), ranks.world_size())
-    for number in _told(max(ranks.gather(len(mine)))):
+    stored = features.with_format("arrow")
+
+    def read(number: int) -> tuple[Columns, Batch]:
+        columns = read_columns(stored, mine[number] if number < len(mine) else np.array([0]))
+        return columns, _batch(columns, padding)
+
+    calls = max(ranks.gather(len(mine)))
+    coming = read(0)
+    for number in _told(calls):
         ranks.progress(f"evaluation, batch {number + 1}")
-        rows = mine[number] if number < len(mine) else np.array([0])
-        columns = features[rows.tolist()]
-        lengths = tuple(columns["length"])
-        result = outputs(Batch(**padding.inputs(columns, max(lengths)), lengths=lengths).to(ranks.device()))
+        columns, batch = coming
+        result = outputs(batch.to(ranks.device()))
+        if number + 1 < calls:
+            coming = read(number + 1)  # while a GPU is at the result
         if number < len(mine):
             decoder.add(columns, *result)
+
+
+def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
+    """Some rows of a data set in "arrow" format."""
+    [table] = stored[rows.tolist()].combine_chunks().to_batches()
+    return {
+        field.name: column if pa.types.is_list(field.type) else column.to_numpy()
+        for field, column in zip(table.schema, table.columns, strict=True)
+    }
+
+
+def _batch(columns: Columns, padding: Padding) -> Batch:
+    lists = (name for name in ("input_ids", "token_type_ids") if name in columns)
+    rows = {name: np.split(columns[name].values.to_numpy(), columns[name].offsets.to_numpy()[1:-1]) for name in lists}
+    lengths = tuple(columns["length"].tolist())
+    return Batch(**padding.inputs(rows, max(lengths)), lengths=lengths)
 
 
 def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:

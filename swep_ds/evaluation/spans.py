@@ -5,7 +5,7 @@ ends, keep the pairs with start <= end < start + max_answer_tokens, score = star
 best pairs of all windows of an example compete. A start counts only in the window that owns its token (the
 maximum-context rule, columns own_begin and own_end), so no pair of tokens competes twice.
 
-Shapes: B windows of at most T tokens, K = `n_best` candidates each.
+Shapes: B windows of at most T tokens, W in all; K = `n_best` candidates each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from swep_ds.data.readers import Example
+
+LOW = 0xFFFFFFFF  # the low 32 bits
+NEVER = np.float32(-np.inf)
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,12 @@ class SpanSettings:
 
 
 class Candidates(NamedTuple):
-    """The K best spans of B windows, best first; ties: the earlier start, then the earlier end.
+    """The C best spans of some windows, by window, best first; ties: the earlier start, then the earlier end."""
 
-    Where a window has fewer than K, the rest has score -inf and no meaning.
-    """
-
-    score: Tensor  # [B, K] float32, start logit + end logit
-    start: Tensor  # [B, K] int64, position in input_ids
-    end: Tensor  # [B, K] int64, inclusive
+    window: np.ndarray  # [C] int64
+    score: np.ndarray  # [C] float32, start logit + end logit
+    start: np.ndarray  # [C] int64, position in input_ids
+    end: np.ndarray  # [C] int64, inclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +54,60 @@ class Answer:
 def window_candidates(
     start_logits_BT: Tensor,
     end_logits_BT: Tensor,
-    own_begin_B: Tensor,
-    own_end_B: Tensor,
-    context_begin_B: Tensor,
-    context_end_B: Tensor,
+    own_begin_B: np.ndarray,
+    own_end_B: np.ndarray,
+    context_begin_B: np.ndarray,
+    context_end_B: np.ndarray,
     settings: SpanSettings,
+    *,
+    best_only: bool = False,
 ) -> Candidates:
-    """The best spans of every window by the module's rule, on the device of the logits.
+    """At most K spans of every window by the module's rule; with `best_only` those that no other one beats.
 
-    Logits of any float type [B, T] are scored in float32; the integer tensors [B] are positions, `end` exclusive.
+    Logits [B, T] of any float type and on any device are scored in float32, on the host;
+    the integer arrays [B] are positions, `end` exclusive.
     """
-    best = min(settings.n_best, start_logits_BT.shape[1])
-    start_score_BN, start_BN = _best_positions(start_logits_BT, own_begin_B, own_end_B, best)
-    end_score_BN, end_BN = _best_positions(end_logits_BT, context_begin_B, context_end_B, best)
-    length_BNN = end_BN[:, None, :] - start_BN[:, :, None]  # tokens less one
-    allowed_BNN = (length_BNN >= 0) & (length_BNN < settings.max_answer_tokens)
-    score_BNN = start_score_BN[:, :, None] + end_score_BN[:, None, :]
-    score_BP = score_BNN.masked_fill(~allowed_BNN, -torch.inf).flatten(1)  # P = N * N, by start, then by end
-    score_BP = torch.nn.functional.pad(score_BP, (0, max(settings.n_best - best * best, 0)), value=-torch.inf)
-    score_BK, pair_BK = _stable_top(score_BP, settings.n_best)
-    pair_BK = pair_BK.clamp(max=best * best - 1)  # what pads up to K points anywhere
-    return Candidates(score_BK, start_BN.gather(1, pair_BK // best), end_BN.gather(1, pair_BK % best))
+    score_2BT = torch.cat((start_logits_BT, end_logits_BT)).cpu().float().numpy()
+    begin_2B = np.concatenate((own_begin_B, context_begin_B)).astype(np.int32)
+    end_2B = np.concatenate((own_end_B, context_end_B)).astype(np.int32)
+    position_T = np.arange(score_2BT.shape[1], dtype=np.int32)
+    inside_2BT = (position_T >= begin_2B[:, None]) & (position_T < end_2B[:, None])
+    score_2BT = np.where(inside_2BT, score_2BT, NEVER)
+    best = min(settings.n_best, score_2BT.shape[1])
+    position_2BN = np.sort(_top(score_2BT, best))  # from left to right: pairs are then in the order of ties
+    best_2BN = np.take_along_axis(score_2BT, position_2BN, axis=1)
+    (start_BN, start_score_BN), (end_BN, end_score_BN) = (
+        (position_2BN[half], best_2BN[half]) for half in np.s_[: len(start_logits_BT), len(start_logits_BT) :]
+    )
+
+    with np.errstate(over="ignore", invalid="ignore"):  # of infinite logits
+        score_BNN = start_score_BN[:, :, None] + end_score_BN[:, None, :]
+    length_BNN = end_BN[:, None, :] - start_BN[:, :, None]  # tokens less one; as unsigned, below 0 is very long
+    allowed_BNN = (length_BNN.view(np.uint64) < settings.max_answer_tokens) & (score_BNN > -np.inf)  # and a number
+    score_BP = np.where(allowed_BNN, score_BNN, NEVER).reshape(len(score_BNN), -1)  # P = N * N
+    if best_only:
+        unbeaten_BP = (score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > -np.inf)
+        window, pair = np.divmod(np.flatnonzero(unbeaten_BP), score_BP.shape[1])
+    else:
+        pair_BK = _top(score_BP, min(settings.n_best, best * best))
+        window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > -np.inf)
+        pair = pair_BK[window, k]
+    return Candidates(window, score_BP[window, pair], start_BN[window, pair // best], end_BN[window, pair % best])
 
 
-def _best_positions(logits_BT: Tensor, begin_B: Tensor, end_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Scores and positions, from left to right, of the `count` best positions in [begin, end); -inf outside."""
-    position_T = torch.arange(logits_BT.shape[1], device=logits_BT.device)
-    inside_BT = (position_T >= begin_B[:, None]) & (position_T < end_B[:, None])
-    score_BT = logits_BT.float().masked_fill(~inside_BT, -torch.inf)
-    position_BN = _stable_top(score_BT, count)[1].sort(dim=1).values
-    return score_BT.gather(1, position_BN), position_BN
+def _top(score: np.ndarray, count: int) -> np.ndarray:
+    """Columns of the `count` largest float32 values of every row, best first, of equal values the first ones.
 
-
-def _stable_top(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Like `torch.topk`, which leaves open which of equal values it returns: here the first ones."""
-    values, indices = score.sort(dim=1, descending=True, stable=True)
-    return values[:, :count], indices[:, :count]
+    Every value becomes an integer of its own that sorts like it, so that one partition finds them, ties included.
+    """
+    bits = (score + np.float32(0)).view(np.int32)  # -0.0 + 0 is 0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
+    width = score.shape[1]
+    key = (ordered.astype(np.int64) << 32) | np.arange(width - 1, -1, -1)
+    key.partition(width - count, axis=1)
+    best = key[:, width - count :]
+    best.sort(axis=1)
+    return width - 1 - (best[:, ::-1] & LOW)
 
 
 class SpanDecoder:
@@ -97,45 +117,57 @@ class SpanDecoder:
     because its best starts and its best ends form no allowed pair in any window, gets "".
     """
 
-    def __init__(self, examples: Sequence[Example], settings: SpanSettings):
-        self.examples, self.settings = examples, settings
+    def __init__(self, examples: Sequence[Example], settings: SpanSettings, *, best_only: bool = False):
+        """`best_only`: for `answers`, not `n_best`: faster, as it keeps the best candidates alone."""
+        self.examples, self.settings, self.best_only = examples, settings, best_only
         self._seen: set[int] = set()
-        self._parts = [np.empty((4, 0))]  # rows: example, score, first and end character of every candidate
+        # by batch, of its candidates: example, score, first and end character
+        self._parts = [(np.empty(0, np.int64), np.empty(0, np.float32), *np.empty((2, 0), np.int32))]
 
-    def add(self, columns: Mapping[str, Sequence], start_logits_BT: Tensor, end_logits_BT: Tensor) -> None:
+    def add(
+        self, columns: Mapping[str, np.ndarray | pa.ListArray], start_logits_BT: Tensor, end_logits_BT: Tensor
+    ) -> None:
         """Takes in B windows that were not added before.
 
-        `columns` are their evaluation columns (`Features.dataset`); the logits [B, T] may be of any float type, on
-        any device, and padded on the right to any T.
+        `columns` are their evaluation columns (`Features.dataset`), lists as Arrow has them; the logits [B, T] may be
+        of any float type, on any device, and padded on the right to any T.
         """
-        names = ("own_begin", "own_end", "context_begin", "context_end")
-        bounds = (torch.as_tensor(columns[name], device=start_logits_BT.device) for name in names)
-        candidates = window_candidates(start_logits_BT, end_logits_BT, *bounds, self.settings)
-        score_BK, start_BK, end_BK = (part.cpu().numpy() for part in candidates)
-        window, k = np.nonzero(score_BK > -np.inf)
-        example = np.asarray(columns["example"])
-
-        # characters of token t of window b: flat[first[b] + t]
-        first = np.cumsum([0, *map(len, columns["offset_start"][:-1])]) - np.asarray(columns["context_begin"])
-        begin = np.concatenate(columns["offset_start"])[first[window] + start_BK[window, k]]
-        end = np.concatenate(columns["offset_end"])[first[window] + end_BK[window, k]]
-        self._seen.update(example.tolist())
-        self._parts.append(np.stack([example[window], score_BK[window, k].astype(np.float64), begin, end]))
+        bounds = (columns[name] for name in ("own_begin", "own_end", "context_begin", "context_end"))
+        window, score, *spans = window_candidates(
+            start_logits_BT, end_logits_BT, *bounds, self.settings, best_only=self.best_only
+        )
+        characters = []
+        for name, position in zip(("offset_start", "offset_end"), spans, strict=True):
+            # of token t of window b: flat[first[b] + t]
+            first = columns[name].offsets.to_numpy()[:-1] - columns["context_begin"]
+            flat = columns[name].values.to_numpy()
+            characters.append(flat[first[window] + position])
+        self._seen.update(columns["example"].tolist())
+        self._parts.append((columns["example"][window], score, *characters))
 
     def answers(self) -> dict[str, str]:
         """The best answer's text by example id."""
-        return {id_: best[0].text if best else "" for id_, best in self._best(1).items()}
+        answers = {self.examples[row].id: "" for row in sorted(self._seen)}
+        example, _, begin, end = self._ordered()
+        _, first = np.unique(example, return_index=True)
+        for row, start, stop in zip(*(one[first].tolist() for one in (example, begin, end)), strict=True):
+            source = self.examples[row]
+            answers[source.id] = source.context[start:stop].strip()
+        return answers
 
     def n_best(self) -> dict[str, list[Answer]]:
-        """At most `settings.n_best` answers by example id, best first."""
-        return self._best(self.settings.n_best)
+        """At most `settings.n_best` answers by example id, best first.
 
-    def _best(self, count: int) -> dict[str, list[Answer]]:
+        Raises:
+            ValueError: only the best ones were kept.
+        """
+        if self.best_only:
+            raise ValueError("a decoder of the best answers only has no others")
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._seen)}
-        example, score, begin, end = found = np.concatenate(self._parts, axis=1)
-        example, score, begin, end = found[:, np.lexsort((end, begin, -score, example))]
+        example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
-        kept = np.arange(len(group)) - first[group] < count
+        kept = np.arange(len(group)) - first[group] < self.settings.n_best
+        score = score.astype(np.float64)
         weight = np.where(kept, np.exp(score - score[first][group]), 0.0)  # relative to the best, so none overflows
         probability = weight / np.bincount(group, weight)[group]
         for i in np.flatnonzero(kept).tolist():
@@ -146,3 +178,9 @@ class SpanDecoder:
             text = text.strip()
             answers[source.id].append(Answer(text, start, start + len(text), float(score[i]), float(probability[i])))
         return answers
+
+    def _ordered(self) -> list[np.ndarray]:
+        """Example, score, first and end character of all candidates, by example, best first."""
+        example, score, begin, end = found = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
+        order = np.lexsort((end, begin, -score, example))
+        return [one[order] for one in found]

@@ -5,21 +5,20 @@ import sys
 
 import pytest
 
-from tests.tiny_run import ROOT, execute, squad
+from tests.tiny_run import ROOT, execute
+
+BENCH = [sys.executable, str(ROOT / "scripts/bench_data.py"), "--questions", "20", "--answers", "10"]
 
 
 @pytest.mark.slow
 def test_figures_of_a_small_run(tmp_path):
-    (tmp_path / "train.json").write_text(json.dumps(squad(6)))
-    sizes = ["--questions", "20", "--answers", "10", "--json", str(tmp_path / "figures.json")]
-    done = execute(
-        [sys.executable, str(ROOT / "scripts/bench_data.py"), "--data", str(tmp_path / "train.json"), *sizes]
-    )
+    done = execute([*BENCH, "--json", str(tmp_path / "figures.json")])  # of the quick start's data and encoder
     figures = json.loads((tmp_path / "figures.json").read_text())
     made, decoded = figures["preparation"], figures["decoding"]
-    assert (made["questions"], made["contexts"], decoded["questions"]) == (20, 20, 10)
+    assert (made["questions"], decoded["questions"]) == (20, 10)
     assert made["windows"] >= 20
     assert decoded["same_answers"]
+    assert decoded["exact_match"] >= 80  # the logits favour the right answers
     for one in (
         made["building"],
         made["bare_tokenizer"],
@@ -29,3 +28,10 @@ def test_figures_of_a_small_run(tmp_path):
     ):
         assert one["seconds"] > 0
     assert "decoding" in done.stdout
+
+
+def test_a_missing_folder_is_told_before_the_work(tmp_path):
+    done = execute([*BENCH, "--json", str(tmp_path / "none/figures.json")], check=False)
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -4,6 +4,7 @@ import math
 import random
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import Example
+from swep_ds.evaluation.predict import read_columns
 from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, window_candidates
 from tests import tiny
 
@@ -90,7 +92,9 @@ def logits_of(windows, fill=9.0):
 
 
 def columns_of(windows):
-    return {name: [window[name] for window in windows] for name in windows[0]}
+    columns = {name: [window[name] for window in windows] for name in windows[0]}
+    read = (*NAMES, "example", "offset_start", "offset_end")
+    return {name: pa.array(columns[name]) if "offset" in name else np.array(columns[name]) for name in read}
 
 
 def examples(count=2):
@@ -101,15 +105,11 @@ def examples(count=2):
 @given(decodings())
 def test_window_candidates_equal_the_loops(decoding):
     sizes, windows = decoding
-    bounds = (torch.tensor([window[name] for window in windows]) for name in NAMES)
+    bounds = (np.array([window[name] for window in windows]) for name in NAMES)
     found = window_candidates(*logits_of(windows), *bounds, sizes)
-    assert all(part.shape == (len(windows), sizes.n_best) for part in found)
-    assert found.score.dtype == torch.float32
-    for b, window in enumerate(windows):
-        valid = found.score[b] > -math.inf
-        expected = candidates_by_loops(window, sizes)
-        assert [*zip(*(part[b][valid].tolist() for part in found), strict=True)] == expected
-        assert valid.tolist() == [True] * len(expected) + [False] * (sizes.n_best - len(expected))
+    assert found.score.dtype == np.float32
+    expected = [(b, *span) for b, window in enumerate(windows) for span in candidates_by_loops(window, sizes)]
+    assert [*zip(*(part.tolist() for part in found), strict=True)] == expected
 
 
 @settings(deadline=None)
@@ -117,13 +117,17 @@ def test_window_candidates_equal_the_loops(decoding):
 def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed):
     sizes, windows = decoding
     shuffled = random.Random(seed).sample(windows, len(windows))
-    decoder = SpanDecoder(examples(), sizes)
+    decoder, best = SpanDecoder(examples(), sizes), SpanDecoder(examples(), sizes, best_only=True)
     for i in range(0, len(shuffled), batch):
         some = shuffled[i : i + batch]
         decoder.add(columns_of(some), *logits_of(some))
+        best.add(columns_of(some), *logits_of(some))
     seen = sorted({window["example"] for window in windows})
     expected = {f"id{i}": answers_by_loops(windows, sizes, i) for i in seen}
-    assert decoder.answers() == {id_: best[0][0] if best else "" for id_, best in expected.items()}
+    assert decoder.answers() == {id_: found[0][0] if found else "" for id_, found in expected.items()}
+    assert best.answers() == decoder.answers()
+    with pytest.raises(ValueError, match="best answers only"):
+        best.n_best()
     n_best = decoder.n_best()
     assert n_best.keys() == expected.keys()
     for id_, answers in n_best.items():
@@ -200,6 +204,44 @@ def test_half_precision_logits_are_added_in_float32():
     assert decoder.n_best()["id0"][0].score == 257.0
 
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@settings(deadline=None)
+@given(
+    logits=st.lists(
+        st.lists(
+            st.sampled_from([-math.inf, -LARGEST, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, LARGEST]), min_size=5, max_size=5
+        ),
+        min_size=2,
+        max_size=2,
+    ),
+    n_best=st.integers(1, 30),
+    best_only=st.booleans(),
+)
+def test_extreme_logits_and_both_zeros_are_ordered_like_numbers(logits, n_best, best_only):
+    start_logits, end_logits = np.array(logits, np.float32)
+    sizes = SpanSettings(n_best, 3)
+    with np.errstate(over="ignore"):
+        expected = candidates_by_loops(window(start_logits=start_logits, end_logits=end_logits), sizes)
+    expected = [found for found in expected if found[0] > -math.inf]
+    bounds = (np.array([window()[name]]) for name in NAMES)
+    _, *parts = window_candidates(*torch.tensor(logits)[:, None], *bounds, sizes, best_only=best_only)
+    found = [*zip(*(part.tolist() for part in parts), strict=True)]
+    if best_only:
+        expected = [one for one in expected if one[0] == expected[0][0]]
+        assert {one[0] for one in found} == {one[0] for one in expected}
+        found = found[: len(expected)]  # of equals there may be more than n_best
+    assert found == expected
+
+
+def test_what_is_no_number_is_no_answer():
+    unknown = {"start_logits": [0.0, -math.nan, 2.0, 1.0, 0.0], "end_logits": [0.0, math.nan, math.nan, 2.0, 0.0]}
+    decoder = decode(window(**unknown))
+    assert decoder.answers() == {"id0": "cd ef"}
+    assert [a.text for a in decoder.n_best()["id0"]] == ["cd ef", "ef"]
+
+
 def test_a_rank_without_windows_has_no_answers():
     assert SpanDecoder(examples(), SpanSettings()).answers() == {}
     assert SpanDecoder(examples(), SpanSettings()).n_best() == {}
@@ -222,7 +264,7 @@ def test_logits_that_know_the_answer_give_it_back(kind, tmp_path):
     decoder = SpanDecoder(known, SpanSettings(20, 80))
     order = np.argsort(windows["length"], kind="stable")
     for rows in np.array_split(order, 5):
-        columns, truth = windows[rows.tolist()], training[rows.tolist()]
+        columns, truth = read_columns(windows.with_format("arrow"), rows), training[rows.tolist()]
         start, end = torch.randn(2, len(rows), max(columns["length"]), generator=noise)
         for b, has_answer in enumerate(truth["has_answer"]):
             if has_answer:

@@ -17,7 +17,8 @@ from tests.tiny_run import ROOT, ds_config, metrics, prepare
 pytestmark = pytest.mark.slow
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
-SETTINGS = ["train.max_updates=70", "train.epochs=20", "train.micro_batch_size=4"]  # and no checkpoint but the one that is asked for
+# and no checkpoint but the one that is asked for
+SETTINGS = ["train.max_updates=70", "train.epochs=20", "train.micro_batch_size=4"]
 SECONDS = 240  # for everything, on a busy machine
 EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "learning_rate")
 
