@@ -52,7 +52,7 @@ def bench() -> None:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
     if arguments.json and not arguments.json.parent.is_dir():
-        raise InputError(f"--json {arguments.json}: its folder does not exist: make it first")
+        raise InputError(f"--json {arguments.json}: there is no folder {arguments.json.parent}: make it first")
     if arguments.updates < 2 or arguments.warmup < 0:
         raise InputError("--updates must be at least 2, and --warmup not negative")
     if arguments.scaling and arguments.methods:

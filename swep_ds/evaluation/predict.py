@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import datasets
@@ -83,10 +84,14 @@ def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
 
 
 def _batch(columns: Columns, padding: Padding) -> Batch:
-    lists = (name for name in ("input_ids", "token_type_ids") if name in columns)
-    rows = {name: np.split(columns[name].values.to_numpy(), columns[name].offsets.to_numpy()[1:-1]) for name in lists}
+    rows = {name: _rows(columns[name]) for name in ("input_ids", "token_type_ids") if name in columns}
     lengths = tuple(columns["length"].tolist())
     return Batch(**padding.inputs(rows, max(lengths)), lengths=lengths)
+
+
+def _rows(lists: pa.ListArray) -> list[np.ndarray]:
+    values = lists.values.to_numpy()  # those of other rows too, where `lists` is a slice
+    return [values[begin:end] for begin, end in pairwise(lists.offsets.to_numpy().tolist())]
 
 
 def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:

@@ -24,7 +24,8 @@ def test_figures_of_a_small_run(tmp_path):
         made["bare_tokenizer"],
         made["second_start"],
         decoded["vectorised"],
-        decoded["loops"],
+        decoded["loops_with_records"],
+        decoded["loops_with_tuples"],
     ):
         assert one["seconds"] > 0
     assert "decoding" in done.stdout

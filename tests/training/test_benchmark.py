@@ -120,7 +120,7 @@ def test_an_update_is_profiled(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--json", "no/such/file.json"], "--json no/such/file.json: its folder does not exist: make it first"),
+        (["--json", "no/such/file.json"], "--json no/such/file.json: there is no folder no/such: make it first"),
         (["--updates", "1"], "--updates must be at least 2"),
         (["--scaling", "--set", "train.precision=autocast"], "--scaling: with train.precision autocast"),
     ],
