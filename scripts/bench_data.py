@@ -7,8 +7,8 @@ The questions are those of --data over and over, each round with a number behind
 all are different texts. Baselines, in the same run on the same cores: the bare tokenizer on the same texts, each once,
 with the contexts' offsets; transformers' usual call on pairs of question and context; the n-best rule of
 `evaluation.spans` as loops over every pair, once as transformers' question-answering example goes about it, with a
-record for each and probabilities, once for the best answer alone. Exit codes as scripts/train.py; 1 where the loops give
-other answers.
+record for each and probabilities, once for the best answer alone. Exit codes as scripts/train.py; 1 where the loops
+give other answers.
 """
 
 import argparse
