@@ -26,7 +26,7 @@ from swep_ds.command import main
 from swep_ds.data.quickstart import SOURCE
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
-from swep_ds.files import write_atomically
+from swep_ds.files import check_output, write_atomically
 
 PAIRS = 10  # the usual call is timed on one question in so many
 BATCH = 32  # windows, as eval.batch_size has it
@@ -43,8 +43,7 @@ def bench() -> None:
     arguments = parser.parse_args()
     if min(arguments.questions, arguments.answers) < 1:
         raise InputError("--questions and --answers must be at least 1")
-    if arguments.json and not arguments.json.parent.is_dir():
-        raise InputError(f"--json {arguments.json}: there is no folder {arguments.json.parent}: make it first")
+    check_output("--json", arguments.json)
     import torch
 
     from swep_ds.models.names import load_tokenizer
@@ -197,7 +196,14 @@ def decoding(examples: list[Example], tokenizer, folder: Path) -> Figures:
         read = ((windows[rows.tolist()], starts.numpy(), ends.numpy()) for rows, starts, ends in batches)
         return answers_of(examples, allowed_pairs(read, settings.n_best, settings.max_answer_tokens), settings.n_best)
 
+    def n_best() -> dict[str, list]:
+        decoder = SpanDecoder(examples, settings)
+        for rows, starts, ends in batches:
+            decoder.add(read_columns(stored, rows), starts, ends)
+        return decoder.n_best()
+
     answers, fast = timed(vectorised)
+    _, with_all = timed(n_best)
     usual, records = timed(lambda: by_loops(answers_of_records))
     best, tuples = timed(lambda: by_loops(answers_of_tuples))
     scores, scoring = timed(lambda: score(answers, {example.id: example.answers for example in examples}))
@@ -207,6 +213,7 @@ def decoding(examples: list[Example], tokenizer, folder: Path) -> Figures:
         "exact_match": scores["exact_match"],
         "same_answers": answers == usual == best,
         "vectorised": fast,
+        "vectorised_n_best": with_all,
         "loops_with_records": records,
         "loops_with_tuples": tuples,
         "scoring": scoring,
@@ -310,6 +317,7 @@ def show(figures: Figures) -> None:
     line(f"baseline: {of}, n best by loops with records", found["loops_with_records"])
     line("baseline: the best answer by tight loops", found["loops_with_tuples"])
     line(f"decoding (exact match {found['exact_match']:.1f})", found["vectorised"], found["loops_with_records"])
+    line("the n best with probabilities", found["vectorised_n_best"], found["loops_with_records"])
     line("decoding, against the tight loops", found["vectorised"], found["loops_with_tuples"])
     line("scoring", found["scoring"])
     console = Console(highlight=False, width=110)

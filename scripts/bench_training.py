@@ -19,7 +19,7 @@ from pathlib import Path
 
 from swep_ds.command import main
 from swep_ds.errors import InputError
-from swep_ds.files import write_atomically
+from swep_ds.files import check_output, write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
 
@@ -51,8 +51,7 @@ def bench() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
-    if arguments.json and not arguments.json.parent.is_dir():
-        raise InputError(f"--json {arguments.json}: there is no folder {arguments.json.parent}: make it first")
+    check_output("--json", arguments.json)
     if arguments.updates < 2 or arguments.warmup < 0:
         raise InputError("--updates must be at least 2, and --warmup not negative")
     if arguments.scaling and arguments.methods:

@@ -107,9 +107,10 @@ def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: i
         found, flops, sizes = {}, {}, {}
         for name, recipe in recipes.items():
             engine, job = _engine(recipe, ds_config)
-            _check(len(job.batches), warmup + updates, "train.epochs make")
-            flops[name] = _warm_up(engine, recipe, _load(job.batches), max(2, warmup))
-            found[name] = breakdown.break_down(engine, job.batches, recipe, min(updates, len(job.batches) - 1))
+            _check(job.batches.updates_per_epoch, updates, "an epoch has")
+            batches = sample(job.batches, 1, updates)
+            flops[name] = _warm_up(engine, recipe, _load(batches), max(2, warmup))
+            found[name] = breakdown.break_down(engine, batches, recipe, updates)
             sizes = max(sizes, _sizes(engine.module, job), key=lambda one: one.get("parameters", 0))
             about = _about(recipe, job)
             engine.destroy()
@@ -131,8 +132,8 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
         found = {}
         for name, recipe in recipes.items():
             engine, job = _engine(recipe, ds_config)
-            _check(len(job.batches), warmup + updates, "train.epochs make")
-            batches = _load(job.batches)
+            _check(job.batches.updates_per_epoch, updates, "an epoch has")
+            batches = _load(sample(job.batches, 0, updates))
             _warm_up(engine, recipe, batches, max(2, warmup))
             found[name] = hot_spots.hot_spots(_next_update(engine, recipe, batches), updates)
             about = _about(recipe, job)
@@ -151,7 +152,7 @@ def _warm_up(engine, recipe: Recipe, batches: list, updates: int) -> float:
     engine.train()
     update = engine_update(engine, recipe.train.execution)
     for number in range(updates):
-        update(batches[number], number)
+        update(batches[number % len(batches)], number)
     needed = count(engine.module, engine.module.qa, update, batches[0])
     lengths = [batch.attention_mask.sum(1).tolist() for batch in batches]
     return sum(map(needed.of, lengths)) / len(batches)

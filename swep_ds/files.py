@@ -8,6 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from swep_ds.errors import InputError
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Raises InputError where no file can be written to the path that `option` gives; before the work, not after."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{option} {path}: is no file: name one")
+
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """Writes a file in UTF-8, of a text or of its pieces, that is never seen half-written.

@@ -1,7 +1,7 @@
 """From generated token ids to answer texts: of the windows of a context, the surest answer counts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -27,11 +27,11 @@ class GeneratedAnswers:
         self.examples, self.tokenizer = examples, tokenizer
         self._best: dict[int, tuple[float, str]] = {}
 
-    def add(self, columns: Mapping[str, Sequence], token_ids_NK: Tensor, log_probability_N: Tensor) -> None:
+    def add(self, columns: Mapping[str, Iterable[int]], token_ids_NK: Tensor, log_probability_N: Tensor) -> None:
         """Takes in N windows: their evaluation columns (`Features.dataset`) and what `GenerativeQA.predict` gave."""
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
         texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
-        for example, text, score in zip(columns["example"], texts, log_probability_N.tolist(), strict=True):
+        for example, text, score in zip(map(int, columns["example"]), texts, log_probability_N.tolist(), strict=True):
             proposal = (-score, text.strip())
             self._best[example] = min(self._best.get(example, proposal), proposal)
 

@@ -72,7 +72,7 @@ def window_candidates(
     end_2B = np.concatenate((own_end_B, context_end_B)).astype(np.int32)
     position_T = np.arange(score_2BT.shape[1], dtype=np.int32)
     inside_2BT = (position_T >= begin_2B[:, None]) & (position_T < end_2B[:, None])
-    score_2BT = np.where(inside_2BT, score_2BT, NEVER)
+    score_2BT = np.where(inside_2BT & ~np.isnan(score_2BT), score_2BT, NEVER)
     best = min(settings.n_best, score_2BT.shape[1])
     position_2BN = np.sort(_top(score_2BT, best))  # from left to right: pairs are then in the order of ties
     best_2BN = np.take_along_axis(score_2BT, position_2BN, axis=1)
@@ -84,7 +84,7 @@ def window_candidates(
         score_BNN = start_score_BN[:, :, None] + end_score_BN[:, None, :]
     length_BNN = end_BN[:, None, :] - start_BN[:, :, None]  # tokens less one; as unsigned, below 0 is very long
     allowed_BNN = (length_BNN.view(np.uint64) < settings.max_answer_tokens) & (score_BNN > -np.inf)  # and a number
-    score_BP = np.where(allowed_BNN, score_BNN, NEVER).reshape(len(score_BNN), -1)  # P = N * N
+    score_BP = np.where(allowed_BNN, score_BNN, NEVER).reshape(len(score_BNN), best * best)  # P = N * N
     if best_only:
         unbeaten_BP = (score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > -np.inf)
         window, pair = np.divmod(np.flatnonzero(unbeaten_BP), score_BP.shape[1])
@@ -167,7 +167,7 @@ class SpanDecoder:
         example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
         kept = np.arange(len(group)) - first[group] < self.settings.n_best
-        score = score.astype(np.float64)
+        score = score.astype(np.float64).clip(max=np.finfo(np.float64).max)  # inf - inf would be no number
         weight = np.where(kept, np.exp(score - score[first][group]), 0.0)  # relative to the best, so none overflows
         probability = weight / np.bincount(group, weight)[group]
         for i in np.flatnonzero(kept).tolist():

@@ -3,9 +3,9 @@
 Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
 speed drifts slows all of them alike. Memory is what tensors hold from the moment the model is loaded: weights,
 gradients and optimizer state after the first update (`state_bytes`), and the highest point during the next ones
-(`peak_bytes`), on the largest batch of an epoch, which sets a run's peak; on CPU from the profiler's allocation
-events, on a GPU from the allocator. What the interpreter and libraries take is left out: it is the same for all and
-would hide differences.
+(`peak_bytes`), on the largest batch of an epoch, which sets a run's peak; on CPU from all tensors and the profiler's
+allocation events, on a GPU from the allocator. What the interpreter and libraries take is left out: it is the same for
+all and would hide differences.
 """
 
 import gc
@@ -143,18 +143,33 @@ def _memory(build: Callable[[], tuple[Any, Update]], batch: Batch) -> tuple[Any,
         update(batch, 1)
         torch.cuda.synchronize()
         return made, update, state, torch.cuda.max_memory_allocated() - before
+    before = held_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         made, update = build()
         update(batch, 0)
+        state = held_bytes() - before
         with record_function("measured updates"):
             for number in range(1, 4):
                 update(batch, number)
         update(batch, 4)
-    return made, update, *_recorded_bytes(recorded)
+    return made, update, state, state + _recorded_rise(recorded)
 
 
-def _recorded_bytes(recorded: profile) -> tuple[int, int]:
-    """What tensors hold before the measured updates, and at most during them.
+def held_bytes() -> int:
+    """Of all tensors that Python knows, every storage once."""
+    gc.collect()
+    storages = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor):
+            for tensor in (one, one.grad if one.is_leaf else None):
+                if tensor is not None and tensor.device.type != "meta":
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _recorded_rise(recorded: profile) -> int:
+    """By how many bytes tensors hold more at most, during the measured updates, than before them.
 
     Now and then gloo's thread is the last to hold the bucket of a reduction, and the profiler does not see it freed.
     That shows in the next update at the latest, when its address is given out again. Such a block is left out
@@ -181,8 +196,7 @@ def _recorded_bytes(recorded: profile) -> tuple[int, int]:
     kept = [(time_, size) for number, (time_, _, size) in enumerate(blocks) if number not in unseen]
     [span] = [e for e in events if e.get("name") == "measured updates" and e.get("cat") == "user_annotation"]
     start, end = span["ts"], span["ts"] + span["dur"]
-    state = sum(size for time_, size in kept if time_ < start)
-    return state, max(itertools.accumulate((size for time_, size in kept if start <= time_ < end), initial=state))
+    return max(itertools.accumulate((size for time_, size in kept if start <= time_ < end), initial=0))
 
 
 def measure(contenders: list[Contender], warmup: int) -> None:

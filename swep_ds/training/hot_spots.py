@@ -9,12 +9,16 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from swep_ds import distributed as ranks
+from swep_ds.errors import InputError
 
 SHOWN = 15
 
 
 def hot_spots(update: Callable[[], None], updates: int) -> list[dict[str, Any]]:
     """Profiles `updates` updates after one that does not count.
+
+    Raises:
+        InputError: the device's profiler is not allowed to record.
 
     Returns:
         The SHOWN that take the most time themselves, without what they call, and last all others as one: `name`,
@@ -34,6 +38,8 @@ def hot_spots(update: Callable[[], None], updates: int) -> list[dict[str, Any]]:
         for one in recorded.key_averages()
         if one.device_type == kind and not (on_gpu and one.is_user_annotation)  # there its time is that of kernels
     ]
+    if not found:
+        raise InputError("the profiler recorded nothing: allow it to read this GPU's performance counters")
     found.sort(key=lambda one: one[1], reverse=True)
     rows, others = found[:SHOWN], found[SHOWN:]
     if others:

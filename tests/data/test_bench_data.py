@@ -24,6 +24,7 @@ def test_figures_of_a_small_run(tmp_path):
         made["bare_tokenizer"],
         made["second_start"],
         decoded["vectorised"],
+        decoded["vectorised_n_best"],
         decoded["loops_with_records"],
         decoded["loops_with_tuples"],
     ):

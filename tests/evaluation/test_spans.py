@@ -240,6 +240,14 @@ def test_what_is_no_number_is_no_answer():
     decoder = decode(window(**unknown))
     assert decoder.answers() == {"id0": "cd ef"}
     assert [a.text for a in decoder.n_best()["id0"]] == ["cd ef", "ef"]
+    assert decode(window(**unknown), sizes=SpanSettings(1)).answers() == {"id0": "cd ef"}  # nor takes one's place
+
+
+def test_infinite_logits_have_probabilities():
+    sure = {"start_logits": [0.0, math.inf, 2.0, 1.0, 0.0], "end_logits": [0.0, math.inf, 0.0, 2.0, 0.0]}
+    probabilities = [one.probability for one in decode(window(**sure)).n_best()["id0"]]
+    assert sum(probabilities) == pytest.approx(1)
+    assert all(0 <= one <= 1 for one in probabilities)
 
 
 def test_a_rank_without_windows_has_no_answers():

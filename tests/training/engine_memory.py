@@ -24,7 +24,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import Recipe
 from swep_ds.training.activations import count_activations
-from swep_ds.training.benchmark import contend
+from swep_ds.training.benchmark import contend, held_bytes
 from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
 from swep_ds.training.memory import model_states
@@ -36,19 +36,6 @@ T5 = {"vocab_size": 4000, "d_model": 128, "d_kv": 64, "d_ff": 512, "num_layers":
 # smaller than the word embeddings, so that both ways of reduction are taken
 BUCKET = 100_000
 OFFLOAD = {"device": "cpu", "pin_memory": True}
-
-
-def held() -> int:
-    """Bytes of all tensors that Python knows, every storage once."""
-    gc.collect()
-    storages = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor):
-            for tensor in (one, one.grad if one.is_leaf else None):
-                if tensor is not None and tensor.device.type != "meta":
-                    storage = tensor.untyped_storage()
-                    storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
 
 
 def make_objective(model: str, recipe: Recipe) -> Objective:
@@ -72,7 +59,7 @@ def make_config(recipe: Recipe, stage: int, offload: bool = False, micro_steps: 
 
 def measure(model: str, stage: int, offload: bool, precision: str) -> list:
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"train.precision={precision}"])
-    before = held()
+    before = held_bytes()
     engines = []
 
     def make():
@@ -97,10 +84,11 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
             del loss
             if number == part == 1:
                 # gloo's thread lets go of the last bucket in a while; where parts begin makes ranks differ
-                now = max(min(sizes) for sizes in zip(*(ranks.gather(held() - before) for _ in range(5)), strict=True))
+                seen = (ranks.gather(held_bytes() - before) for _ in range(5))
+                now = max(min(sizes) for sizes in zip(*seen, strict=True))
             engine.step()
     engine.destroy()
-    return [model, stage, offload, precision, now, peak, states.total(), states.peak(0)]
+    return [model, stage, offload, precision, now, peak, states.total(), states.peak(0), engine.module.holds_back]
 
 
 class HalfTensors(TorchDispatchMode):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swep_ds.errors import InputError
-from swep_ds.training.benchmark import _recorded_bytes, largest_batch, sample
+from swep_ds.training.benchmark import _recorded_rise, largest_batch, sample
 from swep_ds.training.scaling import COUNTS
 from tests.data.test_batches import ranks, windows
 from tests.tiny_run import ROOT, ds_config, execute, prepare
@@ -64,7 +64,7 @@ def test_blocks_from_before_the_recording_and_frees_that_it_missed_do_not_count(
             Path(path).write_text(json.dumps({"traceEvents": events}))
 
     # the free of 7 at address 99 belongs to nobody here; the 30 at 12 were freed unseen before 40 were put there
-    assert _recorded_bytes(Recorded()) == (150, 150 + 20 + 40)
+    assert _recorded_rise(Recorded()) == 20 + 40
 
 
 def test_memory_is_measured_on_the_largest_batch_of_an_epoch():
@@ -121,6 +121,7 @@ def test_an_update_is_profiled(tmp_path):
     ("arguments", "message"),
     [
         (["--json", "no/such/file.json"], "--json no/such/file.json: there is no folder no/such: make it first"),
+        (["--json", "tests"], "--json tests: is no file: name one"),
         (["--updates", "1"], "--updates must be at least 2"),
         (["--scaling", "--set", "train.precision=autocast"], "--scaling: with train.precision autocast"),
     ],
