@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, EnumMeta
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -28,8 +29,23 @@ from torch import Tensor
 from swep_ds.errors import InputError
 
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # every optimizer that runs beyond ZeRO-0 is an Adam
-SAVED_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]  # in DeepSpeed's files, beside tensors
 Shapes = Sequence[dict[str, torch.Size]]  # by flat tensor: of the parameters by name, in order
+
+
+def enumeration_member(kind: type[Enum], name: str) -> Enum:
+    """In place of `getattr`, as which Python 3.11.0 to 3.11.3 pickles a member of an enumeration.
+
+    Raises:
+        UnpicklingError: it is none.
+    """
+    if not (isinstance(kind, EnumMeta) and name in kind.__members__):
+        raise UnpicklingError(f"GLOBAL builtins.getattr of {kind}")
+    return kind[name]
+
+
+# in DeepSpeed's files, beside tensors
+SAVED_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+SAVED_CLASSES += [(enumeration_member, "builtins.getattr")]
 
 
 class Share(NamedTuple):

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from swep_ds.errors import InputError
-from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _copy, _set_steps, find_shares
+from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _copy, _set_steps, find_shares, read_state
 from tests.tiny_run import ROOT, ds_config, execute, launch, losses, metrics, prepare
 
 UPDATES, EVERY, STOPS = 6, 2, (3, 5)  # starts that another one follows end after 3 and 5: it goes on from 2 and 4
@@ -75,6 +77,30 @@ def test_every_element_of_every_parameter_comes_over(sizes, there, here, cut):
         _copy(saved, part, Path("tag"))
         for mine, right in zip(part.flats, expected.flats, strict=True):
             assert all(torch.equal(mine[key], right[key]) for key in right)
+
+
+class Pickled:
+    """As a call of `getattr`."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return getattr, self.arguments
+
+
+def test_members_of_enumerations_are_read_however_python_pickled_them(tmp_path):
+    file = tmp_path / "states.pt"
+    torch.save({"stage": Pickled(ZeroStageEnum, "weights")}, file)  # as Python 3.11.2 does
+    assert read_state(file) == {"stage": ZeroStageEnum.weights}
+
+
+@pytest.mark.parametrize("arguments", [(ZeroStageEnum, "mro"), (LossScaler, "backward")])
+def test_getattr_reads_nothing_else(arguments, tmp_path):
+    file = tmp_path / "states.pt"
+    torch.save({"stage": Pickled(*arguments)}, file)
+    with pytest.raises(InputError, match=r"states.pt: holds builtins.getattr, as no checkpoint"):
+        read_state(file)
 
 
 def test_a_layout_that_does_not_hold_everything_is_refused():
