@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,25 +187,19 @@ def decoding(examples: list[Example], tokenizer, folder: Path) -> Figures:
     windows = windows.select_columns(["example", *spans])
     stored = windows.with_format("arrow")
 
-    def vectorised() -> dict[str, str]:
-        decoder = SpanDecoder(examples, settings, best_only=True)  # as evaluation does
+    def vectorised(best_only: bool) -> SpanDecoder:
+        decoder = SpanDecoder(examples, settings, best_only=best_only)
         for rows, starts, ends in batches:
             decoder.add(read_columns(stored, rows), starts, ends)
-        return decoder.answers()
+        return decoder
 
     def by_loops(answers_of: Callable) -> dict[str, str]:
         read = ((windows[rows.tolist()], starts.numpy(), ends.numpy()) for rows, starts, ends in batches)
-        return answers_of(examples, allowed_pairs(read, settings.n_best, settings.max_answer_tokens), settings.n_best)
+        return answers_of(examples, allowed_pairs(read, settings.n_best, settings.max_answer_tokens))
 
-    def n_best() -> dict[str, list]:
-        decoder = SpanDecoder(examples, settings)
-        for rows, starts, ends in batches:
-            decoder.add(read_columns(stored, rows), starts, ends)
-        return decoder.n_best()
-
-    answers, fast = timed(vectorised)
-    _, with_all = timed(n_best)
-    usual, records = timed(lambda: by_loops(answers_of_records))
+    answers, fast = timed(lambda: vectorised(best_only=True).answers())  # as evaluation does
+    _, with_all = timed(lambda: vectorised(best_only=False).n_best())
+    usual, records = timed(lambda: by_loops(partial(answers_of_records, n_best=settings.n_best)))
     best, tuples = timed(lambda: by_loops(answers_of_tuples))
     scores, scoring = timed(lambda: score(answers, {example.id: example.answers for example in examples}))
     return {
@@ -278,7 +273,7 @@ def answers_of_records(examples: list[Example], found: Iterable[tuple], n_best: 
     return answers
 
 
-def answers_of_tuples(examples: list[Example], found: Iterable[tuple], n_best: int) -> dict[str, str]:
+def answers_of_tuples(examples: list[Example], found: Iterable[tuple]) -> dict[str, str]:
     """With as little as loops can do for the best answer alone."""
     best: dict[int, tuple] = {}
     for example, begin, end, start_logit, end_logit in found:

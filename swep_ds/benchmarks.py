@@ -103,23 +103,20 @@ def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: i
     Raises:
         InputError: too little data.
     """
+
+    def work(engine, job: Job, recipe: Recipe) -> tuple[dict, float, dict]:
+        batches = sample(job.batches, 1, updates)
+        flops = _warm_up(engine, recipe, _load(batches), max(2, warmup))
+        return breakdown.break_down(engine, batches, recipe, updates), flops, _sizes(engine.module, job)
+
     with ranks.process_group():
-        found, flops, sizes = {}, {}, {}
-        for name, recipe in recipes.items():
-            engine, job = _engine(recipe, ds_config)
-            _check(job.batches.updates_per_epoch, updates, "an epoch has")
-            batches = sample(job.batches, 1, updates)
-            flops[name] = _warm_up(engine, recipe, _load(batches), max(2, warmup))
-            found[name] = breakdown.break_down(engine, batches, recipe, updates)
-            sizes = max(sizes, _sizes(engine.module, job), key=lambda one: one.get("parameters", 0))
-            about = _about(recipe, job)
-            engine.destroy()
-            del engine
-            _clear()
+        about, found = _each(recipes, ds_config, updates, work)
         if not ranks.is_main():
             return None
-        Console(width=WIDTH).print(breakdown.table(found))
-        return {**about, **sizes, "ranks": ranks.world_size(), "flops": flops, "loop": found}
+        rows, flops, sizes = ({name: one[k] for name, one in found.items()} for k in range(3))
+        Console(width=WIDTH).print(breakdown.table(rows))
+        largest = max(sizes.values(), key=lambda one: one["parameters"])
+        return {**about, **largest, "flops": flops, "loop": rows}
 
 
 def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> dict | None:
@@ -128,23 +125,33 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
     Raises:
         InputError: too little data.
     """
+
+    def work(engine, job: Job, recipe: Recipe) -> list[dict[str, Any]]:
+        batches = _load(sample(job.batches, 0, updates))
+        _warm_up(engine, recipe, batches, max(2, warmup))
+        return hot_spots.hot_spots(_next_update(engine, recipe, batches), updates)
+
     with ranks.process_group():
-        found = {}
-        for name, recipe in recipes.items():
-            engine, job = _engine(recipe, ds_config)
-            _check(job.batches.updates_per_epoch, updates, "an epoch has")
-            batches = _load(sample(job.batches, 0, updates))
-            _warm_up(engine, recipe, batches, max(2, warmup))
-            found[name] = hot_spots.hot_spots(_next_update(engine, recipe, batches), updates)
-            about = _about(recipe, job)
-            engine.destroy()
-            del engine
-            _clear()
+        about, found = _each(recipes, ds_config, updates, work)
         if not ranks.is_main():
             return None
         for name, rows in found.items():
             Console(width=WIDTH).print(hot_spots.table(name, rows))
-        return {**about, "ranks": ranks.world_size(), "updates": updates, "hot_spots": found}
+        return {**about, "updates": updates, "hot_spots": found}
+
+
+def _each(recipes: dict[str, Recipe], ds_config: str, updates: int, work: Callable) -> tuple[dict, dict[str, Any]]:
+    """What was measured on, and what `work` finds of each engine; one engine at a time is in memory."""
+    found = {}
+    for name, recipe in recipes.items():
+        engine, job = _engine(recipe, ds_config)
+        _check(job.batches.updates_per_epoch, updates, "an epoch has")
+        found[name] = work(engine, job, recipe)
+        about = {**_about(recipe, job), "ranks": ranks.world_size()}
+        engine.destroy()
+        del engine, job
+        _clear()
+    return about, found
 
 
 def _warm_up(engine, recipe: Recipe, batches: list, updates: int) -> float:
