@@ -1,7 +1,6 @@
 """The packages of swep-ds. Everything else about the distribution stands in pyproject.toml.
 
-The folder `kernels/` is installed as `swep_ds.kernels`: a top-level import name `kernels` would shadow
-Hugging Face's library of that name, which transformers looks for.
+The folder `kernels/` is installed inside `swep_ds/`, where `swep_ds/kernels.py` looks for it first.
 """
 
 from setuptools import find_packages, setup

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
 from swep_ds.kernels import arguments, bench
 
 DTYPES = ("bfloat16", "float16", "float32")

@@ -10,6 +10,7 @@ import functools
 import sys
 
 import torch
+
 from swep_ds.kernels import MODES, arguments, bench, tiles, triton_impl
 
 

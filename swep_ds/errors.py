@@ -1,5 +1,8 @@
 """What a run may end with, and the exceptions that end it on all ranks alike."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_DONE = 0
 EXIT_FAULT = 1
 EXIT_BAD_INPUT = 2
@@ -33,3 +36,34 @@ class Stopped(Ended):
 
     exit_code = EXIT_STOPPED
     title = "stopped"
+
+
+@contextmanager
+def parsing(what: str, fix: str) -> Iterator[None]:
+    """Around a library that parses what a user gave: whatever it raises becomes an `InputError`.
+
+    transformers, tokenizers, pyarrow, datasets and DeepSpeed raise any exception on malformed input, from
+    AttributeError to RecursionError, and other versions raise others. Keep the block as small as the library's call:
+    a fault of this package inside it would be blamed on the input.
+
+    Args:
+        what: the file and field, as in "model.name ./bert: its config.json cannot be parsed".
+        fix: what the user can do, in the imperative.
+
+    Raises:
+        InputError: "<what> (<reason>): <fix>".
+    """
+    try:
+        yield
+    except Ended:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} ({reason(error)}): {fix}") from error
+
+
+def reason(error: BaseException, limit: int = 300) -> str:
+    """What an exception says, on one line of at most `limit` characters; its class where the text alone says little."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, OSError | ValueError) or not text:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

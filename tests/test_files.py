@@ -1,11 +1,15 @@
 """Files that are whole or not there, and locks of other processes."""
 
 import fcntl
+import json
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from swep_ds.files import is_locked, read_lines, write_atomically
+from swep_ds.errors import InputError, Stopped, parsing
+from swep_ds.files import is_locked, parse_json, read_json, read_lines, read_text, user_path, write_atomically
 
 
 def test_a_text_or_its_pieces_replace_what_was_there(tmp_path):
@@ -58,3 +62,95 @@ def test_lines_of_updates_are_read_as_far_as_they_are_any(tmp_path):
         b'{"update": 1}\n[1]\n{"loss": 2}\n{"update": "3"}\n{"update": 4, "a": "\xff"}\n{"update": 5\n{"update": 6}\n'
     )
     assert read_lines(path) == [{"update": 1}, {"update": 4, "a": "\ufffd"}]
+
+
+def test_a_file_is_read_whole(tmp_path):
+    path = tmp_path / "file.json"
+    path.write_bytes(b"\xef\xbb\xbf" + '{"a": ["Zürich", 1.5]}'.encode())
+    assert read_json(path) == {"a": ["Zürich", 1.5]}
+
+
+def _pipe(path):
+    os.mkfifo(path)
+
+
+def _folder(path):
+    path.mkdir()
+
+
+def _loop(path):
+    path.symlink_to(path)
+
+
+def _device(path):
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [_pipe, _folder, _loop, _device], ids=lambda make: make.__name__)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make):
+    path = tmp_path / "input"
+    make(path)
+    with pytest.raises(InputError, match=r"input: (is no regular file|cannot be read)"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("name", ["missing", "x" * 300, "nul\0", "missing/" * 3000])
+def test_a_path_that_names_nothing_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match=r"^--data X: (no such file|cannot be read)"):
+        read_text(tmp_path / name, "--data X")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON: line 1"),
+        ('{"a": 1,\n "a": 2}', "'a' is given twice"),
+        ('[{"b": {"c": 1, "d": 2, "c": 1}}]', "'c' is given twice"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"a":' * 100_000, "nested too deep"),
+        ("1" * 5000, "thousands of digits"),
+    ],
+)
+def test_what_is_no_json_is_told_in_one_line(text, message):
+    with pytest.raises(InputError, match=message) as caught:
+        parse_json(text, "a.json")
+    assert str(caught.value).startswith("a.json: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_json_reads_as_the_standard_library_reads_it(value):
+    assert parse_json(json.dumps(value), "x") == value
+
+
+@pytest.mark.parametrize("text", ["~no-such-user-here/a", "x" * 5000, "a\0b"])
+def test_a_path_that_cannot_be_looked_up_is_refused(text):
+    with pytest.raises(InputError, match=r"^--output_dir .*cannot be looked up"):
+        user_path(text, "--output_dir")
+
+
+def test_a_path_need_not_exist_and_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/runs/a", "--output_dir") == tmp_path / "runs" / "a"
+
+
+@pytest.mark.parametrize(
+    "fault", [AttributeError("'list' has no 'get'"), RecursionError(), KeyError("x"), OSError(28, "full")]
+)
+def test_whatever_a_parser_raises_names_the_input_and_the_fix(fault):
+    with (
+        pytest.raises(InputError, match=r"^config\.json of x \(.+\): correct it$"),
+        parsing("config.json of x", "correct it"),
+    ):
+        raise fault
+
+
+def test_an_end_and_an_interrupt_pass_through_a_parser():
+    for end in (Stopped("later"), KeyboardInterrupt()):
+        with pytest.raises(type(end)), parsing("x", "y"):
+            raise end

@@ -10,16 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import swep_ds
 from swep_ds.files import write_atomically
 
-PACKAGES = ("swep-ds", "torch", "deepspeed", "transformers", "datasets")
+PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 Score = dict[str, float | int]  # exact_match and f1 in percent, total
 Scores = dict[str, Score]  # by data set
 
 
 def versions() -> dict[str, str]:
     """Of Python and the packages that decide numbers."""
-    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    ours = {"python": platform.python_version(), "swep-ds": swep_ds.__version__}
+    return ours | {name: version(name) for name in PACKAGES}
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:

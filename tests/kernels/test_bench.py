@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from swep_ds.kernels import arguments, bench, naive, torch_impl
 
 

@@ -9,6 +9,7 @@ import run_script
 pytest.importorskip("triton")
 
 import triton
+
 from swep_ds.kernels import aot, triton_kernels
 
 pytestmark = pytest.mark.skipif(

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+
 from swep_ds.kernels import standard_normal
 
 SEED, D = 20260101, 768

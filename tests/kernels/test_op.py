@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from swep_ds.kernels import MODES, perturb
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from swep_ds.kernels import MODES, perturb
 
 
 def batch(n=3, t=7, d=16):

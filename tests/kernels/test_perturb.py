@@ -4,8 +4,9 @@ import numpy as np
 import perturb_reference as reference
 import pytest
 import torch
-from swep_ds.kernels import MODES, perturb
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from swep_ds.kernels import MODES, perturb
 
 ALPHA, SEED, DRAW = 0.1, 2**40 + 17, 5
 LEARNED = [mode for mode in MODES if mode != "prior"]

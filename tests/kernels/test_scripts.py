@@ -5,6 +5,7 @@ import json
 import pytest
 import run_script
 import torch
+
 from swep_ds.kernels import bench, tiles
 
 TOKENS = "--tokens: must be from 1 to 512, or a multiple of 512; got "
