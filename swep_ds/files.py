@@ -74,10 +74,11 @@ def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) 
     return parse_json(read_text(path, what), what or str(path), unique_keys=unique_keys)
 
 
-def parse_json(text: str, what: str, *, unique_keys: bool = True) -> Any:
+def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1) -> Any:
     """The value of a JSON text.
 
     Args:
+        line: the number of the text's first line in its file, for messages.
         unique_keys: refuses an object with a key given twice, of which Python would keep the last; False is three
             times as fast, for large data.
 
@@ -87,7 +88,8 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
     except json.JSONDecodeError as error:
-        raise InputError(f"{what}: not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
+        number = error.lineno + line - 1
+        raise InputError(f"{what}: not JSON: line {number}, column {error.colno}: {error.msg}") from None
     except _RepeatedKey as error:
         raise InputError(f"{what}: the key {reason(error)} is given twice: keep one") from None
     except RecursionError:

@@ -11,15 +11,11 @@ Every distinct context is tokenised once, however many questions share it; windo
 
 import copy
 import hashlib
-import json
-import logging
-import os
-import tempfile
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -30,14 +26,16 @@ from datasets import Dataset
 from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from swep_ds.data import cache
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 FORMAT_VERSION = 3  # part of every cache file's name: raise it when the columns or their meaning change
 EXAMPLES_AT_A_TIME = 1024
+CHARACTERS_AT_A_TIME = 2**20  # to tokenise, or one text if that is longer: the tokenizer takes 160 bytes for each
+TOKENS_AT_A_TIME = 2**20  # to write, of all windows together: a long context has thousands of them
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,10 @@ def build_features(
     Training windows without the whole answer are trained towards position 0 ("cls") or left out ("drop"), always so
     where answers are generated.
     Several processes may build the same features at once: a file appears in the cache complete or not at all.
+    Memory does not grow with the windows, which are written as they are made.
 
     Raises InputError for a tokenizer without offsets, sizes that leave no room for context, a context without
-    any token, and training data of which every window was dropped.
+    any token, training data of which every window was dropped, and a cache that cannot be written.
     """
     if not tokenizer.is_fast:
         raise InputError(
@@ -119,18 +118,24 @@ def build_features(
     drop = training and (generative or windows_without_answer == "drop")
     how = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop, "types": has_types}
     digest = hashlib.sha256(f"{how} {type(tokenizer).__name__} {backend.to_str()}".encode())
+    numbers: dict[str, int] = {}  # of contexts, whose text enters the digest once
     for example in examples:
+        context = numbers.get(example.context, example.context)
+        numbers.setdefault(example.context, len(numbers))
         span = example.span if training else None
-        digest.update(repr((example.question, example.context, span)).encode())
+        digest.update(repr((example.question, context, span)).encode())
     cached = cache_dir / f"{'train' if training else 'eval'}-{digest.hexdigest()[:32]}.arrow"
 
-    if (features := _load(cached)) is None:
-        counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
-        schema = _schema(settings, training=training, has_types=has_types)
+    counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
+    schema = _schema(settings, training=training, has_types=has_types)
+    if (loaded := cache.load(cached, schema, counts)) is None:
         batches = _batches(examples, backend, template, gap, settings, schema, counts, training=training, drop=drop)
-        _save(cached, schema, batches, counts)
-        features = _load(cached)
-    return features
+        cache.save(cached, schema, batches, counts)
+        loaded = cache.load(cached, schema, counts)
+        if loaded is None:
+            raise InputError(f"{cached}: what was written there is read differently: {cache.CACHE_FIX}")
+    dataset, facts = loaded
+    return Features(dataset, **facts, fingerprint=cached.stem)
 
 
 def _check_sizes(settings: WindowSettings, specials: int) -> None:
@@ -209,25 +214,34 @@ class _Window(NamedTuple):
     own_end: int
 
 
-@lru_cache(maxsize=4096)
-def context_windows(tokens: int, room: int, step: int) -> tuple[_Window, ...]:
-    """The windows of a context of `tokens` tokens when `room` of them fit beside the question.
+def context_windows(tokens: int, room: int, step: int) -> list[_Window]:
+    """The windows of a context of `tokens` tokens when `room` of them fit beside the question; step <= room.
 
     A token's owner is the window with the largest min(tokens to its left, tokens to its right) + 0.01 * length,
     the earlier one of equals. What a window owns is contiguous: the score of a later window minus that of an
     earlier one never falls from left to right within their overlap, so owners never go back.
     """
-    begins = np.arange(0, max(tokens - room, 0) + step, step)
-    ends = np.minimum(begins + room, tokens)
-    if len(begins) == 1:
-        return (_Window(0, tokens, 0, tokens),)
-    position = np.arange(tokens)
-    context = np.minimum(position - begins[:, None], ends[:, None] - 1 - position)
-    score = 100 * context + (ends - begins)[:, None]  # in hundredths: exact
-    owner = np.where(context < 0, -1, score).argmax(axis=0)  # argmax takes the first of equals
-    own_begins = np.searchsorted(owner, np.arange(len(begins)), side="left")
-    own_ends = np.searchsorted(owner, np.arange(len(begins)), side="right")
-    return tuple(map(_Window._make, zip(*(a.tolist() for a in (begins, ends, own_begins, own_ends)), strict=True)))
+    if tokens <= room:
+        return [_Window(0, tokens, 0, tokens)]
+    begins = range(0, tokens - room + step, step)
+    last = begins[-1]
+    # Windows of one length: a token is owned by the one with the nearest middle, so a window owns from behind the
+    # middle of its overlap with the one before. The last window may be shorter, and is compared token by token.
+    owned = [0, *((begin + begin - step + room + 1) // 2 for begin in begins[1:-1])]
+
+    def is_last(token: int) -> bool:
+        before = begins[bisect_right(owned, token) - 1]
+        return _score(token, last, tokens) > _score(token, before, before + room)
+
+    owned.append(bisect_left(range(tokens), True, lo=last, hi=last - step + room, key=is_last))
+    owned = [min(begin, owned[-1]) for begin in owned]
+    ends = [*(begin + room for begin in begins[:-1]), tokens]
+    return list(map(_Window, begins, ends, owned, [*owned[1:], tokens]))
+
+
+def _score(token: int, begin: int, end: int) -> int:
+    """How much context the window [begin, end) gives a token of it, in hundredths: exact."""
+    return 100 * min(token - begin, end - 1 - token) + end - begin
 
 
 class _Context(NamedTuple):
@@ -277,27 +291,21 @@ def _batches(
     training: bool,
     drop: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the windows of some examples at a time and adds to `counts` on the way.
+    """Yields the windows, a bounded number at a time, and adds to `counts` on the way.
 
     A context's tokens stay in memory from its first question to its last. While windows are put together here, the
     tokenizer, which needs no interpreter, is at the next examples.
     """
-    prefix, middle, suffix, types = template
     generative = settings.task == "generative"
     uses = Counter(example.context for example in examples)
     contexts: dict[str, _Context] = {}
-    for at, some, new, questions in _ahead(_encodings(examples, backend, gap)):
-        for context, encoding in new:
-            contexts[context] = _Context.of(encoding, len(gap))
-        columns: dict[str, list] = {name: [] for name in schema.names}  # of list columns, the pieces to join
-        sizes: list[int] = []  # context tokens of every window
-        target_sizes: list[int] = []
-        question_sizes: list[int] = []
-        for row, (example, encoding) in enumerate(zip(some, questions, strict=True), start=at):
-            question = np.array(encoding.ids[: settings.max_query_length], np.int32)
-            counts["questions_cut"] += len(encoding) > settings.max_query_length
+    rows = _Rows(schema, template)
+    for at, some, new, questions in _ahead(_encodings(examples, backend, gap, settings.max_query_length)):
+        contexts |= new
+        for number, (example, (question, cut)) in enumerate(zip(some, questions, strict=True), start=at):
+            counts["questions_cut"] += cut
             context = contexts[example.context]
-            context_begin = len(prefix) + len(question) + len(middle)
+            context_begin = len(template.prefix) + len(question) + len(template.middle)
             room = settings.max_length - template.specials - len(question)
             if training:
                 first, last = context.answer_tokens(example.span)
@@ -310,61 +318,111 @@ def _batches(
                 len(context.ids), room, min(settings.doc_stride, room)
             ):
                 shift = context_begin - begin
+                columns: dict = {}
                 if training:
                     has_answer = begin <= first <= last < end
                     counts["windows_without_answer"] += not has_answer
                     if drop and not has_answer:
                         continue
                 if training and generative:
-                    columns["target_ids"].append(target)
-                    target_sizes.append(len(target))
+                    columns["target_ids"] = target
                 elif training:
-                    columns["start_position"].append(first + shift if has_answer else 0)
-                    columns["end_position"].append(last + shift if has_answer else 0)
-                    columns["has_answer"].append(has_answer)
+                    columns["start_position"] = first + shift if has_answer else 0
+                    columns["end_position"] = last + shift if has_answer else 0
+                    columns["has_answer"] = has_answer
                 else:
-                    columns["example"].append(row)
+                    columns["example"] = number
                 if not training and not generative:
-                    columns["context_begin"].append(context_begin)
-                    columns["context_end"].append(end + shift)
-                    columns["offset_start"].append(context.starts[begin:end])
-                    columns["offset_end"].append(context.ends[begin:end])
-                    columns["own_begin"].append(own_begin + shift)
-                    columns["own_end"].append(own_end + shift)
-                columns["input_ids"] += (prefix, question, middle, context.ids[begin:end], suffix)
-                columns["length"].append(context_begin + end - begin + len(suffix))
-                sizes.append(end - begin)
-                question_sizes.append(len(question))
+                    columns["context_begin"] = context_begin
+                    columns["context_end"] = end + shift
+                    columns["own_begin"] = own_begin + shift
+                    columns["own_end"] = own_end + shift
+                    columns["offset_start"] = context.starts[begin:end]
+                    columns["offset_end"] = context.ends[begin:end]
+                rows.add(question, context.ids[begin:end], columns)
+                if rows.tokens >= TOKENS_AT_A_TIME:
+                    yield rows.take()
             uses[example.context] -= 1
             if not uses[example.context]:
                 del contexts[example.context]
-        if sizes:
-            lengths = dict.fromkeys(("input_ids", "token_type_ids"), columns["length"]) | {"target_ids": target_sizes}
-            repeats = template.repeats(question_sizes, sizes)
-            columns["token_type_ids"] = [np.repeat(np.tile(types, len(sizes)), repeats.ravel())]
-            yield pa.record_batch(
-                [
-                    _join(columns[field.name], lengths.get(field.name, sizes), field.type)
-                    if pa.types.is_list(field.type)
-                    else pa.array(columns[field.name], field.type)
-                    for field in schema
-                ],
-                schema=schema,
-            )
+        if rows.tokens:
+            yield rows.take()
 
 
-def _encodings(examples: Sequence[Example], backend: Tokenizer, gap: str) -> Iterator[tuple]:
-    """Some examples at a time: the first one's index, they, the contexts not met before and the questions, encoded."""
+class _Rows:
+    """Windows on their way into a record batch."""
+
+    def __init__(self, schema: pa.Schema, template: Template):
+        self.schema, self.template = schema, template
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tokens = 0
+        self.columns: dict[str, list] = {name: [] for name in self.schema.names}  # of list columns, pieces to join
+        self.sizes: list[tuple[int, int]] = []  # tokens of question and context
+
+    def add(self, question: np.ndarray, context: np.ndarray, columns: dict) -> None:
+        """A window of int32 question and context tokens; `columns` holds those beside its inputs."""
+        prefix, middle, suffix, _ = self.template
+        length = len(prefix) + len(question) + len(middle) + len(context) + len(suffix)
+        self.columns["input_ids"] += (prefix, question, middle, context, suffix)
+        self.columns["length"].append(length)
+        self.sizes.append((len(question), len(context)))
+        self.tokens += length
+        for name, value in columns.items():
+            self.columns[name].append(value)
+
+    def take(self) -> pa.RecordBatch:
+        """Those added since the last call, at least one."""
+        questions, contexts = map(list, zip(*self.sizes, strict=True))
+        sizes = dict.fromkeys(("input_ids", "token_type_ids"), self.columns["length"])
+        if "target_ids" in self.columns:
+            sizes["target_ids"] = list(map(len, self.columns["target_ids"]))
+        types = np.tile(self.template.types, len(contexts))
+        self.columns["token_type_ids"] = [np.repeat(types, self.template.repeats(questions, contexts).ravel())]
+        batch = pa.record_batch(
+            [
+                _join(self.columns[field.name], sizes.get(field.name, contexts), field.type)
+                if pa.types.is_list(field.type)
+                else pa.array(self.columns[field.name], field.type)
+                for field in self.schema
+            ],
+            schema=self.schema,
+        )
+        self._clear()
+        return batch
+
+
+def _encodings(examples: Sequence[Example], backend: Tokenizer, gap: str, max_query_length: int) -> Iterator[tuple]:
+    """Some examples at a time: the first one's index, they, the contexts not met before and the questions.
+
+    Contexts are a dict from text to `_Context`; a question is its ids, int32, and whether these were cut.
+    """
     seen: set[str] = set()
-    for at in range(0, len(examples), EXAMPLES_AT_A_TIME):
-        some = examples[at : at + EXAMPLES_AT_A_TIME]
+    for at, some in _groups(examples):
         new = {example.context: example for example in some if example.context not in seen}
         seen |= new.keys()
         contexts = backend.encode_batch([gap + context for context in new], add_special_tokens=False)
-        questions = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
         for example, encoding in zip(new.values(), contexts, strict=True):
             _require_tokens(len(encoding), example)
-        yield at, some, list(zip(new, contexts, strict=True)), questions
+        # an encoding takes far more memory than the arrays made of it
+        made = {text: _Context.of(contexts.pop(0), len(gap)) for text in new}
+        questions = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
+        cut = [(np.array(q.ids[:max_query_length], np.int32), len(q) > max_query_length) for q in questions]
+        yield at, some, made, cut
+
+
+def _groups(examples: Sequence[Example]) -> Iterator[tuple[int, list[Example]]]:
+    """Examples in a row that are tokenised together, after the first one's index."""
+    at, characters, before = 0, 0, None
+    for number, example in enumerate(examples):
+        size = len(example.question) + len(example.context) * (example.context is not before)
+        if number > at and (number - at == EXAMPLES_AT_A_TIME or characters + size > CHARACTERS_AT_A_TIME):
+            yield at, examples[at:number]
+            at, characters = number, 0
+        characters += size
+        before = example.context
+    yield at, examples[at:]
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
@@ -388,47 +446,3 @@ def _require_tokens(count: int, example: Example) -> None:
 def _join(pieces: list[np.ndarray], lengths: list[int], kind: pa.DataType) -> pa.ListArray:
     ends = np.cumsum([0, *lengths], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(pieces), kind.value_type), type=kind)
-
-
-def _save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], counts: Counter) -> None:
-    """Writes the windows and, last, the small JSON file that makes them valid: counts and checksum."""
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
-        windows, facts = Path(folder, "windows"), Path(folder, "facts")
-        rows = 0
-        with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        if rows == 0:
-            raise InputError(
-                "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, for "
-                "extractive answers, keep such windows (data.windows_without_answer: cls)"
-            )
-        facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}))
-        os.replace(windows, cached)
-        os.replace(facts, cached.with_suffix(".json"))
-
-
-def _load(cached: Path) -> Features | None:
-    """The cached features, or None if there are none or they are damaged, which is logged."""
-    facts_file = cached.with_suffix(".json")
-    if not (cached.exists() and facts_file.exists()):
-        return None
-    try:
-        facts = json.loads(facts_file.read_text())
-        intact = facts.pop("sha256") == _checksum(cached)
-    except (ValueError, KeyError):
-        intact = False
-    if not intact:
-        logger.warning("%s does not match its checksum: tokenising again", cached)
-        return None
-    return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
-
-
-def _checksum(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

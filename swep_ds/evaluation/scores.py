@@ -6,25 +6,10 @@ over the questions in percent. Two rules surprise people, and both are kept:
   - two texts that both normalise to nothing match exactly (EM 1) but share no token (F1 0).
 """
 
-import re
-import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-@lru_cache(2**16)  # the golds of a data set meet each run and both metrics
-def normalize_answer(text: str) -> str:
-    """Lower-cases, drops ASCII punctuation, then a, an, the as whole words, then spare white space.
-
-    Punctuation leaves no space behind, so "well-known" becomes "wellknown". Unicode's other dashes and
-    quotation marks stay.
-    """
-    text = text.lower().translate(_DROP_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", text).split())
+from swep_ds.data.answers import normalize_answer
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:

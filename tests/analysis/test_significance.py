@@ -11,7 +11,7 @@ from scipy import stats
 
 from swep_ds.analysis import significance
 from swep_ds.analysis.runs import find, read
-from swep_ds.evaluation.scores import normalize_answer
+from swep_ds.data.answers import normalize_answer
 from swep_ds.recipe import Recipe
 from tests.analysis import fake_runs
 

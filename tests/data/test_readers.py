@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds.data import readers
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
 
@@ -314,12 +313,14 @@ def test_empty_folder(tmp_path):
         (" \n ", "is empty"),
         ('{"data": []}', "holds no questions"),
         ("[]", "holds no questions"),
-        ('{\n  "data": [\n    {"paragraphs": ]\n}', "malformed JSON at line 3, column 20"),
-        (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "malformed JSON at line 3, column 24"),
+        ('{\n  "data": [\n    {"paragraphs": ]\n}', "not JSON: line 3, column 20"),
+        (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "not JSON: line 3, column 24"),
         (json.dumps(squad(WHEN)) + "\n{}", "line 2: text after the end of the SQuAD document"),
-        (json.dumps(squad(WHEN), indent=1) + "\n{}", "malformed JSON at line 26, column 1: Extra data"),
-        (json.dumps(squad(WHEN))[:-9], "malformed JSON at line 1, column"),
-        ("3", "line 1: expected a JSON object or list, found 3"),
+        (json.dumps(squad(WHEN), indent=1) + "\n{}", "not JSON: line 26, column 1: Extra data"),
+        (json.dumps(squad(WHEN))[:-9], "not JSON: line 1, column"),
+        ("3", "holds neither JSON nor Parquet or Arrow (CSV"),
+        ("id,question,context\n1,When?,Now.\n", "holds neither JSON nor Parquet or Arrow (CSV"),
+        ('"id","question"\n"1","When?"\n', "holds neither JSON nor Parquet or Arrow (CSV"),
         ("[3]", "row 0: expected an object with the field 'id', found 3"),
         (b"\xff\xfe\x00", "neither UTF-8 text (byte 0)"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
@@ -375,13 +376,3 @@ def test_evaluation_needs_answers_but_no_offsets(save):
     wrong = WHEN | {"answers": [{"text": "1998", "answer_start": 3}, {"text": "in 1998"}]}
     assert read_examples(save(squad(wrong)), training=False)[0].answers == ("1998", "in 1998")
     assert "has no answer" in refused(save(squad(WHEN | {"answers": [], "is_impossible": True})), training=False)
-
-
-def test_unreadable_file(save, monkeypatch):
-    source = save(squad(WHEN))
-
-    def read_bytes(path):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(readers.Path, "read_bytes", read_bytes)
-    assert "cannot be read (Permission denied)" in refused(source)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.evaluation.scores import exact_match, f1, normalize_answer, score
+from swep_ds.data.answers import normalize_answer
+from swep_ds.evaluation.scores import exact_match, f1, score
 
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 texts = st.text(alphabet=st.sampled_from("aAnthe THE catdog.,-_' \t\u2013\u201cé\u0130ß7\u00a0"), max_size=25)

@@ -1,0 +1,81 @@
+"""The cache of tokenised windows: an Arrow stream and, written last, a small JSON file with its checksum and counts."""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+from datasets import Dataset
+
+from swep_ds.errors import InputError, parsing, reason
+from swep_ds.files import open_input, read_json
+
+CACHE_FIX = "make room there or give permission, or name another folder in HF_DATASETS_CACHE (or HF_HOME)"
+
+logger = logging.getLogger(__name__)
+
+
+def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], counts: Mapping[str, int]) -> None:
+    """Writes the windows and, last, what makes them valid: checksum, and `counts` as they are by then.
+
+    Raises:
+        InputError: there is no window, or the folder cannot be written.
+    """
+    folder = cached.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            windows, facts = Path(temporary, "windows"), Path(temporary, "facts")
+            rows = 0
+            with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            if rows == 0:
+                raise InputError(
+                    "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, "
+                    "for extractive answers, keep such windows (data.windows_without_answer: cls)"
+                )
+            facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}))
+            os.replace(windows, cached)
+            os.replace(facts, cached.with_suffix(".json"))
+    except OSError as error:
+        raise InputError(f"{folder}: tokenised windows cannot be written ({reason(error)}): {CACHE_FIX}") from error
+
+
+def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Dataset, dict[str, int]] | None:
+    """The cached windows and their counts; None if there are none or they are damaged, which is logged.
+
+    Args:
+        counts: names those that must be there.
+    """
+    facts_file = cached.with_suffix(".json")
+    try:
+        if not (cached.exists() and facts_file.exists()):
+            return None
+        facts = read_json(facts_file)
+        if not isinstance(facts, dict) or facts.pop("sha256", None) != _checksum(cached):
+            raise InputError("it does not match its checksum")
+        if facts.keys() != counts.keys() or not all(type(value) is int for value in facts.values()):
+            raise InputError(f"{facts_file.name} holds other counts")
+        with parsing("no Arrow stream", "make it again"):
+            windows = Dataset.from_file(str(cached))
+            if not windows.data.schema.equals(schema):
+                raise InputError("its columns are others")
+            windows.data.table.validate(full=True)
+    except (InputError, OSError) as error:
+        logger.warning("%s cannot be used (%s): tokenising again", cached, error)
+        return None
+    return windows, facts
+
+
+def _checksum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open_input(file) as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

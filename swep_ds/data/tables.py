@@ -1,0 +1,156 @@
+"""Rows of Arrow and Parquet files, of data sets saved by `datasets`, and of tables in memory.
+
+A damaged file ends the process where its offsets are followed unchecked. So every batch of rows is validated in full
+before anything looks at it, and what pyarrow does with a file happens within `parsing`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from swep_ds.errors import InputError, parsing
+from swep_ds.files import read_bytes, read_json
+
+COLUMNS = ("id", "title", "question", "context", "answers")
+ROWS_AT_A_TIME = 32  # as Python objects: many rows may repeat one long context
+LARGE, RATIO = 2**28, 100  # a small file that unpacks to more bytes than LARGE, RATIO times its own, is refused
+
+Rows = Iterator[tuple[str, dict[str, Any]]]  # each with its place, "row 7"
+
+
+def is_table(content: bytes) -> bool:
+    """Whether a file's bytes begin like Parquet, an Arrow file or an Arrow stream."""
+    return content[:4] in (b"PAR1", b"\xff\xff\xff\xff") or content[:6] == b"ARROW1"
+
+
+def unpacks_to_too_much(packed: int, unpacked: int) -> bool:
+    """Whether so few bytes claim to be so many: no data of this kind, but an accident or made to fill the memory."""
+    return unpacked > max(LARGE, RATIO * packed)
+
+
+def table_rows(source: str, contents: Iterable[bytes]) -> Rows:
+    """The rows of some files' bytes, one after the other.
+
+    Raises:
+        InputError: a damaged file, a column given twice, or more rows than the file can hold.
+    """
+    return _rows(source, (batch for content in contents for batch in _batches(source, content)))
+
+
+def memory_rows(source: str, table: pa.Table) -> Rows:
+    """The rows of a table that `datasets` loaded.
+
+    Raises:
+        InputError: as `table_rows`.
+    """
+    return _rows(source, iter(table.select(_columns(source, table.schema.names)).to_batches()))
+
+
+def _rows(source: str, batches: Iterator[pa.RecordBatch]) -> Rows:
+    number = 0
+    fault = f"{source}: damaged data file", "fetch it or save it again"
+    for batch in batches:
+        with parsing(*fault):
+            batch.validate(full=True)
+        for at in range(0, batch.num_rows, ROWS_AT_A_TIME):
+            with parsing(*fault):
+                some = batch.slice(at, ROWS_AT_A_TIME).to_pylist()
+            for row in some:
+                yield f"row {number}", row
+                number += 1
+
+
+def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
+    """Record batches with the columns that are read, not validated."""
+    fault = f"{source}: damaged data file", "fetch it or save it again"
+    with parsing(*fault):
+        if content[:4] == b"PAR1":
+            batches = _parquet(source, content)
+        elif content[:6] == b"ARROW1":
+            file = pa.ipc.open_file(content)
+            batches = (file.get_batch(i) for i in range(file.num_record_batches))
+        else:
+            batches = iter(pa.ipc.open_stream(content))
+    while True:
+        with parsing(*fault):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            batch = batch.select(_columns(source, batch.schema.names))
+        # of columns without bytes of their own (null) a few bytes can claim any number of rows
+        if batch.num_rows > len(content):
+            raise InputError(f"{source}: claims {batch.num_rows} rows in {len(content)} bytes; save it again")
+        yield batch
+
+
+def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
+    file = pq.ParquetFile(pa.BufferReader(content))
+    facts = file.metadata
+    unpacked = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
+    if facts.num_rows > len(content) or unpacks_to_too_much(len(content), unpacked):
+        raise InputError(
+            f"{source}: claims {facts.num_rows} rows of {unpacked} bytes in a file of {len(content)} bytes; save it "
+            "without compression if that is right"
+        )
+    return file.iter_batches(batch_size=1024, columns=_columns(source, file.schema_arrow.names))
+
+
+def _columns(source: str, names: Sequence[str]) -> list[str]:
+    """Those of COLUMNS that are there."""
+    for name in COLUMNS:
+        if names.count(name) > 1:
+            raise InputError(f"{source}: has the column {name!r} {names.count(name)} times; keep one")
+    return [name for name in COLUMNS if name in names]
+
+
+# Saved data sets
+
+
+def saved_splits(folder: Path) -> dict[str, Path] | None:
+    """Folders of the splits that `DatasetDict.save_to_disk` wrote; None where `Dataset.save_to_disk` wrote.
+
+    Raises:
+        InputError: its dataset_dict.json is damaged.
+    """
+    if (folder / "state.json").is_file():
+        return None
+    file = folder / "dataset_dict.json"
+    document = read_json(file)
+    names = document.get("splits") if isinstance(document, dict) else None
+    if not isinstance(names, list) or not all(map(_is_name, names)):
+        raise InputError(f"{file}: damaged: no list of names in its field 'splits'; save the data set again")
+    return {name: folder / name for name in names}
+
+
+def saved_contents(folder: Path) -> Iterator[bytes]:
+    """The bytes of the Arrow files that `Dataset.save_to_disk` wrote into a folder, in order.
+
+    Raises:
+        InputError: its state.json is damaged, names a file outside the folder or leaves one out, or a file cannot be
+            read.
+    """
+    file = folder / "state.json"
+    state = read_json(file)
+    entries = state.get("_data_files") if isinstance(state, dict) else None
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in _list(entries)]
+    if not names or not all(map(_is_name, names)) or len(set(names)) < len(names):
+        raise InputError(
+            f"{file}: damaged: its field '_data_files' is no list of different names of files; save the data set again"
+        )
+    for other in sorted(folder.glob("data-*.arrow")):
+        if other.name not in names:
+            raise InputError(f"{file}: damaged: it does not name {other.name} beside it; save the data set again")
+    for name in names:
+        yield read_bytes(folder / name)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_name(value: Any) -> bool:
+    """Of a file in the same folder."""
+    return isinstance(value, str) and value not in ("", ".", "..") and "\0" not in value and "/" not in value
