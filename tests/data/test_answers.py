@@ -1,0 +1,93 @@
+"""Which texts are the same answer, and where the answer to train on stands. Hand-written lines of MRQA's kinds."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swep_ds.data.answers import mrqa_span, normalize_answer
+from swep_ds.data.readers import read_examples
+from swep_ds.errors import InputError
+
+WHERE = "data: question 'm1'"
+
+
+def detected(text, spans):
+    return {"detected_answers": [{"text": text, "char_spans": spans}]}
+
+
+@pytest.mark.parametrize(
+    ("context", "there", "text"),
+    [
+        ("In the annual boat race", "annual boat race", "The annual boat race"),  # an article less
+        ("It is a boat race.", "a boat race", "boat race"),  # an article more
+        ("Black earth (terra preta) is dark", "Black earth (terra preta", "Black earth (terra preta)"),
+        ("We saw the IFN) signature", "IFN) signature", "IFN signature"),
+        ("autosomal-dominant forms", "autosomal-dominant", "autosomal dominant"),  # as one word, and as two
+        ("Diamond Blackfan anemia", "Diamond Blackfan anemia", "diamond-blackfan Anemia"),
+        ("Written in 19 98 .", "19 98", "1998"),  # tokens with blanks between them
+        ("The Who played", "The Who", "the who"),
+        ("Grade A , the best", "A", "a"),  # an article and nothing else: compared as it stands
+        ("What ?!", "?!", "? !"),
+    ],
+)
+def test_articles_punctuation_case_and_white_space_make_no_other_answer(context, there, text):
+    start = context.index(there)
+    span = mrqa_span(WHERE, context, detected(text, [[start, start + len(there) - 1]]))
+    assert context[slice(*span)] == there  # as the file has it
+
+
+@pytest.mark.parametrize(
+    ("there", "text"),
+    [("the", "a"), ("?", "!"), ("...", "the"), ("the", ""), ("?", ""), ("the boat", "the boats"), ("a boat", "a")],
+)
+def test_other_answers(there, text):
+    with pytest.raises(InputError, match=r"is not at char_spans \[0, \d+\] of its context"):
+        mrqa_span(WHERE, f"{there} and more", detected(text, [[0, len(there) - 1]]))
+
+
+@pytest.mark.parametrize("spans", [[[True, 5]], [[0, True]], [[0.0, 5]], [["0", "5"]], [[0]], [0, 5], "05", [None]])
+def test_offsets_that_are_no_numbers(spans):
+    with pytest.raises(InputError, match="char_spans is"):
+        mrqa_span(WHERE, "Tea is served", detected("Tea is", spans))
+
+
+@pytest.mark.parametrize("span", [[0, 13], [0, 10**40], [7, 12], [-6, -1], [5, 4], [-(10**40), 5]])
+def test_offsets_outside_of_the_context(span):
+    with pytest.raises(InputError, match="is not at char_spans"):
+        mrqa_span(WHERE, "Tea is served", detected("Tea is served", [span]))
+
+
+texts = st.text(alphabet=st.sampled_from("aAnthe THE cat.,-' \t7é"), max_size=12)
+
+
+@given(there=texts, text=texts)
+def test_the_comparison_equals_the_rule(there, text):
+    def bare(value, drop):
+        return "".join(character for character in drop(value) if not character.isspace())
+
+    as_it_stands = bare(there, str.casefold), bare(text, str.casefold)
+    normalized = bare(there, normalize_answer), bare(text, normalize_answer)
+    same = any(one == other != "" for one, other in (as_it_stands, normalized))
+    qa = detected(text, [[0, len(there) - 1]])
+    if same:
+        assert mrqa_span(WHERE, there, qa) == (0, len(there))
+    else:
+        with pytest.raises(InputError):
+            mrqa_span(WHERE, there, qa)
+
+
+def test_an_mrqa_file_with_such_answers_is_read_in_full(tmp_path):
+    context = "[PAR] Terra preta ( black earth ) covers the Amazon basin ."
+    start = context.index("Terra")
+    qas = [
+        {"qid": "m1", "question": "What?", "answers": ["Terra preta (black earth)"]}
+        | detected("Terra preta (black earth)", [[start, start + 24]]),
+        {"qid": "m2", "question": "Where?", "answers": ["An Amazon basin"]}
+        | detected("An Amazon basin", [[context.index("Amazon"), context.index("Amazon") + 11]]),
+    ]
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(map(json.dumps, [{"header": {"split": "train"}}, {"context": context, "qas": qas}])))
+    examples = read_examples(str(file), training=True)
+    assert [e.context[slice(*e.span)] for e in examples] == ["Terra preta ( black earth", "Amazon basin"]
