@@ -15,6 +15,7 @@ from swep_ds.errors import InputError, parsing
 from swep_ds.files import read_bytes, read_json
 
 COLUMNS = ("id", "title", "question", "context", "answers")
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
 ROWS_AT_A_TIME = 32  # as Python objects: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # a small file that unpacks to more bytes than LARGE, RATIO times its own, is refused
 
@@ -73,7 +74,7 @@ def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
             file = pa.ipc.open_file(content)
             batches = (file.get_batch(i) for i in range(file.num_record_batches))
         else:
-            batches = iter(pa.ipc.open_stream(content))
+            batches = _stream(content)
     while True:
         with parsing(*fault):
             batch = next(batches, None)
@@ -84,6 +85,14 @@ def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
         if batch.num_rows > len(content):
             raise InputError(f"{source}: claims {batch.num_rows} rows in {len(content)} bytes; save it again")
         yield batch
+
+
+def _stream(content: bytes) -> Iterator[pa.RecordBatch]:
+    file = pa.BufferReader(content)
+    yield from pa.ipc.open_stream(file)
+    # a reader takes the end of a file for the end of the stream: the rest of one that was cut off would be missed
+    if content[file.tell() - len(END) : file.tell()] != END:
+        raise ValueError("it is cut off")
 
 
 def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
