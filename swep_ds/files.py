@@ -122,7 +122,8 @@ def user_path(text: str, option: str) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{option} {text[:200]}: cannot be looked up ({reason(error)}): name another path") from None
+        shown = text[:200] if text.isprintable() else repr(text[:200])
+        raise InputError(f"{option} {shown}: cannot be looked up ({reason(error)}): name another path") from None
     return path
 
 
