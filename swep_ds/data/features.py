@@ -32,7 +32,8 @@ from swep_ds.errors import InputError
 
 FORMAT_VERSION = 3  # part of every cache file's name: raise it when the columns or their meaning change
 EXAMPLES_AT_A_TIME = 1024
-CHARACTERS_AT_A_TIME = 2**20  # to tokenise, or one text if that is longer: the tokenizer takes 160 bytes for each
+CHARACTERS_AT_A_TIME = 2**20  # to tokenise: the tokenizer takes some 200 bytes for each
+AROUND_CUT, CUTS_TRIED = 1000, 16  # characters on both sides of a cut in a long text; positions tried
 TOKENS_AT_A_TIME = 2**20  # to write, of all windows together: a long context has thousands of them
 
 T = TypeVar("T")
@@ -170,10 +171,12 @@ class Template(NamedTuple):
 
     @classmethod
     def learn(cls, backend: Tokenizer, example: Example) -> "Template":
-        """Reads them off the encoding of a context paired with itself."""
-        count = len(backend.encode(example.context, add_special_tokens=False))
+        """Reads them off the encoding of a text paired with itself: the beginning of a context, for it may be long."""
+        for text in (example.context[:1000], example.context):
+            if count := len(backend.encode(text, add_special_tokens=False)):
+                break
         _require_tokens(count, example)
-        pair = backend.encode(example.context, example.context)
+        pair = backend.encode(text, text)
         first, second = pair.sequence_ids.index(0), pair.sequence_ids.index(1)
         ids, types = np.array(pair.ids, np.int32), pair.type_ids
         return cls(
@@ -250,11 +253,19 @@ class _Context(NamedTuple):
     ends: np.ndarray  # int32, behind its last character
 
     @classmethod
-    def of(cls, encoding: Encoding, gap: int) -> "_Context":
-        """`gap`: characters that were put in front of the text."""
+    def of(cls, encoding: Encoding, begin: int) -> "_Context":
+        """`begin`: where the encoded text begins in the context; below 0 if something was put in front."""
         count = len(encoding)
-        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2) - gap
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2) + begin
         return cls(np.fromiter(encoding.ids, np.int32, count), offsets[:, 0].copy(), offsets[:, 1].copy())
+
+    @classmethod
+    def of_long(cls, backend: Tokenizer, text: str, begin: int) -> "_Context":
+        """Tokens of a long text, encoded piece by piece."""
+        parts = [
+            cls.of(backend.encode(piece, add_special_tokens=False), begin + at) for at, piece in _pieces(backend, text)
+        ]
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
         """First and last token that overlap the characters [start, end); first > last if none does.
@@ -402,27 +413,59 @@ def _encodings(examples: Sequence[Example], backend: Tokenizer, gap: str, max_qu
     for at, some in _groups(examples):
         new = {example.context: example for example in some if example.context not in seen}
         seen |= new.keys()
-        contexts = backend.encode_batch([gap + context for context in new], add_special_tokens=False)
-        for example, encoding in zip(new.values(), contexts, strict=True):
-            _require_tokens(len(encoding), example)
-        # an encoding takes far more memory than the arrays made of it
-        made = {text: _Context.of(contexts.pop(0), len(gap)) for text in new}
-        questions = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
-        cut = [(np.array(q.ids[:max_query_length], np.int32), len(q) > max_query_length) for q in questions]
-        yield at, some, made, cut
+        short = [context for context in new if len(context) <= CHARACTERS_AT_A_TIME]
+        encodings = backend.encode_batch([gap + context for context in short], add_special_tokens=False)
+        # arrays at once: an encoding takes far more memory
+        contexts = {context: _Context.of(encodings.pop(0), -len(gap)) for context in short}
+        for context in new.keys() - contexts.keys():
+            contexts[context] = _Context.of_long(backend, gap + context, -len(gap))
+        for context, example in new.items():
+            _require_tokens(len(contexts[context].ids), example)
+        asked = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
+        questions = [(np.array(q.ids[:max_query_length], np.int32), len(q) > max_query_length) for q in asked]
+        yield at, some, contexts, questions
 
 
-def _groups(examples: Sequence[Example]) -> Iterator[tuple[int, list[Example]]]:
+def _groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
     """Examples in a row that are tokenised together, after the first one's index."""
     at, characters, before = 0, 0, None
     for number, example in enumerate(examples):
-        size = len(example.question) + len(example.context) * (example.context is not before)
-        if number > at and (number - at == EXAMPLES_AT_A_TIME or characters + size > CHARACTERS_AT_A_TIME):
+        size = len(example.question) + (0 if example.context is before else len(example.context))
+        # a short question about the same context as the one before is never too much
+        full = characters + size > CHARACTERS_AT_A_TIME and size > CHARACTERS_AT_A_TIME // EXAMPLES_AT_A_TIME
+        if number > at and (full or number - at == EXAMPLES_AT_A_TIME):
             yield at, examples[at:number]
             at, characters = number, 0
         characters += size
         before = example.context
     yield at, examples[at:]
+
+
+def _pieces(backend: Tokenizer, text: str) -> Iterator[tuple[int, str]]:
+    """Parts of a text whose tokens, one after the other, are those of the text; each with its first character.
+
+    Where a cut changes no token of the characters around it, it changes none: tokenizers look at words, and Viterbi's
+    best path forgets what is far away. Where no cut of those tried is such a place, the rest is one piece.
+    """
+    begin = 0
+    while len(text) - begin > CHARACTERS_AT_A_TIME:
+        end = begin + CHARACTERS_AT_A_TIME
+        space = text.rfind(" ", begin + CHARACTERS_AT_A_TIME // 2, end)
+        tried = [space] * (space > 0) + [end - number for number in range(CUTS_TRIED)]
+        cut = next((cut for cut in tried if _is_seam(backend, text, cut)), None)
+        if cut is None:
+            break
+        yield begin, text[begin:cut]
+        begin = cut
+    yield begin, text[begin:]
+
+
+def _is_seam(backend: Tokenizer, text: str, cut: int) -> bool:
+    left, right = text[max(cut - AROUND_CUT, 0) : cut], text[cut : cut + AROUND_CUT]
+    encodings = backend.encode_batch([left + right, left, right], add_special_tokens=False)
+    whole, before, behind = (_Context.of(e, 0) for e in encodings)
+    behind = behind._replace(starts=behind.starts + len(left), ends=behind.ends + len(left))
+    return all(map(np.array_equal, whole, map(np.concatenate, zip(before, behind, strict=True))))
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
