@@ -32,8 +32,8 @@ EXAMPLES = [
 def cached(tmp_path, monkeypatch):
     """A filled cache; `again` reads it and tells whether it tokenised."""
     tokenised = []
-    tokenise = module._encodings
-    monkeypatch.setattr(module, "_encodings", lambda *args: tokenised.append(1) or tokenise(*args))
+    tokenise = module.tokenise
+    monkeypatch.setattr(module, "tokenise", lambda *args: tokenised.append(1) or tokenise(*args))
     setup = {"examples": EXAMPLES, "tokenizer": tiny.wordpiece(), "settings": SMALL, "training": True}
 
     def again(**changes):

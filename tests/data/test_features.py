@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
-from swep_ds.data import features as module
+from swep_ds.data import tokens as module
 from swep_ds.data.features import Features, WindowSettings, build_features, context_windows
 from swep_ds.errors import InputError
 from tests import tiny
