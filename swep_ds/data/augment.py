@@ -13,11 +13,13 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from swep_ds import distributed as ranks
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.rebuild import Rebuilder, Settings
-from swep_ds.errors import InputError
-from swep_ds.files import write_atomically
+from swep_ds.errors import InputError, parsing
+from swep_ds.files import open_input, read_json, user_path, write_atomically
 from swep_ds.models.names import resolve_model
+from swep_ds.writing import on_main, write_together
 
 QUESTIONS_IN_A_CHUNK = 32
 LINES = 20  # of progress, where there is no terminal
@@ -60,22 +63,22 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
 
     setup, missing = ranks.gather(ranks.agree(lambda: take() if ranks.is_main() else None))[0]
     rebuild = ranks.agree(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
-    ranks.agree(lambda: chunks.begin(setup) if ranks.is_main() else None)
+    write_together(on_main(lambda: chunks.begin(setup)), output)
     if len(missing) < chunks.count:
         say(f"resuming: {chunks.count - len(missing)} of {chunks.count} chunks are done")
     with _progress(chunks.count, chunks.count - len(missing)) as advance:
         for at in range(0, len(missing), ranks.world_size()):
             together = missing[at : at + ranks.world_size()]
+            write = None
             if ranks.rank() < len(together):
                 chunk = together[ranks.rank()]
                 begin = chunk * QUESTIONS_IN_A_CHUNK
-                chunks.write(chunk, *rebuild(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
-            ranks.gather(None)  # in step, so that no rank ever waits for another longer than a chunk takes
+                write = partial(chunks.write, chunk, *rebuild(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
+            write_together(write, output)  # in step: no rank ever waits for another longer than a chunk takes
             advance(len(together))
-    if ranks.is_main():
-        counts = chunks.merge(setup)
+    counts = write_together(on_main(lambda: chunks.merge(setup)), output)
+    if counts is not None:
         say(_summary(counts, len(examples)), f"written to {output}", sep="\n")
-    ranks.gather(None)
 
 
 def _check(settings: Settings, max_examples: int | None) -> None:
@@ -107,7 +110,7 @@ def _weights(model_name: str) -> str | None:
     for file in sorted(Path(resolve_model(model_name)).glob("*")):
         if file.suffix in (".safetensors", ".bin"):
             digest = digest or hashlib.sha256()
-            with file.open("rb") as stream:
+            with open_input(file) as stream:
                 while block := stream.read(2**20):
                     digest.update(block)
     return digest.hexdigest()[:32] if digest else None
@@ -137,18 +140,22 @@ class Chunks:
         Raises:
             InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
         """
-        if self.output.exists():
+        if user_path(str(self.output), "--output").exists():
             raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / ".lock").open("w")  # held until the process ends
+            # no file that a link leads to, and no pipe, whose opening would wait
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._lock = os.fdopen(os.open(self.folder / ".lock", flags, 0o666), "wb")  # held until the process ends
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
         except OSError as error:
             raise InputError(f"--output {self.output}: cannot be written ({error.strerror}): name another") from None
         if self.settings.is_file():
-            before = json.loads(self.settings.read_text(encoding="utf-8"))
+            before = read_json(self.settings)
+            if not isinstance(before, dict):
+                raise InputError(f"--output {self.output}: {self.settings} is damaged: delete {self.folder.name}")
             differing = [f"{k} {before.get(k)!r} there, {v!r} here" for k, v in setup.items() if before.get(k) != v]
             if differing:
                 raise InputError(
@@ -174,10 +181,12 @@ class Chunks:
             yield '{"version": "1.1", "data": ['
             separator = "\n"
             for number in range(self.count):
-                part = json.loads(self._part(number).read_text(encoding="utf-8"))
-                total.update(part["counts"])
-                for article in part["articles"]:
-                    yield separator + json.dumps(article, ensure_ascii=False)
+                part = read_json(self._part(number))
+                with parsing(f"--output {self.output}: {self._part(number)} is damaged", "delete it and start again"):
+                    total.update(part["counts"])
+                    articles = [json.dumps(article, ensure_ascii=False) for article in part["articles"]]
+                for article in articles:
+                    yield separator + article
                     separator = ",\n"
             yield f'\n], "ssmba": {json.dumps({**setup, **total}, ensure_ascii=False)}}}\n'
 

@@ -90,6 +90,45 @@ def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tm
     assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5])
+def test_damaged_settings_of_chunks(tmp_path, content):
+    chunks = Chunks(tmp_path / "out.json", 3)
+    chunks.folder.mkdir()
+    chunks.settings.write_text(content)
+    refused(chunks, SETUP)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": {}, "articles": 5}', '{"counts": 5, "articles": []}'])
+def test_a_damaged_chunk_leaves_the_others(tmp_path, content):
+    chunks = Chunks(tmp_path / "out.json", 2)
+    chunks.take(SETUP)
+    chunks.begin(SETUP)
+    for number in range(2):
+        chunks.write(number, [ARTICLE], Counter())
+    (chunks.folder / "000001.json").write_text(content)
+    with pytest.raises(InputError, match=r"000001\.json"):
+        chunks.merge(SETUP)
+    assert not chunks.output.exists()
+    assert len(list(chunks.folder.glob("0*.json"))) == 2
+
+
+def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
+    """What a link leads to keeps its content; a pipe has no end to wait for."""
+    (tmp_path / "thesis.tex").write_text("precious")
+    for name in ("link", "pipe"):
+        (tmp_path / f"{name}.json.chunks").mkdir()
+    (tmp_path / "link.json.chunks" / ".lock").symlink_to(tmp_path / "thesis.tex")
+    assert "cannot be written" in refused(Chunks(tmp_path / "link.json", 3), SETUP)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+    os.mkfifo(tmp_path / "pipe.json.chunks" / ".lock")
+    assert Chunks(tmp_path / "pipe.json", 3).take(SETUP) == [0, 1, 2]
+
+
+def test_an_output_with_too_long_a_name(tmp_path):
+    with pytest.raises(InputError, match="--output .* cannot be looked up .*too long"):
+        Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
+
+
 # Settings and data
 
 
