@@ -1,6 +1,5 @@
 """Loading a Hugging Face model to train, with an answer for everything that can be wrong with it."""
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ ATTENTIONS = (None, "eager", "sdpa")
 EXPERTS = (None, "eager", "batched_mm", "grouped_mm")
 # how many there may be of what takes time and memory before anything can be compared with the weights
 COUNTS = {r"(^|_)layers?$|_groups?$|^inner_group_num$|_experts$": 1000, r"^num_labels$": 100_000}
-DEPTH = r"^(n|num|num_hidden|encoder|decoder|num_encoder|num_decoder)_layers?$"
+AT_LEAST_ONE = r"^(n|num|num_hidden|encoder|decoder|num_encoder|num_decoder)_layers?$|^num_labels$"
 # settings of weights that cannot be trained, or that patch transformers' classes
 UNUSED = ("quantization_config", "fusion_config", "transformers_weights")
 
@@ -105,14 +104,14 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     """
     named = f"{option} {name}"
     check_folder(name, named)
-    what = NO_MODEL
+    what, fix = NO_MODEL, CORRECT
     if not Path(name, "config.json").is_file():
-        what = "neither a model on the hub that can be reached nor a local folder with a config.json"
-    with reading(named, what, CORRECT):
+        what, fix = "neither a model on the hub that can be reached nor a local folder with a config.json", "name one"
+    with reading(named, what, fix):
         settings, _ = PreTrainedConfig.get_config_dict(name)
     _check_settings(settings, named)
     try:
-        with reading(named, NO_MODEL, CORRECT):
+        with reading(named, NO_MODEL if settings else what, CORRECT if settings else fix):
             return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except InputError as error:
         raise _blaming(error, settings, lambda others: AutoConfig.for_model(**others)) from None
@@ -122,9 +121,10 @@ def _check_settings(settings: dict[str, Any], named: str) -> None:
     """Looks at a config.json's values before transformers acts on them."""
     for field, value in _fields(settings):
         fault = None
-        most = next((most for names, most in COUNTS.items() if re.search(names, field)), math.inf)
-        if type(value) is int and not bool(re.search(DEPTH, field)) <= value <= most and most < math.inf:
-            fault = f"must be from {int(bool(re.search(DEPTH, field)))} to {most}"
+        least = 1 if re.search(AT_LEAST_ONE, field) else 0
+        most = next((most for names, most in COUNTS.items() if re.search(names, field)), None)
+        if most is not None and type(value) is int and not least <= value <= most:
+            fault = f"must be from {least} to {most}"
         elif "drop" in field and type(value) in (int, float) and not 0 <= value <= 1:
             fault = "must be from 0 to 1"
         elif "attn_implementation" in field and value not in ATTENTIONS:

@@ -86,8 +86,8 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel,
             f"{named}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
             "not belong together, name a folder with the model's own tokenizer files"
         )
-    if "token_type_ids" not in tokenizer.model_input_names:
-        return
+    if "token_type_ids" not in tokenizer.model_input_names or model.config.is_encoder_decoder:
+        return  # those that generate are given none
     given = tokenizer(TRIED, TRIED, return_token_type_ids=True).token_type_ids
     types = 1 + max(*given, tokenizer.pad_token_type_id)
     taken = getattr(model.config, "type_vocab_size", 0)  # 0: takes them, and reads none
