@@ -22,6 +22,7 @@ EXPERTS = (None, "eager", "batched_mm", "grouped_mm")
 # how many there may be of what takes time and memory before anything can be compared with the weights
 COUNTS = {r"(^|_)layers?$|_groups?$|^inner_group_num$|_experts$": 1000, r"^num_labels$": 100_000}
 AT_LEAST_ONE = r"^(n|num|num_hidden|encoder|decoder|num_encoder|num_decoder)_layers?$|^num_labels$"
+SWITCHES = ("output_hidden_states", "output_attentions", "return_dict", "use_cache", "tie_word_embeddings")
 # settings of weights that cannot be trained, or that patch transformers' classes
 UNUSED = ("quantization_config", "fusion_config", "transformers_weights")
 
@@ -127,6 +128,8 @@ def _check_settings(settings: dict[str, Any], named: str) -> None:
             fault = f"must be from {least} to {most}"
         elif "drop" in field and type(value) in (int, float) and not 0 <= value <= 1:
             fault = "must be from 0 to 1"
+        elif field in SWITCHES and type(value) not in (bool, type(None)):
+            fault = "must be true or false"
         elif "attn_implementation" in field and value not in ATTENTIONS:
             fault = "may need code from the hub, which is never run: take the field out, and set model.attention"
         elif "experts_implementation" in field and value not in EXPERTS:

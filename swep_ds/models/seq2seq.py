@@ -25,7 +25,7 @@ class GenerativeQA(nn.Module):
         max_answer_tokens: at most generated, end of sequence included.
 
     Raises:
-        InputError: the model's config lacks a token that answers begin or end with.
+        InputError: the model's config lacks a token that answers begin or end with, or has none of the vocabulary.
     """
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
@@ -38,11 +38,19 @@ class GenerativeQA(nn.Module):
             )
         try:
             start = model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([self.ends[:1]]))
-        except (ValueError, TypeError, AttributeError):
+        except Exception:  # which one, the model's code alone knows
             raise InputError(
                 f"model {config.name_or_path}: its config.json has no decoder_start_token_id, which answers begin "
                 f"with: add it (that of T5 is its pad_token_id, {config.pad_token_id})"
             ) from None
+        rows = model.get_input_embeddings().num_embeddings
+        tokens = {"decoder_start_token_id": int(start), "pad_token_id": config.pad_token_id}
+        for field, token in (*tokens.items(), *(("eos_token_id", end) for end in self.ends)):
+            if type(token) is not int or not 0 <= token < rows:
+                raise InputError(
+                    f"model {config.name_or_path}: its config.json has {field} {token!r:.80}: give a token's number, "
+                    f"below {rows}"
+                )
         self.generation = GenerationConfig(
             num_beams=beams,
             max_new_tokens=max_answer_tokens,

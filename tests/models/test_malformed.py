@@ -17,32 +17,18 @@ from tests import tiny, tiny_models
 VALUES = (None, [], [1, "a"], {}, {"a": [None]}, "", "seven", True, -1, 0, 0.5, 10**9, 1e400, 10**30)
 TEXT = "The old bridge over the river."
 # published files have them beside those that a tiny model writes
-MORE_OF_CONFIG = ("id2label", "label2id", "torch_dtype", "dtype", "architectures", "auto_map", "tie_word_embeddings")
-MORE_OF_CONFIG += ("decoder_start_token_id", "forced_eos_token_id", "is_decoder", "attn_implementation", "pruned_heads")
-MORE_OF_CONFIG += ("num_labels", "output_attentions", "return_dict", "name_or_path", "problem_type", "chunk_size")
-MORE_OF_CONFIG += (
-    "task_specific_params",
-    "output_hidden_states",
-    "chunk_size_feed_forward",
-    "layer_types",
-    "use_cache",
-)
-MORE_OF_TOKENIZER = ("model_max_length", "added_tokens_decoder", "chat_template", "extra_special_tokens", "auto_map")
-MORE_OF_TOKENIZER += (
-    "model_input_names",
-    "padding_side",
-    "truncation_side",
-    "do_lower_case",
-    "additional_special_tokens",
-)
-MORE_OF_TOKENIZER += (
-    "pad_token_type_id",
-    "max_len",
-    "split_special_tokens",
-    "add_prefix_space",
-    "max_length",
-    "stride",
-)
+OF_CONFIG = """
+    id2label label2id torch_dtype dtype architectures auto_map tie_word_embeddings is_decoder decoder_start_token_id
+    forced_eos_token_id attn_implementation pruned_heads num_labels output_attentions return_dict name_or_path
+    problem_type task_specific_params output_hidden_states chunk_size_feed_forward layer_types use_cache
+"""
+OF_TOKENIZER = """
+    model_max_length added_tokens_decoder chat_template extra_special_tokens auto_map model_input_names padding_side
+    truncation_side do_lower_case additional_special_tokens pad_token_type_id max_len split_special_tokens
+    add_prefix_space max_length stride
+"""
+MORE = {"config.json": OF_CONFIG, "tokenizer_config.json": OF_TOKENIZER, "tokenizer.json": ""}
+MORE["generation_config.json"] = ""
 
 
 @pytest.fixture(scope="module", params=["bert", "t5"])
@@ -102,14 +88,13 @@ def replaced(tree: object, path: tuple, value: object) -> object:
     return tree
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("name", MORE)
 def test_every_field_with_values_of_every_kind(name, model, tmp_path):
     folder = tmp_path / model.name
     shutil.copytree(model, folder)
     file = folder / name
     tree = json.loads(file.read_text()) if file.is_file() else {"num_beams": 2, "eos_token_id": 1}
-    more = {"config.json": MORE_OF_CONFIG, "tokenizer_config.json": MORE_OF_TOKENIZER}.get(name, ())
-    places = [*fields(tree), *((field,) for field in more if field not in tree)]
+    places = [*fields(tree), *((field,) for field in MORE[name].split() if field not in tree)]
     faults, loaded = {}, 0
     for number, place in enumerate(places):
         # all kinds in turn: each field meets several, each kind many fields
