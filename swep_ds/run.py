@@ -32,8 +32,8 @@ from swep_ds.files import write_atomically
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models import packing
+from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import load_config
 from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import Recipe

@@ -20,8 +20,9 @@ from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
 from swep_ds.export import READING, WINDOWS
+from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import load_config, load_weights, make_hollow
+from swep_ds.models.loading import load_weights, make_hollow
 from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import DataSection, EvalSection, Section, validate

@@ -1,8 +1,5 @@
 """Loading a Hugging Face model to train, with an answer for everything that can be wrong with it."""
 
-import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,21 +7,10 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from swep_ds.errors import InputError, reason
-from swep_ds.models.folders import check_folder, reading
+from swep_ds.models.configs import CORRECT, NO_MODEL, blaming, load_config
+from swep_ds.models.folders import reading
 from swep_ds.models.masks import use_given_masks
 from swep_ds.models.weights import check_files_finite, check_finite, check_kinds, check_loaded, check_size
-
-NO_MODEL = "its config.json makes no model"
-CORRECT = "correct it or name another model"
-# transformers' own; for others it may fetch code from the hub
-ATTENTIONS = (None, "eager", "sdpa")
-EXPERTS = (None, "eager", "batched_mm", "grouped_mm")
-# how many there may be of what takes time and memory before anything can be compared with the weights
-COUNTS = {r"(^|_)layers?$|_groups?$|^inner_group_num$|_experts$": 1000, r"^num_labels$": 100_000}
-AT_LEAST_ONE = r"^(n|num|num_hidden|encoder|decoder|num_encoder|num_decoder)_layers?$|^num_labels$"
-SWITCHES = ("output_hidden_states", "output_attentions", "return_dict", "use_cache", "tie_word_embeddings")
-# settings of weights that cannot be trained, or that patch transformers' classes
-UNUSED = ("quantization_config", "fusion_config", "transformers_weights")
 
 
 def load_trainable(
@@ -92,70 +78,6 @@ def load_trainable(
         # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
-
-
-def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
-    """The config of a hub id or a local folder.
-
-    Args:
-        option: what the user named the model with.
-
-    Raises:
-        InputError: nothing there, code of its own, or no config that transformers understands or that is safe to use.
-    """
-    named = f"{option} {name}"
-    check_folder(name, named)
-    what, fix = NO_MODEL, CORRECT
-    if not Path(name, "config.json").is_file():
-        what, fix = "neither a model on the hub that can be reached nor a local folder with a config.json", "name one"
-    with reading(named, what, fix):
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    _check_settings(settings, named)
-    try:
-        with reading(named, NO_MODEL if settings else what, CORRECT if settings else fix):
-            return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except InputError as error:
-        raise _blaming(error, settings, lambda others: AutoConfig.for_model(**others)) from None
-
-
-def _check_settings(settings: dict[str, Any], named: str) -> None:
-    """Looks at a config.json's values before transformers acts on them."""
-    for field, value in _fields(settings):
-        fault = None
-        least = 1 if re.search(AT_LEAST_ONE, field) else 0
-        most = next((most for names, most in COUNTS.items() if re.search(names, field)), None)
-        if most is not None and type(value) is int and not least <= value <= most:
-            fault = f"must be from {least} to {most}"
-        elif "drop" in field and type(value) in (int, float) and not 0 <= value <= 1:
-            fault = "must be from 0 to 1"
-        elif field in SWITCHES and type(value) not in (bool, type(None)):
-            fault = "must be true or false"
-        elif "attn_implementation" in field and value not in ATTENTIONS:
-            fault = "may need code from the hub, which is never run: take the field out, and set model.attention"
-        elif "experts_implementation" in field and value not in EXPERTS:
-            fault = "may need code from the hub, which is never run: take the field out"
-        elif field in UNUSED and value is not None:
-            fault = "is of no model that can be trained here: take the field out, or name another model"
-        if fault:
-            raise InputError(f"{named}: its config.json has {field} {value!r:.80}, which {fault}")
-
-
-def _fields(settings: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(settings, dict):
-        for field, value in settings.items():
-            yield str(field), value
-            yield from _fields(value)
-
-
-def _blaming(error: InputError, settings: dict[str, Any], make) -> InputError:
-    """The error, with the field named without which the model could be made."""
-    for field in settings:
-        try:
-            make({name: value for name, value in settings.items() if name != field})
-        except Exception:  # then it is another field
-            continue
-        return InputError(f"{error}; without its field {field} {settings[field]!r:.80} it would")
-    return error
 
 
 def load_weights(
@@ -227,7 +149,7 @@ def make_hollow(
                 "set it to auto"
             ) from None
         settings, _ = PreTrainedConfig.get_config_dict(source)
-        raise _blaming(error, settings, lambda others: make(AutoConfig.for_model(**others))) from None
+        raise blaming(error, settings, lambda others: make(AutoConfig.for_model(**others))) from None
 
 
 def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:

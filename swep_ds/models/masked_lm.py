@@ -6,7 +6,8 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.errors import InputError
-from swep_ds.models.loading import load_config, load_weights, make_hollow
+from swep_ds.models.configs import load_config
+from swep_ds.models.loading import load_weights, make_hollow
 from swep_ds.models.names import check_vocabulary, load_tokenizer, resolve_model
 
 PLACES_AT_A_TIME = 256  # of which float64 probabilities over the vocabulary are in memory

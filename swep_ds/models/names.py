@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterable
+from pathlib import Path
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
 from swep_ds.files import user_path
+from swep_ds.models.configs import load_config
 from swep_ds.models.folders import check_folder, reading
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
@@ -45,6 +47,8 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     """
     source, named = resolve_model(name, option), f"{option} {name}"
     check_folder(source, named)
+    if Path(source, "config.json").is_file():
+        load_config(source, option)  # transformers reads it for the tokenizer, too, and would blame that
     fix = "give a hub id that can be reached or a local folder with tokenizer files"
     with reading(named, "no tokenizer to load there", fix):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)

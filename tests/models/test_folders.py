@@ -9,8 +9,8 @@ from transformers.utils import import_utils
 
 from swep_ds.errors import InputError
 from swep_ds.evaluation.saved import load_saved
+from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import load_config
 from swep_ds.models.names import load_tokenizer, resolve_model
 from tests import tiny, tiny_models
 
