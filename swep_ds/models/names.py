@@ -16,6 +16,7 @@ from swep_ds.models.folders import check_folder, reading
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 TRIED = "The quick brown fox jumps over 13 lazy dogs."
+FREE_NUMBERS = 100_000  # that no token has; the tokenizers library goes through all of them
 KNOWN = 0.5  # the share of a text's characters that a tokenizer must know at least
 
 
@@ -64,6 +65,11 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
                 f"{named}: its tokenizer knows no words, for the folder has no tokenizer files, or empty ones: add the "
                 "model's own, such as tokenizer.json"
             )
+        highest = max(vocabulary.values())
+        if highest > 2 * len(vocabulary) + FREE_NUMBERS:
+            raise InputError(
+                f"{named}: its tokenizer.json numbers {len(vocabulary)} tokens up to {highest}: number them one by one"
+            )
         longest = tokenizer.model_max_length
         if not _is_length(longest):
             raise InputError(
@@ -72,8 +78,11 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
         if tokenizer.pad_token_id is None:
             raise InputError(f"{named}: its tokenizer has no padding token: set pad_token in its configuration")
         encoded = tokenizer(TRIED, TRIED, return_offsets_mapping=True)
+        if not {0, 1} <= set(encoded.sequence_ids()):
+            raise InputError(f"{named}: its tokenizer leaves out texts: correct post_processor in its tokenizer.json")
         tokenizer.decode(encoded.input_ids, skip_special_tokens=True)
         tokenizer.backend_tokenizer.to_str()
+        _ = tokenizer.unk_token_id
     return tokenizer
 
 
@@ -83,7 +92,9 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel,
     Raises:
         InputError: it does not.
     """
-    tokens = max(len(tokenizer), *(number + 1 for number in tokenizer.get_vocab().values()))
+    tried = tokenizer(TRIED, TRIED, return_token_type_ids=True)
+    numbers = [*tokenizer.get_vocab().values(), *tried.input_ids, *tokenizer(TRIED).input_ids]
+    tokens = max(len(tokenizer), 1 + max(numbers))
     rows = model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise InputError(
@@ -92,8 +103,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel,
         )
     if "token_type_ids" not in tokenizer.model_input_names or model.config.is_encoder_decoder:
         return  # those that generate are given none
-    given = tokenizer(TRIED, TRIED, return_token_type_ids=True).token_type_ids
-    types = 1 + max(*given, tokenizer.pad_token_type_id)
+    types = 1 + max(*tried.token_type_ids, tokenizer.pad_token_type_id)
     taken = getattr(model.config, "type_vocab_size", 0)  # 0: takes them, and reads none
     if "token_type_ids" not in inspect.signature(model.forward).parameters or 0 < taken < types:
         raise InputError(

@@ -95,18 +95,17 @@ def test_every_field_with_values_of_every_kind(name, model, tmp_path):
     file = folder / name
     tree = json.loads(file.read_text()) if file.is_file() else {"num_beams": 2, "eos_token_id": 1}
     places = [*fields(tree), *((field,) for field in MORE[name].split() if field not in tree)]
-    faults, loaded = {}, 0
+    faults, loaded, shift = {}, 0, 0 if model.name == "bert" else len(VALUES) // 2
     for number, place in enumerate(places):
-        # all kinds in turn: each field meets several, each kind many fields
-        for value in (VALUES * 2)[number % len(VALUES) :][:3]:
-            file.write_text(json.dumps(replaced(tree, place, value)))
-            try:
-                try_out(folder)
-                loaded += 1
-            except InputError as error:
-                if "\n" in str(error) or len(str(error)) > 1500 or not str(error).startswith("model"):
-                    faults[place, repr(value)] = str(error)
-            except BaseException as error:
-                faults[place, repr(value)] = repr(error)[:300]
+        value = VALUES[(number + shift) % len(VALUES)]  # in turn: each kind meets many fields
+        file.write_text(json.dumps(replaced(tree, place, value)))
+        try:
+            try_out(folder)
+            loaded += 1
+        except InputError as error:
+            if "\n" in str(error) or len(str(error)) > 1500 or not str(error).startswith("model"):
+                faults[place, repr(value)] = str(error)
+        except BaseException as error:
+            faults[place, repr(value)] = repr(error)[:300]
     assert not faults, "\n".join(f"{place}: {fault}" for place, fault in faults.items())
     assert loaded

@@ -139,3 +139,35 @@ def test_lengths_that_are_none(length, tmp_path):
     model = tiny_models.model("t5")
     model.config.max_position_embeddings = length
     assert "config.json has max_position_embeddings" in refused(longest_window, tiny.wordpiece(), model)
+
+
+FAULTS = {
+    "a pair without texts": (("post_processor", "pair"), [], "leaves out texts"),
+    "a number far beyond the others": (("model", "vocab", "[PAD]"), 10**9, "numbers 200 tokens up to 1000000000"),
+    "no unknown token": (("model", "unk_token"), "<none>", "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_tokenizers_that_load_and_cannot_be_used(fault, tmp_path):
+    (*path, last), value, said = FAULTS[fault]
+    tiny.wordpiece().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tree = place = json.loads(file.read_text())
+    for key in path:
+        place = place[key]
+    place[last] = value
+    file.write_text(json.dumps(tree))
+    message = refused(load_tokenizer, str(tmp_path))
+    assert message.startswith(f"model.name {tmp_path}: its tokenizer")
+    assert said in message
+
+
+def test_special_tokens_beyond_the_table(tmp_path):
+    tiny.wordpiece().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    tree["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [9999]
+    file.write_text(json.dumps(tree))
+    model = tiny_models.model(vocab_size=200)
+    assert "(10000, 200)" in refused(check_vocabulary, load_tokenizer(str(tmp_path)), model, "model x")
