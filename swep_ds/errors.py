@@ -57,7 +57,10 @@ def parsing(what: str, fix: str) -> Iterator[None]:
         yield
     except Ended:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # a panic of a library in Rust, such as tokenizers, is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InputError(f"{what} ({reason(error)}): {fix}") from error
 
 

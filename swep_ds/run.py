@@ -32,9 +32,9 @@ from swep_ds.files import write_atomically
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models import packing
+from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import load_config
-from swep_ds.models.names import check_vocabulary, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import Recipe
 from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
@@ -316,6 +316,8 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
     if slow and ranks.is_main():
         log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
     training, examples = ranks.agree(lambda: load_examples(recipe, training_source))
+    texts = [example.context[:1000] for example in training[:20]]
+    ranks.agree(lambda: check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source))
     windows = window_settings(recipe)
     features = ranks.first_on_each_node(lambda: training_features(recipe, tokenizer, training))
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())

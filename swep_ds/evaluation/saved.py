@@ -8,12 +8,7 @@ from pathlib import Path
 
 from pydantic import create_model
 from rich.console import Console
-from transformers import (
-    AutoConfig,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from swep_ds import distributed as ranks
 from swep_ds.data.features import WindowSettings
@@ -25,9 +20,10 @@ from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
 from swep_ds.export import READING, WINDOWS
+from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import UNREADABLE
-from swep_ds.models.names import check_vocabulary, load_tokenizer, longest_window, refuse_own_code, resolve_model
+from swep_ds.models.loading import load_weights, make_hollow
+from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import DataSection, EvalSection, Section, validate
 
@@ -62,6 +58,9 @@ def evaluate_saved(
                 raise InputError(f"--data {one}: the name {name!r} is given twice")
             tests[name] = read_examples(source, training=False)
         saved = load_saved(model_name)
+        for name, examples in tests.items():
+            texts = [example.context[:1000] for example in examples[:20]]
+            check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
         windows, longest = saved.windows, longest_window(saved.tokenizer, saved.qa.model)
         if max_length is not None and max_length > longest:
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
@@ -96,6 +95,7 @@ def answer_question(model_name: str, question: str, context: str, count: int) ->
         if not text.strip():
             raise InputError(f"the {name} is empty: give at least one word")
     saved = load_saved(model_name)
+    check_knows(saved.tokenizer, [question, context], f"model {model_name}", "question and text")
     if count > 1 and saved.windows.task == "generative":
         raise InputError(f"--n_best {count}: {model_name} generates one answer: set it to 1, or name a model of spans")
     with tempfile.TemporaryDirectory() as folder:
@@ -151,18 +151,16 @@ def load_saved(name: str) -> Saved:
     Raises:
         InputError: cannot be loaded, has no trained head or another model's tokenizer, or a damaged reading.json.
     """
-    tokenizer, source = load_tokenizer(name, "model"), resolve_model(name)
-    try:
-        generative = AutoConfig.from_pretrained(source, trust_remote_code=False).is_encoder_decoder
-        auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
-        model, report = auto_class.from_pretrained(source, output_loading_info=True, trust_remote_code=False)
-    except UNREADABLE as error:
-        refuse_own_code(error, f"model {name}")
-        raise InputError(f"model {name}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-    if report["missing_keys"]:
-        missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise InputError(f"model {name}: has no weights for {missing}: name a model trained for question answering")
-    check_vocabulary(tokenizer, model, f"model {name}")
+    tokenizer, source, named = load_tokenizer(name, "model"), resolve_model(name, "model"), f"model {name}"
+    config = load_config(source, "model")
+    generative = config.is_encoder_decoder
+    auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
+    advice = "name a model trained for question answering"
+    if type(config) not in auto_class._model_mapping:
+        raise InputError(f"{named}: is of type {config.model_type}, which answers no questions: {advice}")
+    hollow = make_hollow(auto_class, config, source, named)
+    model = load_weights(auto_class, config, hollow, source, named, new_head=False, advice=advice)
+    check_vocabulary(tokenizer, model, named)
     model = model.eval().to(ranks.device())
     windows = WindowSettings(task="generative" if generative else "extractive")
     windows = replace(windows, max_length=min(windows.max_length, longest_window(tokenizer, model)))

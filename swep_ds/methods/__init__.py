@@ -2,6 +2,7 @@
 
 from typing import Union
 
+from swep_ds.errors import InputError
 from swep_ds.methods.adv_aug import AdvAug, AdvAugSettings
 from swep_ds.methods.base import Method, Settings
 from swep_ds.methods.bernoulli_dropout import BernoulliDropout, BernoulliDropoutSettings
@@ -33,7 +34,16 @@ MethodSettings = Union[tuple(_CLASSES)]  # noqa: UP007 (a union made from a tupl
 
 
 def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
-    """The method that `settings` describe, for a model of these widths (h and word embeddings)."""
+    """The method that `settings` describe, for a model of these widths (h and word embeddings).
+
+    Raises:
+        InputError: the method draws noise, which comes in fours (`kernels/philox.py`), for another width.
+    """
+    if settings.draws_noise and embedding_size % 4:
+        raise InputError(
+            f"model.name: its word embeddings are {embedding_size} wide, and method.name {settings.name} draws noise "
+            "for widths that are multiples of 4: name another model, or a method without noise such as mle"
+        )
     return _CLASSES[type(settings)](settings, hidden_size, embedding_size)
 
 

@@ -25,6 +25,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     needs_split: ClassVar[bool] = False  # whether a pass needs the backward of the one before it
     reads_ahead: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.read`)
+    draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Srivastava et al., JMLR 2014, Section 4, with the scaling at training time that is usual today.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, unif
 
 
 class BernoulliDropoutSettings(Settings):
+    draws_noise: ClassVar[bool] = True
     name: Literal["bernoulli_dropout"] = "bernoulli_dropout"
     drop_probability: float = Field(0.1, gt=0, lt=1)  # p
 

@@ -17,6 +17,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, dire
 
 
 class FreelbSettings(Settings):
+    draws_noise: ClassVar[bool] = True
     needs_split: ClassVar[bool] = True
     name: Literal["freelb"] = "freelb"
     ascent_steps: int = Field(3, ge=2)  # K

@@ -1,6 +1,6 @@
 """Gaussian-Dropout: word embeddings times N(1, p / (1 - p)) (Srivastava et al., JMLR 2014, Section 10)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -8,6 +8,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, mult
 
 
 class GaussianDropoutSettings(Settings):
+    draws_noise: ClassVar[bool] = True
     name: Literal["gaussian_dropout"] = "gaussian_dropout"
     drop_probability: float = Field(0.1, gt=0, lt=1)  # p
 

@@ -3,7 +3,7 @@
 e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens in the window (padding is not counted)
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, unif
 
 
 class NeftuneSettings(Settings):
+    draws_noise: ClassVar[bool] = True
     name: Literal["neftune"] = "neftune"
     noise_alpha: float = Field(5.0, gt=0)  # alpha; the paper uses 5, 10 and 15
 

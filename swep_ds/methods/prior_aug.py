@@ -1,6 +1,6 @@
 """Prior-Aug: clean inputs, and inputs multiplied by noise from the prior N(1, alpha I) (Lee et al. 2021, 4.1)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -8,6 +8,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, mult
 
 
 class PriorAugSettings(Settings):
+    draws_noise: ClassVar[bool] = True
     name: Literal["prior_aug"] = "prior_aug"
     prior_variance: float = Field(0.1, gt=0)  # alpha
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda

@@ -9,7 +9,7 @@ fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no 
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -20,6 +20,7 @@ from swep_ds.noise import Initialisation, NoiseGenerator
 
 
 class SwepSettings(Settings):
+    draws_noise: ClassVar[bool] = True
     name: Literal["swep"] = "swep"
     noise: Literal["learned", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
     beta: float = Field(1.0, ge=0)  # weight of the KL; 1 = the ELBO. Its scale depends on d and on kl_reduction

@@ -1,20 +1,16 @@
 """Loading a Hugging Face model to train, with an answer for everything that can be wrong with it."""
 
-from pathlib import Path
-from pickle import UnpicklingError
+from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, reason
+from swep_ds.models.configs import CORRECT, NO_MODEL, blaming, load_config
+from swep_ds.models.folders import reading
 from swep_ds.models.masks import use_given_masks
-from swep_ds.models.names import refuse_own_code
-
-# what from_pretrained raises on a damaged folder: of its files, and of values in its config that make no model
-UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError, StrictDataclassError, ImportError)
-UNREADABLE += (TypeError, AttributeError, LookupError, ArithmeticError)
+from swep_ds.models.weights import check_files_finite, check_finite, check_kinds, check_loaded, check_size
 
 
 def load_trainable(
@@ -41,26 +37,36 @@ def load_trainable(
 
     Raises:
         InputError: nothing to load there, code of its own, no head for the task, no such attention, a config that
-            makes no model, or word embeddings cannot be given to it.
+            makes no model, weights that are missing, of other shapes or not finite, or word embeddings cannot be given
+            to it.
     """
     use_given_masks()
+    named = f"model.name {name}"
     config = load_config(name)
     if config.is_encoder_decoder and auto_class is not AutoModelForSeq2SeqLM:
         raise InputError(
             f"task extractive: {name} is a sequence-to-sequence model ({config.model_type}): set task to generative"
         )
     if type(config) not in auto_class._model_mapping:
-        raise InputError(
-            f"model.name {name}: transformers has no {task} head for model type {config.model_type!r}: {advice}"
-        )
+        raise InputError(f"{named}: transformers has no {task} head for model type {config.model_type!r}: {advice}")
     config.dtype = None  # what it says need not be what the files hold
-    chosen = {} if attention == "auto" else {"attn_implementation": attention}
-    if chosen or mapped or not weights:
-        hollow = _hollow(auto_class, config, name, chosen)
+    hollow = make_hollow(auto_class, config, name, named, attention)
+    model = hollow
     if weights:
-        model = _filled(auto_class, config, name, chosen)
-    else:
-        model = hollow
+        chosen = {} if attention == "auto" else {"attn_implementation": attention}
+        # no dtype: parameters in that of their file stay there, and a head that it lacks is drawn alike either way
+        model = load_weights(
+            auto_class,
+            config,
+            hollow,
+            name,
+            named,
+            mapped=mapped,
+            new_head=not config.is_encoder_decoder,
+            advice="name a folder with all weights",
+            dtype="auto",
+            **chosen,
+        )
     if weights and not mapped:
         model = model.float()
     check_takes_embeddings(hollow if mapped else model, name)
@@ -74,57 +80,76 @@ def load_trainable(
     return model
 
 
-def load_config(name: str) -> PreTrainedConfig:
-    """The config of a hub id or a local folder.
+def load_weights(
+    auto_class,
+    config: PreTrainedConfig,
+    hollow: PreTrainedModel,
+    source: str,
+    named: str,
+    *,
+    mapped: bool = False,
+    new_head: bool,
+    advice: str,
+    **how: Any,
+) -> PreTrainedModel:
+    """A model with its weights, all of which came from its files, but for a head that may be new.
+
+    Args:
+        config: from `load_config`.
+        hollow: the model on the meta device.
+        named: how the user named it, as in "model.name ./bert".
+        mapped: as `load_trainable`; then rank 0 alone looks whether the weights are finite.
+        new_head, advice: as `check_loaded`.
+        how: further arguments of `from_pretrained`.
 
     Raises:
-        InputError: naming model.name; nothing there, code of its own, or no config that transformers understands.
+        InputError: files that are damaged or need own code; weights that are missing, of other shapes or no floats,
+            not finite, or far fewer than the config asks for.
     """
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except UNREADABLE as error:
-        refuse_own_code(error, f"model.name {name}")
-        if Path(name, "config.json").is_file():
-            raise _makes_no_model(name, error) from None
-        raise InputError(
-            f"model.name {name}: neither a model on the hub that can be reached nor a local folder "
-            f"with a config.json ({_reason(error)})"
-        ) from None
+    check_size(hollow, source, named)
+    with reading(named, "cannot load", "correct the folder or name another model"):
+        model, report = auto_class.from_pretrained(
+            source,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else transformers names none
+            trust_remote_code=False,
+            **how,
+        )
+    check_loaded(model, report, named, new_head=new_head, advice=advice)
+    check_kinds(source, report, named)
+    if not mapped:
+        check_finite(model, named)
+    elif not dist.is_initialized() or dist.get_rank() == 0:
+        check_files_finite(source, report, named)
+    return model
 
 
-def _makes_no_model(name: str, error: Exception) -> InputError:
-    return InputError(
-        f"model.name {name}: its config.json makes no model ({_reason(error)}): mend it or name another model"
-    )
+def make_hollow(
+    auto_class, config: PreTrainedConfig, source: str, named: str, attention: str = "auto"
+) -> PreTrainedModel:
+    """The model without memory for its weights, on the meta device.
 
+    Raises:
+        InputError: its config makes no model, or not with this attention.
+    """
+    chosen = {} if attention == "auto" else {"attn_implementation": attention}
 
-def _reason(error: Exception) -> str:
-    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-    return kind + " ".join(str(error).split())[:300]
-
-
-def _filled(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, str]) -> PreTrainedModel:
-    try:
-        # no dtype: parameters in that of their file stay there, and a head that it lacks is drawn alike either way
-        return auto_class.from_pretrained(name, config=config, dtype="auto", trust_remote_code=False, **chosen)
-    except UNREADABLE as error:
-        refuse_own_code(error, f"model.name {name}")
-        raise InputError(f"model.name {name}: cannot load: {_reason(error)}") from None
-
-
-def _hollow(auto_class, config: PreTrainedConfig, name: str, chosen: dict[str, str]) -> PreTrainedModel:
-    """The model without memory for its weights."""
-    try:
+    def make(config: PreTrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
-            return auto_class.from_config(config, **chosen)
-    except UNREADABLE as error:
-        if not chosen or not isinstance(error, ImportError | ValueError):
-            raise _makes_no_model(name, error) from None
-        [attention] = chosen.values()
-        raise InputError(
-            f"model.attention {attention}: not to be had here for {config.model_type} ({_reason(error)}): set it "
-            "to auto"
-        ) from None
+            return auto_class.from_config(config, trust_remote_code=False, **chosen)
+
+    try:
+        with reading(named, NO_MODEL, CORRECT):
+            return make(config)
+    except InputError as error:
+        if chosen and isinstance(error.__cause__, ImportError | ValueError):
+            raise InputError(
+                f"model.attention {attention}: not to be had here for {config.model_type} ({reason(error.__cause__)}): "
+                "set it to auto"
+            ) from None
+        settings, _ = PreTrainedConfig.get_config_dict(source)
+        raise blaming(error, settings, lambda others: make(AutoConfig.for_model(**others))) from None
 
 
 def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
@@ -135,10 +160,10 @@ def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
     Raises:
         InputError: naming model.name.
     """
-    reason = None
+    fault, on_meta = None, model.device.type == "meta"
     try:
         ids = torch.tensor([[0, 1]], device=model.device)
-        mask = {} if model.device.type == "meta" else {"attention_mask": torch.ones_like(ids)}
+        mask = {} if on_meta else {"attention_mask": torch.ones_like(ids)}
         decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         with torch.no_grad():
             output = model.eval()(
@@ -148,14 +173,17 @@ def check_takes_embeddings(model: PreTrainedModel, name: str) -> None:
                 return_dict=True,
                 **decoder,
             )
-        if output["encoder_hidden_states" if decoder else "hidden_states"] is None:
-            reason = "does not return its hidden states"
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        if model.device.type == "meta" and isinstance(error, RuntimeError):
+        hidden = output["encoder_hidden_states" if decoder else "hidden_states"]
+        if hidden is None:
+            fault = "does not return its hidden states"
+        elif not on_meta and not hidden[-1].isfinite().all():
+            fault = "gives NaN or infinity of any text"
+    except Exception as error:  # which one, a model's code alone knows
+        if on_meta and isinstance(error, RuntimeError):
             return
-        reason = f"cannot be run on inputs_embeds ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-    if reason:
+        fault = f"cannot be run on inputs_embeds ({type(error).__name__}: {reason(error, 160)})"
+    if fault:
         raise InputError(
-            f"model.name {name}: {type(model).__name__} {reason}, which every perturbation of word embeddings "
+            f"model.name {name}: {type(model).__name__} {fault}, which every perturbation of word embeddings "
             "needs: take a model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
         )

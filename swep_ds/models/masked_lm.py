@@ -6,8 +6,9 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.errors import InputError
-from swep_ds.models.loading import UNREADABLE
-from swep_ds.models.names import check_vocabulary, load_tokenizer, refuse_own_code, resolve_model
+from swep_ds.models.configs import load_config
+from swep_ds.models.loading import load_weights, make_hollow
+from swep_ds.models.names import check_vocabulary, load_tokenizer, resolve_model
 
 PLACES_AT_A_TIME = 256  # of which float64 probabilities over the vocabulary are in memory
 
@@ -21,24 +22,20 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
     """
     tokenizer = load_tokenizer(name, "--model")
     if tokenizer.mask_token_id is None:
-        raise InputError(f"--model {name}: its tokenizer has no mask token: {MEND}")
-    try:
-        model, report = AutoModelForMaskedLM.from_pretrained(
-            resolve_model(name), dtype=torch.float32, output_loading_info=True, trust_remote_code=False
-        )
-    except UNREADABLE as error:
-        refuse_own_code(error, f"--model {name}")
-        raise InputError(
-            f"--model {name}: no masked language model to load there ({' '.join(str(error).split())[:200]}): {MEND}"
-        ) from None
-    if report["missing_keys"]:
-        missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise InputError(f"--model {name}: has no weights for {missing}: {MEND}")
-    check_vocabulary(tokenizer, model, f"--model {name}")
+        raise InputError(f"--model {name}: its tokenizer has no mask token: {FIX}")
+    source, named = resolve_model(name, "--model"), f"--model {name}"
+    config = load_config(source, "--model")
+    if type(config) not in AutoModelForMaskedLM._model_mapping:
+        raise InputError(f"{named}: no masked language model to load there ({config.model_type}): {FIX}")
+    hollow = make_hollow(AutoModelForMaskedLM, config, source, named)
+    model = load_weights(
+        AutoModelForMaskedLM, config, hollow, source, named, new_head=False, advice=FIX, dtype=torch.float32
+    )
+    check_vocabulary(tokenizer, model, named)
     return model.eval().to(device), tokenizer
 
 
-MEND = "name a masked language model, such as bert-base-uncased, or the local folder of one"
+FIX = "name a masked language model, such as bert-base-uncased, or the local folder of one"
 
 
 @torch.no_grad()

@@ -1,72 +1,161 @@
-"""Model names: a hub id, a local folder, or one that comes with this package."""
+"""Model names: a hub id, a local folder, or one that comes with this package; and their tokenizers."""
 
-import re
+import inspect
+import math
+from collections.abc import Iterable
+from pathlib import Path
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
+from swep_ds.files import user_path
+from swep_ds.models.configs import load_config
+from swep_ds.models.folders import check_folder, reading
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
+TRIED = "The quick brown fox jumps over 13 lazy dogs."
+FREE_NUMBERS = 100_000  # that no token has; the tokenizers library goes through all of them
+KNOWN = 0.5  # the share of a text's characters that a tokenizer must know at least
 
 
-def resolve_model(name: str) -> str:
-    return str(QUICKSTART.get(name, name))
+def resolve_model(name: str, option: str = "model.name") -> str:
+    """What transformers is to be given: a folder, with `~` expanded, or a hub id.
+
+    Args:
+        option: what the user named the model with.
+
+    Raises:
+        InputError: the path cannot be looked up, or is no folder.
+    """
+    if name in QUICKSTART:
+        return str(QUICKSTART[name])
+    path = user_path(name, option)
+    if path.is_dir():
+        return str(path)
+    if path.exists():
+        raise InputError(f"{option} {name}: is no folder: name the folder that holds its config.json")
+    return name
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
     """The fast tokenizer of a model; `option` is what the user named it with.
 
     Raises:
-        InputError: none there, only a slow one (no character offsets), one without a padding token or with own code.
+        InputError: none there, or one that cannot be read; only a slow one (no character offsets), without words,
+            without a padding token or with own code.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve_model(name), trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        refuse_own_code(error, f"{option} {name}")
-        raise InputError(
-            f"{option} {name}: no tokenizer to load there ({' '.join(str(error).split())[:200]}): give a hub id "
-            "that can be reached or a local folder with tokenizer files"
-        ) from None
+    source, named = resolve_model(name, option), f"{option} {name}"
+    check_folder(source, named)
+    if Path(source, "config.json").is_file():
+        load_config(source, option)  # transformers reads it for the tokenizer, too, and would blame that
+    fix = "give a hub id that can be reached or a local folder with tokenizer files"
+    with reading(named, "no tokenizer to load there", fix):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if not tokenizer.is_fast:
-        raise InputError(f"{option} {name}: its tokenizer has no fast version, which gives the answers' offsets")
-    if tokenizer.pad_token_id is None:
-        raise InputError(f"{option} {name}: its tokenizer has no padding token: set pad_token in its configuration")
+        raise InputError(f"{named}: its tokenizer has no fast version, which gives the answers' offsets")
+    with reading(named, "its tokenizer cannot be used", "correct its tokenizer files"):
+        vocabulary = tokenizer.get_vocab()
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special.update(tokenizer.all_special_tokens)
+        # of a folder without tokenizer files transformers makes a tokenizer without words
+        if not any(letter.isalnum() for token in vocabulary.keys() - special for letter in token):
+            raise InputError(
+                f"{named}: its tokenizer knows no words, for the folder has no tokenizer files, or empty ones: add the "
+                "model's own, such as tokenizer.json"
+            )
+        highest = max(vocabulary.values())
+        if highest > 2 * len(vocabulary) + FREE_NUMBERS:
+            raise InputError(
+                f"{named}: its tokenizer.json numbers {len(vocabulary)} tokens up to {highest}: number them one by one"
+            )
+        longest = tokenizer.model_max_length
+        if not _is_length(longest):
+            raise InputError(
+                f"{named}: its tokenizer_config.json has model_max_length {longest!r:.80}: give a number of tokens"
+            )
+        if tokenizer.pad_token_id is None:
+            raise InputError(f"{named}: its tokenizer has no padding token: set pad_token in its configuration")
+        encoded = tokenizer(TRIED, TRIED, return_offsets_mapping=True)
+        if not {0, 1} <= set(encoded.sequence_ids()):
+            raise InputError(f"{named}: its tokenizer leaves out texts: correct post_processor in its tokenizer.json")
+        tokenizer.decode(encoded.input_ids, skip_special_tokens=True)
+        tokenizer.backend_tokenizer.to_str()
+        _ = tokenizer.unk_token_id
     return tokenizer
 
 
-def refuse_own_code(error: Exception, model: str) -> None:
-    """Of an error of transformers or PyTorch, whose own advice is to run what a model brings along.
-
-    Raises:
-        InputError: `model` needs code that comes with it, beside its weights or pickled in them.
-    """
-    if re.search("trust_remote_code|unsupported global", str(error), re.IGNORECASE):
-        raise InputError(
-            f"{model}: needs code of its own, which is never run: name a model that transformers itself has a class for"
-        ) from None
-
-
 def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, named: str) -> None:
-    """Whether the word embeddings of a model, `named` so by the user, have a row for each of its tokenizer's tokens.
+    """Whether a model, `named` so by the user, takes all that its tokenizer gives: token ids and token types.
 
     Raises:
-        InputError: they have not.
+        InputError: it does not.
     """
-    tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
+    tried = tokenizer(TRIED, TRIED, return_token_type_ids=True)
+    numbers = [*tokenizer.get_vocab().values(), *tried.input_ids, *tokenizer(TRIED).input_ids]
+    tokens = max(len(tokenizer), 1 + max(numbers))
+    rows = model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise InputError(
             f"{named}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
             "not belong together, name a folder with the model's own tokenizer files"
         )
+    if "token_type_ids" not in tokenizer.model_input_names or model.config.is_encoder_decoder:
+        return  # those that generate are given none
+    types = 1 + max(*tried.token_type_ids, tokenizer.pad_token_type_id)
+    taken = getattr(model.config, "type_vocab_size", 0)  # 0: takes them, and reads none
+    if "token_type_ids" not in inspect.signature(model.forward).parameters or 0 < taken < types:
+        raise InputError(
+            f"{named}: its tokenizer gives {types} token types, which {type(model).__name__} does not take: name a "
+            "folder with the model's own tokenizer files, or take token_type_ids out of model_input_names in its "
+            "tokenizer_config.json"
+        )
+
+
+def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], named: str, source: str) -> None:
+    """Whether a tokenizer knows at least `KNOWN` of what some texts consist of, by characters without spaces.
+
+    Args:
+        source: what the user named the texts with.
+
+    Raises:
+        InputError: it does not; most words would be one and the same unknown token, or none.
+    """
+    known = total = 0
+    for text in texts:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        covered = set()
+        for token, (begin, end) in zip(encoded.input_ids, encoded.offset_mapping, strict=True):
+            if token != tokenizer.unk_token_id:
+                covered.update(range(begin, end))
+        letters = {place for place, letter in enumerate(text) if not letter.isspace()}
+        known, total = known + len(covered & letters), total + len(letters)
+    if known < KNOWN * total:
+        raise InputError(
+            f"{named}: its tokenizer knows {known / total:.0%} of the first texts of {source}: name a model for this "
+            "language, in a folder with the model's own tokenizer files"
+        )
 
 
 def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> int:
-    """Tokens that the model takes at most, special ones included."""
+    """Tokens that the model takes at most, special ones included.
+
+    Raises:
+        InputError: its config gives no number.
+    """
     positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     for name, module in model.named_modules():
         # RoBERTa's kind counts positions from its padding index on
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             positions = module.num_embeddings - module.padding_idx - 1
-    return min(tokenizer.model_max_length, positions)
+    if not _is_length(positions):
+        raise InputError(
+            f"model {model.config.name_or_path}: its config.json has max_position_embeddings {positions!r:.80}: give a "
+            "number of tokens"
+        )
+    return int(min(tokenizer.model_max_length, positions))
+
+
+def _is_length(value: object) -> bool:
+    return type(value) in (int, float) and 1 <= value < math.inf

@@ -25,7 +25,7 @@ class GenerativeQA(nn.Module):
         max_answer_tokens: at most generated, end of sequence included.
 
     Raises:
-        InputError: the model's config lacks a token that answers begin or end with.
+        InputError: the model's config lacks a token that answers begin or end with, or has none of the vocabulary.
     """
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
@@ -36,13 +36,16 @@ class GenerativeQA(nn.Module):
             raise InputError(
                 f"model {config.name_or_path}: its config.json lacks pad_token_id or eos_token_id: add them"
             )
+        for field, token in (("pad_token_id", config.pad_token_id), *(("eos_token_id", end) for end in self.ends)):
+            self._check_token(field, token)
         try:
             start = model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([self.ends[:1]]))
-        except (ValueError, TypeError, AttributeError):
+        except Exception:  # which one, the model's code alone knows
             raise InputError(
                 f"model {config.name_or_path}: its config.json has no decoder_start_token_id, which answers begin "
                 f"with: add it (that of T5 is its pad_token_id, {config.pad_token_id})"
             ) from None
+        self._check_token("decoder_start_token_id", int(start))
         self.generation = GenerationConfig(
             num_beams=beams,
             max_new_tokens=max_answer_tokens,
@@ -54,6 +57,14 @@ class GenerativeQA(nn.Module):
         # summarisers forbid short answers and repeated words, and force a first token, which training teaches where
         # targets begin with it. The exported model answers so, too.
         model.generation_config = self.generation
+
+    def _check_token(self, field: str, token: Any) -> None:
+        rows = self.model.get_input_embeddings().num_embeddings
+        if type(token) is not int or not 0 <= token < rows:
+            raise InputError(
+                f"model {self.model.config.name_or_path}: its config.json has {field} {token!r:.80}: give a token's "
+                f"number, from 0 to {rows - 1}"
+            )
 
     @classmethod
     def load(cls, name: str, *, beams: int = 4, max_answer_tokens: int = 30, **how: Any) -> "GenerativeQA":

@@ -42,7 +42,7 @@ def test_a_config_that_makes_no_model(fault, weights, tmp_path):
 @pytest.mark.parametrize("content", ["[1, 2]", '{"model_type": ', "7"])
 def test_a_config_that_is_none(content, tmp_path):
     (tmp_path / "config.json").write_text(content)
-    assert refused(tmp_path).startswith(f"model.name {tmp_path}: its config.json makes no model (")
+    assert refused(tmp_path).startswith(f"model.name {tmp_path}: its config.json: ")
 
 
 def test_a_sequence_to_sequence_model_extracts_nothing(tmp_path):

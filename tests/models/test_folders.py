@@ -1,0 +1,140 @@
+"""What stands where a model's folder or its files should be."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from transformers.utils import import_utils
+
+from swep_ds.errors import InputError
+from swep_ds.evaluation.saved import load_saved
+from swep_ds.models.configs import load_config
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.names import load_tokenizer, resolve_model
+from tests import tiny, tiny_models
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    folder = tmp_path / "model"
+    tiny_models.model("bert", vocab_size=200).save_pretrained(folder)
+    tiny.wordpiece().save_pretrained(folder)
+    return folder
+
+
+def refused(load, *arguments) -> str:
+    with pytest.raises(InputError) as caught:
+        load(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def load(folder: Path | str):
+    load_tokenizer(str(folder))
+    return ExtractiveQA.load(resolve_model(str(folder)), activation_checkpointing=False)
+
+
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "notes.txt")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_or_a_device_in_the_folder_is_not_waited_for(name, folder):
+    file = folder / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    assert refused(load, folder) == f"model.name {folder}: its {name}: is no regular file: name one"
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    for option, loader in (("model.name", load_tokenizer), ("model.name", load_config), ("model", load_saved)):
+        assert refused(loader, str(folder)) == f"{option} {folder}: its {name}: is no regular file: name one"
+
+
+def test_a_pipe_among_the_shards(folder):
+    tiny_models.model("bert", vocab_size=200).save_pretrained(folder, max_shard_size="8KB")
+    shard = min(folder.glob("model-*"))
+    shard.unlink()
+    os.mkfifo(shard)
+    assert "is no regular file" in refused(load, folder)
+
+
+def test_a_link_that_leads_nowhere(folder):
+    (folder / "notes.txt").symlink_to(folder / "nowhere")
+    load(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(folder / "nowhere")
+    assert refused(load, folder) == f"model.name {folder}: its config.json: no such file"
+
+
+@pytest.mark.parametrize("name", ["~nobody_of_this_name/bert", "x" * 5000, "a/" * 3000, "bert\0base"])
+def test_a_name_that_cannot_be_looked_up(name):
+    for option, loader in (("model.name", load_tokenizer), ("model", load_saved), ("model.name", resolve_model)):
+        message = refused(loader, name)
+        assert message.startswith(f"{option} {name[:100]}")
+        assert len(message) < 1000
+
+
+def test_a_file_and_no_folder(folder):
+    file = folder / "config.json"
+    for loader in (load_tokenizer, resolve_model):
+        assert refused(loader, str(file)).startswith(f"model.name {file}: is no folder: name the folder that holds")
+
+
+def test_a_folder_of_ones_home(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert resolve_model("~/model") == str(folder)
+    load("~/model")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission(folder):
+    folder.chmod(0)
+    try:
+        assert "model.name" in refused(load_tokenizer, str(folder))
+    finally:
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "null", "7", "{", '{"a": ' + "[" * 100_000, '{"a": ' + "9" * 5000 + "}", b"\xff\xfe{"]
+)
+def test_files_that_are_no_json_objects(name, content, folder):
+    content = {"nested": '{"a": ' + "[" * 100_000, "long": '{"a": ' + "9" * 5000 + "}"}.get(content, content)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = refused(load, folder)
+    assert message.startswith(f"model.name {folder}: ")
+    assert name in message or name == "tokenizer.json"
+
+
+FOREIGN = {
+    "attn_implementation": ["owner/kernel", "owner/kernel@main:function", "flash_attention_2", {"": "owner/kernel"}, 7],
+    "_attn_implementation": ["owner/kernel"],
+    "_attn_implementation_internal": ["owner/kernel"],
+    "experts_implementation": ["owner/kernel"],
+    "quantization_config": [{"quant_method": "gptq", "bits": 4}],
+    "fusion_config": [{"patch_embeddings": True}],
+    "transformers_weights": ["../other.safetensors"],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in FOREIGN.items() for value in values])
+def test_settings_that_ask_for_code_or_other_files(field, value, folder, monkeypatch):
+    """As if Hugging Face's `kernels` were installed, which fetches attention from the hub and runs it."""
+    monkeypatch.setattr(import_utils, "is_kernels_available", lambda *_: True)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    for settings in (config | {field: value}, config | {"decoder": {field: value}}):
+        file.write_text(json.dumps(settings))
+        for loader in (load, load_saved):
+            assert f"its config.json has {field} {value!r}, which " in refused(loader, str(folder))
+
+
+COUNTS = {"num_hidden_layers": [0, -1, 10**9], "num_labels": [0, 10**9], "num_experts": [10**9]}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in COUNTS.items() for value in values])
+def test_counts_out_of_range(field, value, folder):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    assert f"its config.json has {field} {value}, which must be from " in refused(load_config, str(folder))

@@ -1,0 +1,226 @@
+"""Weights that transformers would fill in, or take as they are: anything but a new head is refused in one line."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import BertForPreTraining, ElectraForPreTraining
+
+from swep_ds.errors import InputError
+from swep_ds.evaluation.saved import load_saved
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
+from tests import tiny, tiny_models
+
+Weights = dict[str, Tensor]
+
+
+def write(folder: Path, architecture: str, change: Callable[[Weights], Weights] = dict, **settings) -> Weights:
+    """A model's folder whose weights were changed; returns what they are now."""
+    tiny_models.model(architecture).save_pretrained(folder)
+    weights = change(load_file(folder / "model.safetensors"))
+    save_file(
+        {name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    return weights
+
+
+def load(folder: Path, mapped: bool = False):
+    generative = json.loads((folder / "config.json").read_text())["model_type"] in ("t5", "mt5", "bart")
+    kind = GenerativeQA if generative else ExtractiveQA
+    return kind.load(str(folder), activation_checkpointing=False, mapped=mapped)
+
+
+def refused(load, *arguments) -> str:
+    with pytest.raises(InputError) as caught:
+        load(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def without(pattern: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {name: value for name, value in weights.items() if not re.search(pattern, name)}
+
+
+def renamed(prefix: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {prefix + name: value for name, value in weights.items()}
+
+
+def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
+    return lambda weights: weights | {name: change(weights[name])}
+
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+MISSING = {
+    "another prefix": ("bert", renamed("student."), {}, r"lack 37 of the 37 weights .*first bert\.embeddings\.word"),
+    "no backbone": ("electra", without(r"^electra\."), {}, r"lack (\d+) of the \1 weights"),
+    "half a layer": ("bert", without(r"layer\.1\.(output|interm)"), {}, r"lack 6 of the 37 .*layer\.1\.intermediate"),
+    "one bias": ("roberta", without(r"layer\.0\.output\.dense\.bias"), {}, r"lack 1 of the 37 weights"),
+    "more layers than the file": (
+        "bert",
+        dict,
+        {"num_hidden_layers": 3},
+        r"lack 16 of the 53 .*first bert\.encoder\.la",
+    ),
+    "no word embeddings": ("modernbert", without("tok_embeddings"), {}, "lack 1 of the"),
+    "no embeddings of T5": ("t5", without("shared|embed_tokens|lm_head"), {}, "weights that its config.json asks for"),
+    "no decoder": ("bart", without("decoder"), {}, r"lack \d+ of the .*first model\.decoder\.embed_positions"),
+    "more decoder layers": ("t5", dict, {"num_decoder_layers": 3}, r"lack 13 of the .*first decoder\.block\.2"),
+    "half a head": ("bert", without(r"qa_outputs\.bias"), {}, r"has no weights for qa_outputs\.bias: name a folder"),
+    "another width": ("bert", dict, {"intermediate_size": 48}, r"6 of its weights are of other shapes .*\[32, 16\] in"),
+    "more words": (
+        "distilbert",
+        dict,
+        {"vocab_size": 70},
+        r"1 of its weights .*word_embeddings\.weight of \[64, 16",
+    ),
+    "a wider head": ("bert", dict, {"num_labels": 3}, r"2 of its weights .*first qa_outputs"),
+    "of a transposed matrix": (
+        "bert",
+        put("bert.encoder.layer.0.intermediate.dense.weight", torch.t),
+        {},
+        r"1 of its weights are of other shapes",
+    ),
+    "quantised": ("bert", put(QUERY, lambda w: (100 * w).to(torch.int8)), {}, "query.weight as I8, not in floating"),
+    "in eight bits": ("bert", put(QUERY, lambda w: w.to(torch.float8_e4m3fn)), {}, "query.weight as F8_E4M3"),
+    "complex": ("bert", put(QUERY, lambda w: w.to(torch.complex64)), {}, "of unknown dtype C64|query.weight as C64"),
+    "NaN": ("bert", put(QUERY, lambda w: w.index_fill(0, torch.tensor(3), torch.nan)), {}, "query.weight holds NaN or"),
+    "infinity in half precision": (
+        "albert",
+        lambda weights: (
+            {name: value.half() for name, value in weights.items()}
+            | {"qa_outputs.bias": torch.full((2,), -torch.inf).half()}
+        ),
+        {},
+        "qa_outputs.bias holds NaN or infinity",
+    ),
+    "a config of a model far larger": ("bert", dict, {"hidden_size": 10**9, "vocab_size": 10**12}, "makes "),
+    "tables beside the weights": (
+        "deberta-v2",
+        dict,
+        {"max_position_embeddings": 10**12},
+        "numbers, and its weights take",
+    ),
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("fault", MISSING)
+@pytest.mark.filterwarnings("ignore:Casting complex")
+def test_weights_that_are_not_the_models(fault, mapped, tmp_path):
+    architecture, change, settings, said = MISSING[fault]
+    write(tmp_path, architecture, change, **settings)
+    message = refused(load, tmp_path, mapped)
+    assert message.startswith(f"model.name {tmp_path}: ")
+    assert re.search(said, message)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.UNTIED)
+def test_an_output_layer_of_its_own_must_be_there(architecture, tmp_path):
+    """Both tables must be there, unless they are tied: then transformers ties the output to the input."""
+    whole = write(tmp_path / "whole", architecture)
+    assert torch.equal(load(tmp_path / "whole").model.lm_head.weight, whole["lm_head.weight"])
+    write(tmp_path / "tied", architecture, without("lm_head"), tie_word_embeddings=True)
+    tied = load(tmp_path / "tied").model
+    assert tied.lm_head.weight is tied.shared.weight
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_only_the_head_may_be_new(architecture, mapped, tmp_path):
+    backbone = tiny_models.model(architecture).base_model
+    backbone.save_pretrained(tmp_path)
+    loaded = load(tmp_path, mapped).model.base_model
+    assert all(torch.equal(loaded.get_parameter(name), value) for name, value in backbone.named_parameters())
+    tiny.wordpiece().save_pretrained(tmp_path)
+    assert "has no weights for" in refused(load_saved, str(tmp_path))  # no head to answer with
+
+
+@pytest.mark.parametrize("kind", [BertForPreTraining, ElectraForPreTraining])
+def test_published_checkpoints_of_other_heads_load(kind, tmp_path):
+    """As bert-base-uncased: with heads, a pooler and position ids that are not used, and names of TensorFlow's."""
+    architecture = kind.config_class.model_type
+    torch.manual_seed(0)
+    published = kind(tiny_models.config(architecture))
+    published.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    legacy = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weights.items()
+    }
+    legacy[f"{architecture}.embeddings.position_ids"] = torch.arange(64)[None]
+    save_file(legacy, tmp_path / "model.safetensors", {"format": "pt"})
+    for mapped in (False, True):
+        loaded = load(tmp_path, mapped).model.base_model
+        for name, value in loaded.named_parameters():
+            assert torch.equal(value, published.base_model.get_parameter(name)), name
+
+
+def test_shards_and_their_index(tmp_path):
+    model = tiny_models.model("bert")
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
+    index = tmp_path / "model.safetensors.index.json"
+    good = index.read_text()
+    assert all(torch.equal(value, model.get_parameter(name)) for name, value in load(tmp_path).model.named_parameters())
+    for content, said in (
+        ("[]", "is no JSON object"),
+        ("{", "not JSON"),
+        ("{}", "has no weight_map"),
+        ('{"weight_map": {"a": null}}', "has no weight_map"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "name a file of this folder"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "names gone.safetensors, which must be in the folder: no such"),
+    ):
+        index.write_text(content)
+        message = refused(load, tmp_path)
+        assert message.startswith(f"model.name {tmp_path}: its model.safetensors.index.json")
+        assert said in message
+    index.write_text(good)
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.rename(tmp_path / "elsewhere")
+    assert f"names {shard.name}, which must be in the folder: no such file" in refused(load, tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, 5000, -1])
+def test_files_cut_short(kept, tmp_path):
+    write(tmp_path, "bert")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_header_that_lies(mapped, tmp_path):
+    write(tmp_path, "bert")
+    file = tmp_path / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    names = [name for name in header if name != "__metadata__"]
+    for lie in ({"shape": [10**12, 16]}, {"dtype": "F65"}, {"data_offsets": [0, 10**15]}, {"data_offsets": [-1, 3]}):
+        text = json.dumps(header | {names[3]: header[names[3]] | lie}).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+        assert refused(load, tmp_path, mapped).startswith(f"model.name {tmp_path}: cannot load (")
+    file.write_bytes((2**62).to_bytes(8, "little") + content[8:])
+    assert "cannot load" in refused(load, tmp_path, mapped)
+
+
+def test_pickled_weights_alone(tmp_path):
+    model = tiny_models.model("bert")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    loaded = load(tmp_path).model
+    assert all(torch.equal(value, model.get_parameter(name)) for name, value in loaded.named_parameters())
+    torch.save({**model.state_dict(), QUERY: torch.full((16, 16), torch.nan)}, tmp_path / "pytorch_model.bin")
+    assert f"{QUERY} holds NaN" in refused(load, tmp_path)
+    for content in ([1, 2], "text", {"a": 1}):
+        torch.save(content, tmp_path / "pytorch_model.bin")
+        assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: ")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"damaged")
+    assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
