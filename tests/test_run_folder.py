@@ -1,6 +1,5 @@
 """A run's folder: whose it is, what may change between two starts, where it goes on."""
 
-import json
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -14,6 +13,9 @@ from swep_ds import run_folder
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.run_folder import Batch, RunFolder, check_alike, settings_that_bind
+from tests.tiny_checkpoint import change_manifest, described, write_checkpoint
+
+SIZE = described()["size"]
 
 TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
@@ -48,15 +50,6 @@ def used(tmp_path) -> Path:
     return path
 
 
-def checkpoint(folder: Path, update: int, damaged: bool = False) -> Path:
-    tag = folder / f"update-{update:08d}"
-    tag.mkdir(parents=True)
-    (tag / "state.pt").write_bytes(b"12345")
-    manifest = {"done": {"updates": update}, "setup": {}, "files": {"state.pt": 5 + damaged}}
-    (tag / "complete.json").write_text(json.dumps(manifest))
-    return tag
-
-
 def test_a_new_folder_is_made_with_its_parents(tmp_path):
     folder, tag = take(tmp_path / "a" / "b")
     assert tag is None
@@ -77,7 +70,7 @@ def test_a_file_in_its_place(tmp_path):
 
 def test_other_files(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    assert "holds files of no run: name a new or empty folder" in message(tmp_path)
+    assert "holds files of no run (thesis.tex): name a new or empty folder" in message(tmp_path)
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -145,7 +138,7 @@ def test_resume_never_wants_no_run_there(used, tmp_path):
 
 
 def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
-    tags = [checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
+    tags = [write_checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
     (used / "checkpoints" / "update-00000011").mkdir()  # cut off
     assert RunFolder(used).take(recipe(), "auto") == tags  # older ones should it turn out to be damaged
     (used / "checkpoints" / "latest").write_text(tags[1].name)
@@ -153,32 +146,23 @@ def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
 
 
 def test_auto_passes_over_a_damaged_checkpoint_with_a_warning(used, caplog):
-    older = checkpoint(used / "checkpoints", 2)
-    checkpoint(used / "checkpoints", 4, damaged=True)
+    older = write_checkpoint(used / "checkpoints", 2)
+    (write_checkpoint(used / "checkpoints", 4) / "state.pt").write_bytes(b"12345")
     assert take(used)[1] == older
-    assert "update-00000004: the checkpoint is damaged (state.pt has 5 bytes, 6 were written)" in caplog.text
+    assert f"update-00000004: the checkpoint is damaged (state.pt has 5 bytes, {SIZE} were written)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("manifest", "fault"),
-    [
-        ('{"files": {"state.pt": 6}}', "state.pt has 5 bytes, 6 were written"),
-        ('{"files": {"gone.pt": 3}}', "gone.pt is missing, 3 were written"),
-        ('{"files": {', "complete.json cannot be read"),
-        ("{}", "complete.json cannot be read"),
-    ],
-)
-def test_auto_with_nothing_but_damaged_checkpoints(used, manifest, fault):
-    tag = checkpoint(used / "checkpoints", 4)
-    (tag / "complete.json").write_text(manifest)
+def test_auto_with_nothing_but_damaged_checkpoints(used):
+    tag = write_checkpoint(used / "checkpoints", 4)
+    (tag / "state.pt").unlink()
     said = message(used)
-    assert f"{tag}: the checkpoint is damaged ({fault})" in said
+    assert f"{tag}: the checkpoint is damaged (state.pt is missing, {SIZE} were written)" in said
     assert "delete that folder" in said
 
 
 def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
     there = tmp_path / "there" / "checkpoints"
-    older, newest = checkpoint(there, 1), checkpoint(there, 2)
+    older, newest = write_checkpoint(there, 1), write_checkpoint(there, 2)
     assert take(tmp_path / "a", resume=str(older))[1] == older
     assert RunFolder(tmp_path / "b").take(recipe(), str(there)) == [newest]  # and no other
 
@@ -302,10 +286,9 @@ def test_the_split_does_not_bind_but_the_folder_remembers_the_batch(used, tmp_pa
     own = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
     folder.keep(own)
     assert folder.began([]) == own
-    there = checkpoint(tmp_path / "there", 3)
+    there = write_checkpoint(tmp_path / "there", 3)
     of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
-    manifest = json.loads((there / "complete.json").read_text()) | {"batch": of_checkpoint}
-    (there / "complete.json").write_text(json.dumps(manifest))
+    change_manifest(there, lambda content: content.update(batch=of_checkpoint))
     assert folder.began([there]) == own
     assert RunFolder(tmp_path / "new").began([there]) == Batch(**of_checkpoint)
 
