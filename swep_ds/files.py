@@ -174,7 +174,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             line = parse_json(text, str(path), unique_keys=False)
         except InputError:
             break
-        if isinstance(line, dict) and type(line.get("update")) is int:
+        if isinstance(line, dict) and type(update := line.get("update")) is int and 0 <= update < 2**63:
             lines.append(line)
     return lines
 

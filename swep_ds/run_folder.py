@@ -30,6 +30,7 @@ FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
 FOLDERS = (PRETRAIN, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
 REPLACED = ("model", ".model.unfinished")  # as a whole, so that a link to a folder elsewhere would not do
 LONGEST_NAME = 255 - len("..4194304")  # bytes of a file's name, beside what `write_atomically` adds to it
+DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # about; paths have a limit
 MOST = 2**31  # windows of an update
 MOST_RANKS = 4096  # that are named to somebody who is looking for another number
 # a network file system lets a dead node's lock go after a minute or two: what Slurm starts again waits for that
@@ -132,7 +133,7 @@ class RunFolder:
             InputError: the folder is in use, by another process, another run or other files; or it cannot be written
                 to; or no such checkpoint.
         """
-        user_path(str(self.path), "--output_dir")
+        user_path(str(self.path / DEEPEST), "--output_dir")
         answers = self._answers(recipe)
         self._check_owner(recipe, resume)
         try:

@@ -159,7 +159,7 @@ def _latest(folder: Path) -> str | None:
     except InputError as error:
         log.warning("%s: the newest checkpoint is taken", error)
         return None
-    if folder / name not in list_checkpoints(folder):
+    if name not in [tag.name for tag in list_checkpoints(folder)]:
         log.warning("%s: names no checkpoint of this run: the newest is taken", file)
         return None
     return name
@@ -193,7 +193,7 @@ def read_manifest(tag: Path) -> Manifest:
 
 
 def damaged(tag: Path, why: str) -> InputError:
-    return InputError(f"{tag}: the checkpoint is damaged ({why}): {MEND}")
+    return InputError(f"{tag}: the checkpoint is damaged ({' '.join(why.split())[:300]}): {MEND}")
 
 
 def _parse(text: str) -> Manifest:
