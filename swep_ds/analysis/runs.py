@@ -146,9 +146,9 @@ def find(folders: Iterable[Path]) -> list[Place]:
 def _described(folder: Path) -> list[Place]:
     file = folder / DESCRIPTION
     try:
-        described = Description.model_validate(read_json(file))
+        described = Description.model_validate(read_json(file, file.name))
         if odd := [name for name in described.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
-            raise InputError(f"{file}: runs.{odd[0]!r} is no name of a folder")
+            raise InputError(f"runs.{odd[0]!r} is no name of a folder")
     except (InputError, ValidationError) as error:
         fault = _faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): make it anew with scripts/sweep.py SWEEP --table") from None
@@ -224,7 +224,7 @@ def read_results(file: Path) -> Results:
         InputError: half-written, or a field is missing or of another kind, as in one of another version.
     """
     try:
-        return Results.model_validate(read_json(file))
+        return Results.model_validate(read_json(file, file.name))
     except ValidationError as error:
         raise InputError(f"{file}: not of this version ({_faults(error)}): run it again") from None
     except InputError as error:
@@ -244,7 +244,7 @@ def conditions(folder: Path, world_size: int) -> dict[str, Any]:
     """
     file = folder / "ds_config.json"
     try:
-        config = read_json(file)
+        config = read_json(file, file.name)
         if not isinstance(config, dict):
             raise InputError("no JSON object")
     except InputError as error:

@@ -59,10 +59,10 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
     rank = dist.get_rank()
     model = read_state(tag / models[rank if stage == 3 and same_layout else 0])
     here = parameter_shapes(engine.module)
-    there = saved_shapes(model, stage, here)
-    if differing := [name for name in {**here, **there} if here.get(name) != there.get(name)]:
-        name = differing[0]
-        raise ValueError(f"{name} is {there.get(name)} there, {here.get(name)} here")
+    _compare(saved_shapes(model, stage, here), here)
+    partitioned = 3 in (stage, engine.zero_optimization_stage())  # then there is nothing of them in it but the names
+    modules = (model["module"], engine.module.state_dict())
+    _compare(*({name: not partitioned and tuple(tensor.shape) for name, tensor in one.items()} for one in modules))
     _check_progress(engine, model, manifest)
     for part in _parts_to_read(engine, tag, stage, model, optimizers, same_layout):
         if not all(flat[WEIGHTS].isfinite().all() for flat in part.flats):
@@ -82,10 +82,16 @@ def _parts_to_read(engine, tag: Path, stage: int, model: dict[str, Any], files: 
     for flat, saved in zip(flats, part.flats, strict=True):
         if saved[WEIGHTS].dtype != flat.dtype or len(saved[WEIGHTS]) > flat.numel():
             raise ValueError(f"{len(saved[WEIGHTS])} weights of {saved[WEIGHTS].dtype}, for {flat.numel()}")
-    scaler = optimizer["loss_scaler"]
-    if type(scaler) is not type(engine.optimizer.loss_scaler) or not scaler.cur_scale > 0:
+    scaler, here = optimizer.get("loss_scaler"), getattr(engine.optimizer, "loss_scaler", None)
+    if type(scaler) is not type(here) or (scaler and not scaler.cur_scale > 0):
         raise ValueError("its loss scale is none")
     return [part]
+
+
+def _compare(there: dict[str, Any], here: dict[str, Any]) -> None:
+    for name in {**here, **there}:
+        if there.get(name) != here.get(name):
+            raise ValueError(f"{name} is {there.get(name)} there, {here.get(name)} here")
 
 
 def _check_progress(engine, model: dict[str, Any], manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from tests.analysis import fake_runs
 from tests.hostile import CONTENTS, NO_FILES, with_every_value_changed
 
 DAMAGE = CONTENTS | NO_FILES
-OF_EACH_KIND = ("bytes 2", "bytes 4", "value 4", "value 8", "folder", "pipe", "dangling link")
+OF_EACH_KIND = ("bytes 2", "value 8", "pipe", "dangling link")
 FILES = ["results.json", "ds_config.json", "batch.json", "metrics.jsonl", "health.jsonl", "predictions/squad.json"]
 METRICS = {"update": 3, "loss": 1.5, "samples_per_second": 8.0, "seconds": 2.0, "words_changed": 0.5}
 METRICS |= {"words_changed_clean": 0.25}
@@ -131,7 +131,7 @@ def test_a_sweeps_description_of_any_kind(tmp_path):
 def test_a_run_that_is_deleted_while_its_report_is_made(run, monkeypatch):
     """After any file that is looked at."""
     looked, copy, said = Path.is_file, shutil.copytree(run, run.with_name("copy")), []
-    for last in (1, 3, 5, 7):
+    for last in (1, 2, 4):
         left = last
 
         def look(path: Path) -> bool:
