@@ -7,6 +7,7 @@ whatever can be wrong with one is one line.
 import fcntl
 import json
 import os
+import re
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -142,7 +143,7 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
 
     An error on the way, of the pieces too, leaves what was there before and nothing beside it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # see `leftover_of`
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines([text] if isinstance(text, str) else text)
@@ -154,27 +155,64 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
         raise
 
 
+def leftover_of(name: str) -> str | None:
+    """The name of the file that a temporary one of `write_atomically` was to become; None where it is no such name."""
+    temporary = re.fullmatch(r"\.(.+)\.[0-9]+", name)
+    return temporary[1] if temporary else None
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """JSON lines of a run's updates, in each its number as "update"; none of no file, and nothing that is no such line.
 
     A run that was killed while writing may have left half a last one.
+
+    Raises:
+        InputError: it cannot be read.
     """
+    if not path.is_file():
+        return []
     lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+    for text in read_bytes(path).decode("utf-8", errors="replace").splitlines():
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
+            line = parse_json(text, str(path), unique_keys=False)
+        except InputError:
             break
-        if isinstance(line, dict) and type(line.get("update")) is int:
+        if isinstance(line, dict) and type(update := line.get("update")) is int and 0 <= update < 2**63:
             lines.append(line)
     return lines
 
 
+LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe would wait for a writer
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Opens a file that is there to be locked, and makes it where it is not; what it holds stays.
+
+    Raises:
+        InputError: it is a symbolic link, a folder, a pipe or the like, or it cannot be opened.
+    """
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | LOCK_FLAGS, 0o666), "r+b", buffering=0)
+    except (OSError, ValueError) as error:
+        if path.is_symlink() or path.exists():
+            raise InputError(f"{path}: cannot be locked, or is no regular file ({reason(error)}): delete it") from None
+        raise InputError(f"{path}: cannot be made ({getattr(error, 'strerror', None) or error})") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise InputError(f"{path}: is no regular file: delete it")
+    return file
+
+
 def is_locked(path: Path) -> bool:
-    """Whether another process holds a lock (`flock`) on a file."""
-    with suppress(FileNotFoundError), path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    """Whether another process holds a lock (`flock`) on a file; not where there is none."""
+    try:
+        number = os.open(path, os.O_RDONLY | LOCK_FLAGS)
+    except (OSError, ValueError):
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(number)
     return False

@@ -275,10 +275,11 @@ def flatten(tree: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def differences(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """What differs between two flat mappings, for a message; empty where nothing does."""
+def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = None) -> str:
+    """What differs between two flat mappings, for a message that names at most `most`; empty where nothing does."""
     names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
-    return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names)
+    more = f"; and {len(names[most:])} more" if most and names[most:] else ""
+    return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names[:most]) + more
 
 
 class _RepeatedKey(ValueError):

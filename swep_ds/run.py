@@ -28,7 +28,7 @@ from swep_ds.evaluation.results import Score, Scores, print_scores, versions, wr
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.examples import load_examples
 from swep_ds.export import NOISE, export_model, export_noise
-from swep_ds.files import write_atomically
+from swep_ds.files import read_json, write_atomically
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models import packing
@@ -36,9 +36,10 @@ from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import Recipe, flatten
 from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done
+from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.ds_config import QUIET, SPREAD, check_offload, read_ds_config, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
@@ -47,6 +48,8 @@ from swep_ds.writing import on_main, write_together
 
 log = logging.getLogger(__name__)
 MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # of a run's folder; gives the page and tables in it
+# in a model's config.json: who wrote it and how it is loaded, not what it computes
+OF_THE_FOLDER = ("_name_or_path", "architectures", "dtype", "tie_word_embeddings", "transformers_version", "use_cache")
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
@@ -199,6 +202,8 @@ def _carry_out(
         recipe.train.on_checkpoint_failure,
     )
     tag, before = checkpoints.load(engine, tags) if tags else (None, Done())
+    ranks.agree(lambda: checkpoints.check_names(before.updates, updates, recipe.train.checkpoint_every))
+    pretraining = ranks.gather(ranks.agree(lambda: _pretraining(recipe, folder) if ranks.is_main() else {}))[0]
     # not earlier: a start that is refused leaves the folder as it was
     write_together(on_main(lambda: _note_start(folder, recipe, job, batch)), folder.path)
     if tag is not None:
@@ -217,7 +222,7 @@ def _carry_out(
     ranks.progress("export")
     export_model(engine, job.tokenizer, folder.model, recipe, scores, to_train_on)
     export_noise(engine, folder.path / NOISE)
-    found = results(recipe, job, folder, done, peak, selection, scores)
+    found = results(recipe, job, pretraining, done, peak, selection, scores)
     write_together(on_main(lambda: write_results(folder.path, found)), folder.results)
     if ranks.is_main():
         if scores:
@@ -253,11 +258,19 @@ def _setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         "training data": job.features.fingerprint,
         **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*QUIET, *SPREAD)},
         **settings_that_bind(recipe),
+        **_architecture(job.objective),
     }
     if job.validation:
         setup["selection data"] = job.validation.features.fingerprint
     zero, stage = job.config.get("zero_optimization", {}), zero_stage(job.config)
     return setup, {"world_size": ranks.world_size(), "zero_stage": stage, "zero_optimization": zero}
+
+
+def _architecture(objective: Objective) -> dict[str, Any]:
+    """What weights of equal number could still mean otherwise: the parameters' shapes and the model's config, flat."""
+    config = flatten(json.loads(objective.qa.model.config.to_json_string(use_diff=True)))
+    shapes = {f"parameter {name}": list(shape) for name, shape in parameter_shapes(objective).items()}
+    return {f"model config {name}": value for name, value in config.items() if name not in OF_THE_FOLDER} | shapes
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
@@ -396,10 +409,25 @@ def load_model(
     return qa
 
 
+def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
+    """Of the results: the first stage's data and, where it was made in this folder, its "train"; empty without one.
+
+    Raises:
+        InputError: its `results.json` is damaged.
+    """
+    if not recipe.pretrain:
+        return {}
+    file = folder.path / PRETRAIN / folder.results.name
+    first = read_json(file) if file.is_file() else {"train": {}}
+    if not isinstance(first, dict) or not isinstance(first.get("train"), dict):
+        raise InputError(f"{file}: is damaged (no section train): delete it, and the first stage writes it again")
+    return {"data": recipe.pretrain.train, **first["train"]}
+
+
 def results(
     recipe: Recipe,
     job: Job,
-    folder: RunFolder,
+    pretraining: dict[str, Any],
     done: Done,
     peak: int,
     selection: dict[str, Any] | None,
@@ -407,13 +435,8 @@ def results(
 ) -> dict[str, Any]:
     """What `results.json` holds; scores in percent, memory of the rank that took most.
 
-    "pretraining" (the first stage's "train", where it was made in this folder) and "selection" are there if such was.
+    "pretraining" (`_pretraining`) and "selection" are there if such was.
     """
-    first = {}
-    if recipe.pretrain:
-        file = folder.path / PRETRAIN / "results.json"
-        stage = json.loads(file.read_text())["train"] if file.is_file() else {}
-        first = {"pretraining": {"data": recipe.pretrain.train, **stage}}
     return {
         "method": recipe.method.name,
         "model": recipe.model.name,
@@ -428,7 +451,7 @@ def results(
             "tokens_per_second": done.tokens / done.seconds,
             "peak_memory_bytes": peak,
         },
-        **first,
+        **({"pretraining": pretraining} if pretraining else {}),
         **({"selection": selection} if selection else {}),
         "eval": scores,
         "versions": versions(),

@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from swep_ds.errors import InputError
-from swep_ds.files import is_locked, write_atomically
+from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.recipe import Recipe, Section, differences, flatten, read_settings, validate
 
 SWEEPS = Path(__file__).parent / "sweeps"
@@ -135,10 +135,10 @@ class Cell:
         """The run's `results.json`; None where it is not there or not whole, or of other settings than this cell's."""
         try:
             saved = saved_recipe(self.folder)
-            results = json.loads((self.folder / "results.json").read_text())
-        except (InputError, OSError, ValueError):
+            results = read_json(self.folder / "results.json")
+        except InputError:
             return None
-        return results if decisive(saved) == decisive(self.recipe) else None
+        return results if isinstance(results, dict) and decisive(saved) == decisive(self.recipe) else None
 
     def still_running(self) -> bool:
         """Whether a process has the run in its hands, as one of an earlier start that was killed without its runs."""
@@ -202,7 +202,8 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
 def exit_code_of(folder: Path) -> int | None:
     """That the last attempt ended with; None where there is none, or it still runs or was killed with its queue."""
     attempt = _last_attempt(folder)
-    return int(attempt[-1].removeprefix(EXIT_LINE)) if attempt and attempt[-1].startswith(EXIT_LINE) else None
+    code = re.fullmatch(re.escape(EXIT_LINE) + "(-?[0-9]{1,9})", attempt[-1]) if attempt else None
+    return int(code[1]) if code else None
 
 
 def _last_attempt(folder: Path) -> list[str]:

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.errors import InputError, Stopped, parsing
-from swep_ds.files import is_locked, parse_json, read_json, read_lines, read_text, user_path, write_atomically
+from swep_ds.files import (
+    is_locked,
+    leftover_of,
+    open_lock,
+    parse_json,
+    read_json,
+    read_lines,
+    read_text,
+    user_path,
+    write_atomically,
+)
+from tests.hostile import NO_FILES
 
 
 def test_a_text_or_its_pieces_replace_what_was_there(tmp_path):
@@ -154,3 +165,38 @@ def test_an_end_and_an_interrupt_pass_through_a_parser():
     for end in (Stopped("later"), KeyboardInterrupt()):
         with pytest.raises(type(end)), parsing("x", "y"):
             raise end
+
+
+def test_what_is_locked_is_neither_emptied_nor_followed(tmp_path):
+    precious, lock = tmp_path / "precious", tmp_path / ".lock"
+    precious.write_text("text")
+    lock.symlink_to(precious)
+    with pytest.raises(InputError, match=r"/\.lock: .*delete it"):
+        open_lock(lock)
+    assert precious.read_text() == "text"
+    lock.unlink()
+    lock.write_text("kept")
+    with open_lock(lock) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_locked(lock)
+    assert lock.read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_a_lock_that_is_no_file_is_an_error_and_no_lock(tmp_path, kind):
+    lock = tmp_path / ".lock"
+    NO_FILES[kind](lock)
+    with pytest.raises(InputError, match=r"/\.lock: .*no regular file.*: delete it") as caught:
+        open_lock(lock)
+    assert "\n" not in str(caught.value)
+    assert not is_locked(lock)
+
+
+def test_leftovers_are_what_is_written_before_it_gets_its_name(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr(os, "replace", lambda temporary, path: names.append((temporary.name, path.name)))
+    for name in ("recipe.yaml", "a.1", ".hidden.2", "x"):
+        write_atomically(tmp_path / name, "")
+    assert [(leftover_of(temporary), name) for temporary, name in names] == [(name, name) for _, name in names]
+    for name in ("recipe.yaml", ".recipe.yaml", ".recipe.yaml.", ".recipe.yaml.12x", "recipe.yaml.12", ".12", "..12"):
+        assert leftover_of(name) is None

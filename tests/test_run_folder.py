@@ -1,8 +1,11 @@
 """A run's folder: whose it is, what may change between two starts, where it goes on."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
@@ -12,8 +15,13 @@ import pytest
 
 from swep_ds import run_folder
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import write_predictions
 from swep_ds.recipe import Recipe
 from swep_ds.run_folder import Batch, RunFolder, check_alike, settings_that_bind
+from tests.hostile import CONTENTS, NO_FILES, with_every_value_changed
+from tests.tiny_checkpoint import change_manifest, described, write_checkpoint
+
+SIZE = described()["size"]
 
 TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
@@ -48,15 +56,6 @@ def used(tmp_path) -> Path:
     return path
 
 
-def checkpoint(folder: Path, update: int, damaged: bool = False) -> Path:
-    tag = folder / f"update-{update:08d}"
-    tag.mkdir(parents=True)
-    (tag / "state.pt").write_bytes(b"12345")
-    manifest = {"done": {"updates": update}, "setup": {}, "files": {"state.pt": 5 + damaged}}
-    (tag / "complete.json").write_text(json.dumps(manifest))
-    return tag
-
-
 def test_a_new_folder_is_made_with_its_parents(tmp_path):
     folder, tag = take(tmp_path / "a" / "b")
     assert tag is None
@@ -77,7 +76,7 @@ def test_a_file_in_its_place(tmp_path):
 
 def test_other_files(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    assert "holds files of no run: name a new or empty folder" in message(tmp_path)
+    assert "holds files of no run (thesis.tex): name a new or empty folder" in message(tmp_path)
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -145,7 +144,7 @@ def test_resume_never_wants_no_run_there(used, tmp_path):
 
 
 def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
-    tags = [checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
+    tags = [write_checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
     (used / "checkpoints" / "update-00000011").mkdir()  # cut off
     assert RunFolder(used).take(recipe(), "auto") == tags  # older ones should it turn out to be damaged
     (used / "checkpoints" / "latest").write_text(tags[1].name)
@@ -153,32 +152,23 @@ def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
 
 
 def test_auto_passes_over_a_damaged_checkpoint_with_a_warning(used, caplog):
-    older = checkpoint(used / "checkpoints", 2)
-    checkpoint(used / "checkpoints", 4, damaged=True)
+    older = write_checkpoint(used / "checkpoints", 2)
+    (write_checkpoint(used / "checkpoints", 4) / "state.pt").write_bytes(b"12345")
     assert take(used)[1] == older
-    assert "update-00000004: the checkpoint is damaged (state.pt has 5 bytes, 6 were written)" in caplog.text
+    assert f"update-00000004: the checkpoint is damaged (state.pt has 5 bytes, {SIZE} were written)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("manifest", "fault"),
-    [
-        ('{"files": {"state.pt": 6}}', "state.pt has 5 bytes, 6 were written"),
-        ('{"files": {"gone.pt": 3}}', "gone.pt is missing, 3 were written"),
-        ('{"files": {', "complete.json cannot be read"),
-        ("{}", "complete.json cannot be read"),
-    ],
-)
-def test_auto_with_nothing_but_damaged_checkpoints(used, manifest, fault):
-    tag = checkpoint(used / "checkpoints", 4)
-    (tag / "complete.json").write_text(manifest)
+def test_auto_with_nothing_but_damaged_checkpoints(used):
+    tag = write_checkpoint(used / "checkpoints", 4)
+    (tag / "state.pt").unlink()
     said = message(used)
-    assert f"{tag}: the checkpoint is damaged ({fault})" in said
+    assert f"{tag}: the checkpoint is damaged (state.pt is missing, {SIZE} were written)" in said
     assert "delete that folder" in said
 
 
 def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
     there = tmp_path / "there" / "checkpoints"
-    older, newest = checkpoint(there, 1), checkpoint(there, 2)
+    older, newest = write_checkpoint(there, 1), write_checkpoint(there, 2)
     assert take(tmp_path / "a", resume=str(older))[1] == older
     assert RunFolder(tmp_path / "b").take(recipe(), str(there)) == [newest]  # and no other
 
@@ -302,10 +292,9 @@ def test_the_split_does_not_bind_but_the_folder_remembers_the_batch(used, tmp_pa
     own = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
     folder.keep(own)
     assert folder.began([]) == own
-    there = checkpoint(tmp_path / "there", 3)
+    there = write_checkpoint(tmp_path / "there", 3)
     of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
-    manifest = json.loads((there / "complete.json").read_text()) | {"batch": of_checkpoint}
-    (there / "complete.json").write_text(json.dumps(manifest))
+    change_manifest(there, lambda content: content.update(batch=of_checkpoint))
     assert folder.began([there]) == own
     assert RunFolder(tmp_path / "new").began([there]) == Batch(**of_checkpoint)
 
@@ -316,3 +305,174 @@ def test_a_run_in_its_first_stage_has_noted_the_batch_of_the_second(tmp_path):
     (tmp_path / "pretrain").mkdir()
     (tmp_path / "pretrain" / "recipe.yaml").write_text("")
     assert take(tmp_path, first)[1] is None
+
+
+# What a killed start leaves, and what lies in the way
+
+
+def killed(path: Path, *, pretrain: bool) -> Iterator[None]:
+    """All that a first start can leave at `path` that is killed before its recipe is there, one after the other."""
+    yield
+    path.mkdir(parents=True, exist_ok=True)  # by the start before, as all that follows may be
+    yield
+    (path / ".lock").write_text("")
+    yield
+    (path / f".preflight-{16 * 'a'}-0").touch()
+    yield
+    if pretrain:
+        for name in ("", ".lock", ".recipe.yaml.7", "recipe.yaml", ".ds_config.json.7", "ds_config.json"):
+            if not name:
+                (path / "pretrain").mkdir(exist_ok=True)
+            else:
+                (path / "pretrain" / name).write_text(recipe(pretrain=FIRST).first_stage().dump())
+            yield
+        (path / ".batch.json.7").write_text("{")
+        yield
+        RunFolder(path).keep(Batch(8, 8, 1))
+        yield
+    (path / ".recipe.yaml.7").write_text("se")
+    yield
+
+
+FIRST = {"train": "generated"}
+
+
+@pytest.mark.parametrize("pretrain", [False, True])
+def test_a_first_start_that_was_killed_anywhere_starts_again(tmp_path, pretrain):
+    made = recipe(pretrain=FIRST) if pretrain else recipe()
+    for _ in killed(tmp_path / "a" / "run", pretrain=pretrain):
+        folder, tag = take(tmp_path / "a" / "run", made)
+        assert tag is None
+        folder._lock.close()
+    if pretrain:
+        folder, _ = take(tmp_path / "a" / "run" / "pretrain", made.first_stage())
+        assert not list(folder.path.glob(".*.7"))
+    left = {file.name for file in (tmp_path / "a" / "run").iterdir() if not file.name.startswith(".preflight-")}
+    assert left <= {".lock", "pretrain", "batch.json"}
+
+
+def test_what_killed_processes_left_is_cleared_and_nothing_else(used):
+    tag = write_checkpoint(used / "checkpoints", 4)
+    (used / "predictions").mkdir()
+    left = [used / ".metrics.jsonl.12", used / ".report.html.1", tag / ".complete.json.3", tag.parent / ".latest.77"]
+    left += [used / "predictions" / ".test.json.5"]
+    kept = [used / ".notes.12", used / ".metrics.jsonl.12x", tag / ".state.pt.3", used / "predictions" / ".test.txt.5"]
+    copy = used / "checkpoints" / "update-00000004-backup"
+    shutil.copytree(tag, copy)
+    kept.append(copy / ".complete.json.3")
+    for file in (*left, *kept):
+        file.write_text("")
+    assert take(used)[1] == tag
+    assert not any(file.exists() for file in left)
+    assert all(file.exists() for file in kept)
+
+
+@pytest.mark.parametrize(
+    "name", ["thesis.tex", ".notes.12", "recipe.yml", ".recipe.yaml.x", "checkpoints/mine", "health.jsonl", "model"]
+)
+def test_what_no_start_leaves_is_somebody_elses(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("text")
+    before = sorted(tmp_path.rglob("*"))
+    assert f"holds files of no run ({Path(name).parts[0]})" in message(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_another_run_that_began_while_this_one_waited_keeps_its_folder(tmp_path, monkeypatch):
+    def write_meanwhile(*_) -> None:
+        (tmp_path / "recipe.yaml").write_text(recipe(seed=9).dump())
+
+    monkeypatch.setattr(run_folder, "_lock", write_meanwhile)
+    assert "holds another run (seed 9 there, 0 here)" in message(tmp_path)
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "results.json", "batch.json", "predictions/x.json", ".lock"])
+def test_what_lies_where_a_file_will_be_written_is_found_at_the_start(used, name, kind):
+    (used / name).parent.mkdir(exist_ok=True)
+    NO_FILES[kind](used / name)
+    said = message(used)
+    assert said.startswith(f"{used / name}: ")
+    assert "no file" in said or "no regular file" in said
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+@pytest.mark.parametrize("name", ["checkpoints", "predictions", "model", ".model.unfinished", "pretrain"])
+def test_what_lies_where_a_folder_will_be_made_is_found_at_the_start(used, name, kind):
+    if kind == "file":
+        (used / name).write_text("mine")
+    else:
+        (used / name).symlink_to("nowhere")
+    assert f"{used / name}: is no folder, and the run writes one there: move it away" in message(used)
+
+
+def test_checkpoints_may_lie_elsewhere_but_a_model_is_replaced_as_a_whole(used, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (used / "checkpoints").symlink_to(tmp_path / "disk")
+    tag = write_checkpoint(tmp_path / "disk", 3)
+    assert take(used)[1] == used / "checkpoints" / tag.name
+    (used / "model").symlink_to(tmp_path / "disk")
+    assert f"{used / 'model'}: is no folder" in message(used)
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "predictions", "model"])
+def test_a_folder_that_cannot_be_written_to_is_found_at_the_start(used, monkeypatch, name):
+    (used / name).mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != used / name)  # root may write everywhere
+    assert f"{used / name}: cannot be written to (Permission denied)" in message(used)
+
+
+def test_names_of_data_sets_fit_into_a_folder(tmp_path):
+    longest = "ß" * 120 + "xy"  # 242 bytes
+    taken = take(tmp_path / "a", recipe(data={"train": "t", "eval": {longest[:-1]: "y"}}))[0]
+    write_predictions(taken.path, longest[:-1], {})
+    assert "becomes a file name, and is 242 bytes long: shorten it to 241" in message(
+        tmp_path / "b", recipe(data={"train": "t", "eval": {longest: "y"}})
+    )
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "/".join(["y" * 200] * 25), "~nobody-of-this-name/run"])
+def test_paths_that_cannot_be(tmp_path, path):
+    assert "cannot be looked up" in message(tmp_path / "run", resume=path)
+    if not path.startswith("~"):  # scripts/train.py expands it
+        assert message(tmp_path / path).startswith(f"--output_dir {tmp_path}")
+    assert [file.name for file in tmp_path.iterdir()] in ([], ["run"])
+
+
+def test_a_link_to_nothing_is_no_folder(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    assert "is a symbolic link to nothing: name a folder" in message(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_batch_that_is_none_names_its_file(used, name):
+    CONTENTS[name](used / "batch.json")
+    with pytest.raises(InputError, match=rf"^{used}/batch\.json: ") as caught:
+        RunFolder(used).began([])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_with_any_value_changed_names_its_file(used):
+    whole = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
+    (used / "batch.json").write_text(json.dumps(whole))
+    assert RunFolder(used).began([]) == Batch(**whole)
+    changed = [*with_every_value_changed(whole), whole | {"more": 1}, whole | {"windows": 9}, whole | {"windows": 0}]
+    for tree in changed:
+        (used / "batch.json").write_text(json.dumps(tree))
+        with pytest.raises(InputError, match=r"batch\.json: is damaged: it needs windows, micro_batch_size, "):
+            RunFolder(used).began([])
+
+
+# deep nesting: tests/test_recipe.py
+@pytest.mark.parametrize("name", sorted({*CONTENTS, *NO_FILES} - {"bytes 4", "dangling link"}))
+def test_a_recipe_that_is_none_names_its_file(used, name):
+    (CONTENTS | NO_FILES)[name](used / "recipe.yaml")
+    assert str(used) in message(used)
+
+
+def test_a_batch_that_the_recipe_cannot_have_made_is_refused_and_huge_ones_take_no_time():
+    with pytest.raises(InputError, match=r"is a global batch of 8, and the run began with 12"):
+        Batch(12, 8, 1).keep(recipe(train__micro_batch_size=8), 1)
+    with pytest.raises(InputError, match=r"which 3 ranks cannot share evenly: start it on 1, 2, 4, .*, 4096 rank\(s\)"):
+        Batch(2**31, 8, 1).keep(recipe(train__micro_batch_size=8), 3)

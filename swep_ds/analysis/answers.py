@@ -1,6 +1,5 @@
 """What a run answered, question by question, beside what was accepted and what another run answered."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import exact_match, f1
 from swep_ds.examples import reported_examples
+from swep_ds.files import read_json
 from swep_ds.recipe import Recipe
 
 
@@ -37,10 +37,7 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
         InputError: the file is gone, or no JSON object of texts.
     """
     file = folder / "predictions" / f"{name}.json"
-    try:
-        answers = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: cannot be read ({error})") from None
+    answers = read_json(file)
     if not isinstance(answers, dict) or not all(isinstance(text, str) for text in answers.values()):
         raise InputError(f"{file}: no JSON object of question ids and answers")
     return answers

@@ -68,7 +68,7 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
 
 def throughput(lines: Lines) -> Chart | None:
     """Samples/s of each stretch between two logged updates; the lines hold means since the run's start."""
-    known = [line for line in lines if _is_number(line.get("samples_per_second")) and _is_number(line.get("seconds"))]
+    known = [line for line in lines if is_number(line.get("samples_per_second")) and is_number(line.get("seconds"))]
     seconds = np.array([0.0, *(line["seconds"] for line in known)])
     samples = np.array([0.0, *(line["samples_per_second"] * line["seconds"] for line in known)])
     took = np.diff(seconds)
@@ -80,12 +80,13 @@ def throughput(lines: Lines) -> Chart | None:
 
 def curve(lines: Lines, name: str) -> Curve | None:
     """(updates, values) of the lines that have this number; None where there are no such."""
-    found = [(line["update"], line[name]) for line in lines if _is_number(line.get(name))]
+    found = [(line["update"], line[name]) for line in lines if is_number(line.get(name))]
     return _thin(*np.array(found, dtype=float).T) if found else None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+def is_number(value: Any) -> bool:
+    """One that a chart can show: neither true nor false, nor too large for a float."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def _thin(updates: np.ndarray, values: np.ndarray) -> Curve:

@@ -4,7 +4,6 @@ Everything comes from the run's folder and, for the questions, from the test dat
 not there is left out, and the page says so.
 """
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +15,11 @@ from markupsafe import Markup
 from pydantic import ValidationError
 
 from swep_ds.analysis.answers import Answered, most_changed, read_answered, worst
-from swep_ds.analysis.charts import Chart, learning_curves, svg, throughput
+from swep_ds.analysis.charts import Chart, is_number, learning_curves, svg, throughput
 from swep_ds.analysis.runs import Checked, Results, read_results
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import out_of_domain_mean
-from swep_ds.files import read_lines, write_atomically
+from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
 from swep_ds.recipe import Recipe
 
@@ -71,12 +70,21 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
 
 def make_report(folder: Path, against: Path | None = None) -> Report:
     """As `write_report`, which writes it."""
+    try:
+        return _make_report(folder, against)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{error.filename or folder}: was deleted while it was read: name the folder of a run that is there"
+        ) from None
+
+
+def _make_report(folder: Path, against: Path | None) -> Report:
     if not (folder / "recipe.yaml").is_file():
         raise InputError(f"{folder}: holds no recipe.yaml, so no run: name a run's folder")
     if against and not (against / "results.json").is_file():
         raise InputError(f"--against {against}: holds no results.json: name the folder of a run that is done")
     recipe = Recipe.load(str(folder / "recipe.yaml"))
-    results = read_results(folder / "results.json") if (folder / "results.json").is_file() else None
+    results = read_results(folder / "results.json") if (folder / "results.json").exists() else None
     other = read_results(against / "results.json") if against else None
     config, batch = (_read(folder / name) for name in ("ds_config.json", "batch.json"))
     lines = read_lines(folder / "metrics.jsonl")
@@ -147,12 +155,12 @@ def _text(text: str, longest: int = LONGEST) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is not there."""
-    if not file.is_file():
+    if not file.exists():
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: cannot be read ({error}): start the run again, which writes it anew") from None
+        content = read_json(file)
+    except InputError as error:
+        raise InputError(f"{error}: start the run again, which writes it anew") from None
     if not isinstance(content, dict):
         raise InputError(f"{file}: no JSON object: start the run again, which writes it anew")
     return content
@@ -170,7 +178,9 @@ def _health(file: Path) -> tuple[list[HealthLine], int]:
 
 
 def _zero_stage(config: dict[str, Any]) -> int:
-    return config.get("zero_optimization", {}).get("stage", 0)
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+    return stage if stage in (0, 1, 2, 3) else 0
 
 
 def _answered(
@@ -249,7 +259,7 @@ def _cost(results: Results | None) -> list[tuple[str, str]]:
         "tokens_per_second": ("Tokens per second", lambda v: f"{v:,.0f}"),
         "peak_memory_bytes": ("Peak memory of the rank that took most", lambda v: f"{v / MIB:,.0f} MiB"),
     }
-    plain = {name: v for name, v in (results.train if results else {}).items() if isinstance(v, int | float)}
+    plain = {name: v for name, v in (results.train if results else {}).items() if is_number(v)}
     return [
         (units[name][0], units[name][1](value)) if name in units else (name.replace("_", " "), f"{value:,g}")
         for name, value in plain.items()

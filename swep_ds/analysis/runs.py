@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swep_ds.errors import InputError
+from swep_ds.files import read_json
 from swep_ds.recipe import Recipe, differences, flatten
 from swep_ds.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of, saved_recipe
 
@@ -27,19 +28,23 @@ class Checked(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)  # fields of later versions are let in
 
 
+Percent = Annotated[float, Field(ge=0, le=100)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class SetScore(Checked):
-    exact_match: float  # percent
-    f1: float
-    total: int
+    exact_match: Percent
+    f1: Percent
+    total: Count
 
 
 class Selection(Checked):
     """Which checkpoint was chosen, by a score in percent."""
 
     data_set: str
-    update: int
-    exact_match: float
-    f1: float
+    update: Count
+    exact_match: Percent
+    f1: Percent
 
 
 class Results(Checked):
@@ -47,8 +52,8 @@ class Results(Checked):
 
     method: str
     model: str
-    seed: int
-    world_size: int
+    seed: Count
+    world_size: Count
     eval: dict[str, SetScore]  # the source domain first
     versions: dict[str, str]
     train: dict[str, Any] = {}
@@ -128,7 +133,10 @@ def find(folders: Iterable[Path]) -> list[Place]:
         if (folder / DESCRIPTION).is_file():
             described += _described(folder)
             continue
-        inside = [folder] if _holds_a_run(folder) else sorted(one for one in folder.iterdir() if _holds_a_run(one))
+        try:
+            inside = [folder] if _holds_a_run(folder) else sorted(one for one in folder.iterdir() if _holds_a_run(one))
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be read ({error.strerror}): name another folder") from None
         if not inside:
             raise InputError(f"{folder}: holds no run: name a sweep's folder or a run's, with its recipe.yaml")
         others += inside
@@ -138,8 +146,10 @@ def find(folders: Iterable[Path]) -> list[Place]:
 def _described(folder: Path) -> list[Place]:
     file = folder / DESCRIPTION
     try:
-        described = Description.model_validate(json.loads(file.read_text()))
-    except (OSError, ValueError) as error:
+        described = Description.model_validate(read_json(file, file.name))
+        if odd := [name for name in described.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
+            raise InputError(f"runs.{odd[0]!r} is no name of a folder")
+    except (InputError, ValidationError) as error:
         fault = _faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): make it anew with scripts/sweep.py SWEEP --table") from None
     return [Place(folder / name, **dict(one)) for name, one in described.runs.items()]
@@ -214,10 +224,10 @@ def read_results(file: Path) -> Results:
         InputError: half-written, or a field is missing or of another kind, as in one of another version.
     """
     try:
-        return Results.model_validate(json.loads(file.read_text()))
+        return Results.model_validate(read_json(file, file.name))
     except ValidationError as error:
         raise InputError(f"{file}: not of this version ({_faults(error)}): run it again") from None
-    except (OSError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"{file}: half-written or damaged ({error}): run it again") from None
 
 
@@ -234,8 +244,10 @@ def conditions(folder: Path, world_size: int) -> dict[str, Any]:
     """
     file = folder / "ds_config.json"
     try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        config = read_json(file, file.name)
+        if not isinstance(config, dict):
+            raise InputError("no JSON object")
+    except InputError as error:
         raise InputError(f"{file}: cannot be read ({error}): delete the run's folder and run it again") from None
     decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
     own = {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}

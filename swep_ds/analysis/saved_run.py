@@ -8,7 +8,6 @@ from pathlib import Path
 from zlib import crc32
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -18,7 +17,7 @@ from swep_ds.analysis.windows import AnswerWindow
 from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, parsing
 from swep_ds.evaluation.saved import load_saved
 from swep_ds.examples import load_examples, reported_examples, tested_on
 from swep_ds.export import NOISE
@@ -139,12 +138,7 @@ class SavedRun:
 def _fill(method: Method, file: Path) -> None:
     if not file.is_file():
         raise InputError(f"{file}: no such file: train the run again, by a version that saves the noise generator")
-    try:
-        method.load_state_dict(load_file(file))
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{file}: cannot be read ({' '.join(str(error).split())[:200]}): train the run again"
-        ) from None
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{file}: is not of this recipe's model and method ({reason}): train the run again") from None
+    with parsing(f"{file}: cannot be read", "train the run again"):
+        weights = load_file(file)
+    with parsing(f"{file}: is not of this recipe's model and method", "train the run again"):
+        method.load_state_dict(weights)

@@ -4,16 +4,16 @@ A run logs the share at each line of metrics.jsonl (`Objective.forward`). SSMBA'
 its share is one number for the whole of it, of the tokens that differ between the samples and their questions.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from swep_ds.analysis import plotting
+from swep_ds.analysis.charts import is_number
 from swep_ds.analysis.plotting import COLOURS, MARKS
 from swep_ds.errors import InputError
-from swep_ds.files import read_lines
+from swep_ds.files import read_json, read_lines
 from swep_ds.recipe import Recipe
 
 SHARES = ["words_changed", "words_changed_clean"]
@@ -31,7 +31,7 @@ def curves(folders: Sequence[Path]) -> pd.DataFrame:
         recipe, file = Recipe.load(str(folder / "recipe.yaml")), folder / "metrics.jsonl"
         if not file.is_file():
             raise InputError(f"{file}: no such file: name the folder of a run that has begun to train")
-        measured = [one for one in read_lines(file) if all(isinstance(one.get(name), int | float) for name in SHARES)]
+        measured = [line for line in read_lines(file) if all(is_number(line.get(name)) for name in SHARES)]
         if not measured:
             raise InputError(
                 f"{file}: holds no words_changed: {recipe.method.name} changes no embeddings, or an earlier version "
@@ -50,13 +50,12 @@ def share_of_samples(file: Path) -> float:
     Raises:
         InputError: no such file, or one that `scripts/augment.py` did not write.
     """
-    try:
-        counts = json.loads(file.read_text(encoding="utf-8"))["ssmba"]
-        return counts["changed"] / counts["tokens"]
-    except OSError as error:
-        raise InputError(f"--augmented {file}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"--augmented {file}: not written by scripts/augment.py: name a file of its samples") from None
+    content = read_json(file, f"--augmented {file}", unique_keys=False)
+    counts = content.get("ssmba") if isinstance(content, dict) else None
+    changed, tokens = (counts.get(key) if isinstance(counts, dict) else None for key in ("changed", "tokens"))
+    if not (type(changed) is int and type(tokens) is int and 0 <= changed <= tokens and tokens > 0):
+        raise InputError(f"--augmented {file}: not written by scripts/augment.py: name a file of its samples")
+    return changed / tokens
 
 
 def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> None:

@@ -1,10 +1,10 @@
 """Checkpoints that are whole or not there.
 
 A checkpoint is a folder `update-<n>` that DeepSpeed writes, every rank its part. It counts only once rank 0 has put
-`complete.json` (every file with its size, and what the run must have in common with it) into it, after all ranks
-were done; only then does `latest` move, by an atomic rename. A folder without `complete.json` is a write that was
+`complete.json` (every file with its size and checksum, and what the run must have in common with it) into it, after all
+ranks were done; only then does `latest` move, by an atomic rename. A folder without `complete.json` is a write that was
 cut off: it is passed over. One whose files do not match is damaged: a run that finds its own checkpoints by itself
-goes on from the one before.
+goes on from the one before (`training.checkpoint_files`).
 
 A run goes on from it with the same global batch, data, method and precision. On the same number of ranks at the same
 ZeRO stage that is exact to the last bit; on others the state is converted (`training.conversion`), and losses agree to
@@ -14,16 +14,14 @@ A checkpoint is resumed from the run's own folder alone, or from one that is nam
 are read as tensors, plain values and a few classes of DeepSpeed, and code that is pickled in them is refused.
 """
 
+import errno
 import functools
-import json
 import logging
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,27 +29,30 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import distributed as ranks
-from swep_ds.errors import InputError, WriteFailed
+from swep_ds.errors import InputError, WriteFailed, parsing
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
 from swep_ds.recipe import differences
-from swep_ds.training.conversion import convert, read_state, refresh_weights
+from swep_ds.training.checkpoint_files import (
+    LATEST,
+    MANIFEST,
+    MEND,
+    Done,
+    Manifest,
+    checkpoint_name,
+    checkpoint_number,
+    find_damage,
+    list_checkpoints,
+    read_manifest,
+    seal,
+    write_manifest,
+)
+from swep_ds.training.conversion import convert, find_fault, refresh_weights
+from swep_ds.training.saved_state import read_state
 from swep_ds.writing import on_main, write_together
 
-MANIFEST = "complete.json"
-LATEST = "latest"
+SHOWN = 5  # settings that differ, in a message
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Done:
-    """How far a run is, over all its starts; windows and tokens over all ranks."""
-
-    updates: int = 0
-    windows: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state`: of updates that no line tells of yet
 
 
 class Checkpoints:
@@ -84,7 +85,7 @@ class Checkpoints:
         self.scores: dict[int, Score] = {}  # on validation data, by update
 
     def tag(self, update: int) -> Path:
-        return self.folder / f"update-{update:08d}"
+        return self.folder / checkpoint_name(update)
 
     def save(self, engine, done: Done, score: Score | None = None) -> bool:
         """Writes the state and moves `latest` to it; returns whether it is there. All ranks call this together.
@@ -99,15 +100,15 @@ class Checkpoints:
         tag = self.tag(done.updates)
         if score is not None:
             self.scores[done.updates] = score
+        cleared = False
         try:
             write_together(on_main(lambda: self._clear(tag)), tag)
-            write_together(lambda: self._write(engine, tag), tag)
-            # each node may see its own files before others' on a network file system: take what any of them sees
-            seen = ranks.gather({str(f.relative_to(tag)): f.stat().st_size for f in tag.rglob("*") if f.is_file()})
-            files = dict(sorted(item for part in seen for item in part.items()))
+            cleared = True
+            written = ranks.gather(write_together(lambda: self._write(engine, tag), tag))
+            files = dict(sorted(item for part in written for item in part.items()))
             write_together(on_main(lambda: self._complete_with(tag, files, done)), tag)
         except WriteFailed as error:
-            if ranks.is_main():
+            if cleared and ranks.is_main():
                 with suppress(OSError):  # as much as can be
                     (tag / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(tag, ignore_errors=True)
@@ -126,15 +127,18 @@ class Checkpoints:
             log.warning("%s", message)
 
     def _clear(self, tag: Path) -> None:
+        if tag.is_symlink() or (tag.exists() and not tag.is_dir()):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(tag))  # and not the run's to delete
         if tag.exists():
             (tag / MANIFEST).unlink(missing_ok=True)  # cut off by an earlier stop, or of an abandoned branch
             shutil.rmtree(tag)
 
-    def _write(self, engine, tag: Path) -> None:
+    def _write(self, engine, tag: Path) -> dict[str, dict[str, int]]:
+        """Writes this rank's files; returns what the manifest says of them."""
         engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
-        engine.checkpoint_engine.raise_fault()
+        return engine.checkpoint_engine.finish()
 
-    def _complete_with(self, tag: Path, files: dict[str, int], done: Done) -> None:
+    def _complete_with(self, tag: Path, files: dict[str, dict[str, int]], done: Done) -> None:
         manifest = {
             "done": asdict(done),
             "setup": self.setup,
@@ -143,7 +147,7 @@ class Checkpoints:
             "scores": self.scores,
             "files": files,
         }
-        write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
+        write_manifest(tag, manifest)
         write_atomically(self.folder / LATEST, tag.name)
 
     def _prune(self, done: Done) -> None:
@@ -161,14 +165,29 @@ class Checkpoints:
         Of this folder's own: a run that went on from another run's checkpoint knows that one's scores, but does not
         have its files. All ranks call this together.
         """
-        return ranks.gather(self._best(self._complete()))[0]
+        return ranks.gather(self._best(self._complete()) if ranks.is_main() else None)[0]
 
     def _best(self, updates: Iterable[int]) -> int | None:
         scored = [update for update in updates if update in self.scores]
         return max(scored, key=lambda u: (self.scores[u]["f1"], self.scores[u]["exact_match"], -u), default=None)
 
     def _complete(self) -> list[int]:
-        return sorted(int(f.parent.name.removeprefix("update-")) for f in self.folder.glob(f"update-*/{MANIFEST}"))
+        """The updates of whole checkpoints; damaged ones are neither kept in place of whole ones nor deleted."""
+        updates = []
+        for tag in list_checkpoints(self.folder):
+            with suppress(InputError):
+                updates.append(read_manifest(tag).done.updates)
+        return updates
+
+    def check_names(self, before: int, last: int, every: int) -> None:
+        """Raises InputError where something else has the name of a checkpoint that is going to be saved: after every so
+        many updates from `before` on, and after the `last`."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else []:
+            number = checkpoint_number(path.name)
+            if number is None or not before < number <= last or not (number % every == 0 or number == last):
+                continue
+            if path.is_symlink() or not path.is_dir():
+                raise InputError(f"{path}: is no folder, and a checkpoint is to be written there: move it away")
 
     def load(self, engine, tags: Sequence[Path]) -> tuple[Path, Done]:
         """Goes on from the first of complete checkpoints that is not damaged; returns it and how far it is.
@@ -178,10 +197,10 @@ class Checkpoints:
         Raises:
             InputError: as `restore`.
         """
-        tag, manifest = self._undamaged(tags)
-        self._restore(engine, tag, manifest["layout"])
-        self.scores = {int(update): score for update, score in manifest.get("scores", {}).items()}
-        return tag, Done(**manifest["done"])
+        tag, manifest = self._undamaged(engine, tags)
+        self._restore(engine, tag, manifest)
+        self.scores = {update: score.model_dump() for update, score in manifest.scores.items()}
+        return tag, manifest.done
 
     def restore(self, engine, tag: Path) -> None:
         """Engine and schedule as they were saved. All ranks call this together.
@@ -189,10 +208,9 @@ class Checkpoints:
         Raises:
             InputError: damaged, or written under a set-up from which this run cannot go on.
         """
-        tag, manifest = self._undamaged([tag])
-        self._restore(engine, tag, manifest["layout"])
+        self._restore(engine, *self._undamaged(engine, [tag]))
 
-    def _undamaged(self, tags: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
+    def _undamaged(self, engine, tags: Sequence[Path]) -> tuple[Path, Manifest]:
         """The first checkpoint that no rank finds damaged, and its manifest.
 
         Every file is read through once before DeepSpeed opens any: its loading has collectives, in which the other
@@ -201,8 +219,17 @@ class Checkpoints:
         faults = []
         for tag in tags:
             manifest = ranks.agree(lambda tag=tag: self._fitting(tag))
-            own = sorted(manifest["files"])[ranks.rank() :: ranks.world_size()]
-            found = ranks.gather(ranks.agree(lambda tag=tag, own=own: find_damage(tag, own)))
+
+            def look(tag: Path = tag, manifest: Manifest = manifest) -> str | None:
+                mine = sorted(manifest.files)[ranks.rank() :: ranks.world_size()]
+                return find_damage(tag, {name: manifest.files[name] for name in mine})
+
+            def look_inside(tag: Path = tag, manifest: Manifest = manifest) -> str | None:
+                return find_fault(engine, tag, manifest, same_layout=self._is_same(manifest))
+
+            found = ranks.gather(ranks.agree(look))
+            if not any(found):  # on any rank: only then is every file known to be whole
+                found = ranks.gather(ranks.agree(look_inside))
             if not any(found):
                 return tag, manifest
             faults += filter(None, found)
@@ -210,24 +237,27 @@ class Checkpoints:
                 log.warning("%s", faults[-1])
         raise InputError(faults[0])
 
-    def _fitting(self, tag: Path) -> dict[str, Any]:
+    def _fitting(self, tag: Path) -> Manifest:
         """The manifest of a checkpoint from which this rank can go on."""
         manifest = read_manifest(tag)
-        if "layout" not in manifest:
-            raise InputError(f"{tag}: an earlier version of swep-ds wrote this checkpoint: go on with that version")
-        if differing := differences(manifest["setup"], self.setup):
+        if differing := differences(manifest.setup, self.setup, most=SHOWN):
             raise InputError(
                 f"{tag}: the checkpoint does not fit this start ({differing}): start with the same settings, or train "
                 "anew with another --output_dir"
             )
         return manifest
 
-    def _restore(self, engine, tag: Path, there: dict[str, Any]) -> None:
-        # at ZeRO-0 rank 0 writes all there is, whatever their number
-        if there == self.layout or there["zero_stage"] == self.layout["zero_stage"] == 0:
-            engine.load_checkpoint(str(tag.parent), tag=tag.name)
+    def _is_same(self, manifest: Manifest) -> bool:
+        """Whether DeepSpeed reads this state as it is; at ZeRO-0 rank 0 writes all there is, whatever their number."""
+        there = manifest.layout.model_dump()
+        return there == self.layout or there["zero_stage"] == self.layout["zero_stage"] == 0
+
+    def _restore(self, engine, tag: Path, manifest: Manifest) -> None:
+        if self._is_same(manifest):
+            with parsing(f"{tag}: the checkpoint is damaged", MEND):
+                engine.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
-            ranks.agree(lambda: convert(engine, tag, there["zero_stage"], there["world_size"]))
+            ranks.agree(lambda: convert(engine, tag, manifest))
             refresh_weights(engine)
 
 
@@ -235,18 +265,24 @@ class Writer(TorchCheckpointEngine):
     """Writes an engine's files as DeepSpeed does, but keeps a fault for later instead of raising it; reads data alone.
 
     Saving has collectives, in which the other ranks would wait for one that met a full disk. After a fault nothing
-    more is written until `raise_fault`.
+    more is written until `finish`.
     """
 
     def __init__(self, engine):
         super().__init__(engine._config)
         self._fault: OSError | None = None
+        self._written: dict[str, dict[str, int]] = {}
 
-    def raise_fault(self) -> None:
-        """Raises what went wrong since the last call, if anything did."""
-        fault, self._fault = self._fault, None
+    def finish(self) -> dict[str, dict[str, int]]:
+        """The files written since the last call by name, as `SavedFile`.
+
+        Raises:
+            OSError: what went wrong, if anything did.
+        """
+        (fault, self._fault), (written, self._written) = (self._fault, None), (self._written, {})
         if fault is not None:
             raise fault
+        return written
 
     def keeping_fault(self, step: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(step)
@@ -263,95 +299,23 @@ class Writer(TorchCheckpointEngine):
         self.keeping_fault(os.makedirs)(path, exist_ok=exist_ok)
 
     def save(self, state_dict: dict[str, Any], path: str) -> None:
-        self.keeping_fault(_save)(state_dict, path)
+        self.keeping_fault(self._save)(state_dict, path)
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
         return read_state(Path(path), mapped=False)
 
-
-def _save(state: dict[str, Any], path: str) -> None:
-    """`torch.save`, with the system's reason where a file cannot be written: PyTorch gives its own position in it."""
-    try:
-        with open(path, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())  # the manifest says that all is there: it must not outlive a power cut alone
-    except (OSError, RuntimeError) as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        raise OSError(cause.errno, cause.strerror, path) from None
-
-
-def find_damage(tag: Path, files: list[str]) -> str | None:
-    """What the first damaged file has, None if none is: reads PyTorch's files through, compares the checksums (CRC-32)
-    that they carry and sees that they are data alone.
-
-    Raises:
-        InputError: naming the first file that holds code.
-    """
-    for name in files:
-        if name.endswith(".pt"):
-            try:
-                with zipfile.ZipFile(tag / name) as archive:
-                    damaged = archive.testzip()
-            # RuntimeError: where the wrong bytes ask for another compression, or a password
-            except (zipfile.BadZipFile, OSError, ValueError, EOFError, zlib.error, RuntimeError) as error:
-                damaged = str(error)
-            if damaged:
-                return f"{tag}: the checkpoint is damaged ({name}: {damaged}): {MEND}"
-            read_state(tag / name)
-    return None
-
-
-MEND = "delete that folder to go on from an earlier one, or train anew with another --output_dir"
-
-
-def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints to go on from, the first that can be read: the one `latest` names, then the newest first.
-
-    Their files are all there; none if there never was one.
-
-    Raises:
-        InputError: there are complete ones, but all of them are damaged.
-    """
-    whole, damaged = [], []
-    tags = sorted((f.parent for f in folder.glob(f"update-*/{MANIFEST}")), reverse=True)
-    named = folder / (folder / LATEST).read_text() if (folder / LATEST).is_file() else None
-    for tag in sorted(tags, key=lambda tag: tag != named):  # stable: the others stay newest first
+    def _save(self, state: dict[str, Any], path: str) -> None:
+        """`torch.save`, with the system's reason where a file cannot be written: PyTorch gives its position in it."""
         try:
-            read_manifest(tag)
-        except InputError as error:
-            if not whole:
-                log.warning("%s", error)
-            damaged.append(str(error))
-            continue
-        whole.append(tag)
-    if damaged and not whole:
-        raise InputError(damaged[0])
-    return whole
-
-
-def read_manifest(tag: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all there with their sizes.
-
-    Raises:
-        InputError: not a checkpoint, never completed, or damaged.
-    """
-    try:
-        manifest = json.loads((tag / MANIFEST).read_text())
-        files = manifest["files"]
-    except FileNotFoundError:
-        raise InputError(
-            f"{tag}: not a complete checkpoint (it has no {MANIFEST}): name one such as checkpoints/update-00001000"
-        ) from None
-    except (ValueError, KeyError):
-        raise InputError(f"{tag}: the checkpoint is damaged ({MANIFEST} cannot be read): {MEND}") from None
-    for name, size in files.items():
-        file = tag / name
-        if not file.is_file() or file.stat().st_size != size:
-            found = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
-            raise InputError(f"{tag}: the checkpoint is damaged ({name} {found}, {size} were written): {MEND}")
-    return manifest
+            with open(path, "w+b") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())  # the manifest says that all is there: it must not outlive a power cut alone
+                self._written[Path(path).name] = {"size": file.seek(0, os.SEEK_END), "seal": seal(file)}
+        except (OSError, RuntimeError) as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is None:
+                raise
+            raise OSError(cause.errno, cause.strerror, path) from None

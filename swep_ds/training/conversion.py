@@ -1,107 +1,121 @@
 """Going on from a checkpoint that another number of ranks or another ZeRO stage wrote.
 
-A rank of DeepSpeed keeps float32 weights and the optimizer's moments in flat tensors: at ZeRO-1 and 2 an equal piece
-of all parameters laid end to end, at ZeRO-3 an equal piece of each parameter, at ZeRO-0 everything. `find_shares` says
-which elements of which parameter lie where in them, of the files as of the engine, and what overlaps is copied. All
-four stages and any numbers of ranks are that one case; weights in half precision are then made from the float32 ones,
-as after any update. The files are mapped into memory: a rank reads what it keeps, and nobody holds a parameter more.
+A rank of DeepSpeed keeps float32 weights and the optimizer's moments in flat tensors (`training.saved_state`).
+`find_shares` says which elements of which parameter lie where in them, of the files as of the engine, and what overlaps
+is copied, once the files are known to be of this model, name by name and shape by shape. All four stages and any
+numbers of ranks are that one case; weights in half precision are then made from the float32 ones, as after any update.
+The files are mapped into memory: a rank reads what it keeps, and nobody holds a parameter more.
 
 DeepSpeed's own way (universal checkpoints) writes the whole state to disk a second time and ends in a bare assertion
 between ZeRO-2 and ZeRO-3.
 """
 
-import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum, EnumMeta
+from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
-from torch import Tensor
+from torch import Tensor, nn
 
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, reason
+from swep_ds.training.checkpoint_files import Manifest, damaged
+from swep_ds.training.saved_state import (
+    MOMENTS,
+    WEIGHTS,
+    Part,
+    Share,
+    find_shares,
+    name_files,
+    read_state,
+    saved_piece,
+    saved_pieces,
+    saved_shapes,
+    saved_whole,
+)
 
-WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # every optimizer that runs beyond ZeRO-0 is an Adam
-Shapes = Sequence[dict[str, torch.Size]]  # by flat tensor: of the parameters by name, in order
+COUNTS = ("global_steps", "global_samples", "skipped_steps")
 
 
-def enumeration_member(kind: type[Enum], name: str) -> Enum:
-    """In place of `getattr`, as which Python 3.11.0 to 3.11.3 pickles a member of an enumeration.
+def find_fault(engine, tag: Path, manifest: Manifest, *, same_layout: bool) -> str | None:
+    """Why the state in a checkpoint is none of this engine's model, None if it is one; nothing is loaded yet.
 
-    Raises:
-        UnpicklingError: it is none.
+    Every rank calls it for itself, and looks at the files that it will read: all of the optimizer's, or in the
+    `same_layout` as the engine's its own.
     """
-    if not (isinstance(kind, EnumMeta) and name in kind.__members__):
-        raise UnpicklingError(f"GLOBAL builtins.getattr of {kind}")
-    return kind[name]
+    try:
+        _check(engine, tag, manifest, same_layout)
+    except InputError:  # code
+        raise
+    except Exception as error:  # content of any kind fails in any way
+        return str(damaged(tag, reason(error)))
+    return None
 
 
-# in DeepSpeed's files, beside tensors
-SAVED_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-SAVED_CLASSES += [(enumeration_member, "builtins.getattr")]
+def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
+    """Raises ValueError, or anything else that wrong content leads to."""
+    stage, world_size = manifest.layout.zero_stage, manifest.layout.world_size
+    models, optimizers = name_files(manifest.files, stage, world_size)
+    rank = dist.get_rank()
+    model = read_state(tag / models[rank if stage == 3 and same_layout else 0])
+    here = parameter_shapes(engine.module)
+    _compare(saved_shapes(model, stage, here), here)
+    partitioned = 3 in (stage, engine.zero_optimization_stage())  # then there is nothing of them in it but the names
+    modules = (model["module"], engine.module.state_dict())
+    _compare(*({name: not partitioned and tuple(tensor.shape) for name, tensor in one.items()} for one in modules))
+    _check_progress(engine, model, manifest)
+    for part in _parts_to_read(engine, tag, stage, model, optimizers, same_layout):
+        if not all(flat[WEIGHTS].isfinite().all() for flat in part.flats):
+            raise ValueError("its weights are no finite numbers")
 
 
-class Share(NamedTuple):
-    """Elements `first` to `first + count` of a parameter: in a rank's flat tensor number `group`, from `at` on."""
-
-    group: int
-    at: int
-    first: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one rank keeps."""
-
-    shares: dict[str, Share]  # by parameter
-    flats: list[dict[str, Tensor]]  # WEIGHTS and, unless there was no update yet, MOMENTS
-    step: Any = None  # Adam's count, a tensor or an int
-
-
-def find_shares(
-    stage: int,
-    shapes: Shapes,
-    rank: int,
-    world_size: int,
-    *,
-    sizes: Sequence[int],
-    gaps: Sequence[Sequence[int]] | None = None,
-) -> dict[str, Share]:
-    """What a rank keeps of every parameter, and where; parameters of which it keeps nothing are left out.
-
-    Args:
-        sizes: elements of a rank's flat tensors, which ZeRO 0 to 2 cut at.
-        gaps: unused elements behind each parameter there (`zero_optimization.parameter_alignment`); None = none.
-    """
-    found = {}
-    for group, named in enumerate(shapes):
-        end = 0  # of the parameter before: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
-        for number, (name, shape) in enumerate(named.items()):
-            total = math.prod(shape)
-            if stage == 3:
-                size = -(-total // world_size)
-                first, last, at = size * rank, min(total, size * (rank + 1)), end
-                end += size
-            else:
-                begin = sizes[group] * rank - end  # of the rank's piece, counted from this parameter's first element
-                first, last = max(0, begin), min(total, begin + sizes[group])
-                at = first - begin
-                end += total + (gaps[group][number] if gaps else 0)
-            if first < last:
-                found[name] = Share(group, at, first, last - first)
-    return found
+def _parts_to_read(engine, tag: Path, stage: int, model: dict[str, Any], files: list[str], same_layout: bool):
+    """What ranks kept, of the files that this rank reads; of a conversion its share of them."""
+    rank, half = dist.get_rank(), engine.bfloat16_enabled() or engine.fp16_enabled()
+    if stage == 0:  # in half precision the optimizer's state has another form there
+        return [] if half else [saved_whole(model, _names(engine))]
+    if not same_layout:
+        optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
+        return saved_pieces(stage, model["param_shapes"], optimizers)[rank :: dist.get_world_size()]
+    optimizer, flats = read_state(tag / files[rank])["optimizer_state_dict"], _flats(engine)
+    part = saved_piece(stage, _shares(engine, flats), optimizer)
+    for flat, saved in zip(flats, part.flats, strict=True):
+        if saved[WEIGHTS].dtype != flat.dtype or len(saved[WEIGHTS]) > flat.numel():
+            raise ValueError(f"{len(saved[WEIGHTS])} weights of {saved[WEIGHTS].dtype}, for {flat.numel()}")
+    scaler, here = optimizer.get("loss_scaler"), getattr(engine.optimizer, "loss_scaler", None)
+    if type(scaler) is not type(here) or (scaler and not scaler.cur_scale > 0):
+        raise ValueError("its loss scale is none")
+    return [part]
 
 
-def convert(engine, tag: Path, stage: int, world_size: int) -> None:
-    """Puts the checkpoint `tag`, which `world_size` ranks wrote at ZeRO `stage`, into an engine of any other layout.
+def _compare(there: dict[str, Any], here: dict[str, Any]) -> None:
+    for name in {**here, **there}:
+        if there.get(name) != here.get(name):
+            raise ValueError(f"{name} is {there.get(name)} there, {here.get(name)} here")
+
+
+def _check_progress(engine, model: dict[str, Any], manifest: Manifest) -> None:
+    counts = {name: model[name] for name in COUNTS}
+    if counts["global_steps"] != manifest.done.updates or not all(
+        type(count) is int and count >= 0 for count in counts.values()
+    ):
+        raise ValueError(f"counts {counts}, of update {manifest.done.updates}")
+    here, there = engine.lr_scheduler.state_dict(), model["lr_scheduler"]  # other versions of PyTorch keep other things
+    if "last_epoch" not in there or any(type(here[name]) is not type(there[name]) for name in here.keys() & there):
+        raise ValueError("its schedule is none of this PyTorch's")
+
+
+def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters that are trained, whole where DeepSpeed has spread them; a tied weight has one name."""
+    return {
+        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def convert(engine, tag: Path, manifest: Manifest) -> None:
+    """Puts a checkpoint without fault (`find_fault`) into an engine of any other layout.
 
     Afterwards the engine stands where it would stand, had it made the updates itself: weights, moments, step counts,
     schedule, loss scale. Every rank calls it for itself, and once all are done, `refresh_weights`.
@@ -109,19 +123,20 @@ def convert(engine, tag: Path, stage: int, world_size: int) -> None:
     Raises:
         InputError: a half-precision state of ZeRO-0, or not all elements of a parameter are there.
     """
-    here = engine.zero_optimization_stage()
+    here, stage, world_size = engine.zero_optimization_stage(), manifest.layout.zero_stage, manifest.layout.world_size
     if 0 in (stage, here) and (engine.bfloat16_enabled() or engine.fp16_enabled()):
         raise InputError(
             f"{tag}: in half precision the state of ZeRO-0 has another form than that of the other stages, and "
             f"ZeRO-{stage} wrote this checkpoint: take a ds_config of stage {'1, 2 or 3' if stage else '0'}"
         )
-    model = read_state(tag / f"{'zero_pp_rank_0_' if stage == 3 else ''}mp_rank_00_model_states.pt")
+    models, files = name_files(manifest.files, stage, world_size)
+    model = read_state(tag / models[0])
     if stage == 0:
-        scaler, saved = {}, [_saved_whole(model, _names(engine))]
+        scaler, saved = {}, [saved_whole(model, _names(engine))]
     else:
-        files = [next(tag.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")) for rank in range(world_size)]
-        optimizers = [read_state(file)["optimizer_state_dict"] for file in files]
-        scaler, saved = optimizers[0], list(_saved_pieces(stage, model["param_shapes"], optimizers))
+        optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
+        scaler = optimizers[0]
+        saved = saved_pieces(stage, model["param_shapes"], optimizers)
     _copy(saved, _kept(engine), tag)
     _set_steps(engine, next((part.step for part in saved if part.step is not None), None))
     for name, buffer in engine.module.named_buffers():
@@ -133,7 +148,7 @@ def convert(engine, tag: Path, stage: int, world_size: int) -> None:
     engine.lr_scheduler.load_state_dict(model["lr_scheduler"])
     for group, rate in zip(engine.basic_optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
         group["lr"] = rate
-    for name in ("global_steps", "global_samples", "skipped_steps"):
+    for name in COUNTS:
         setattr(engine, name, model[name])
 
 
@@ -151,55 +166,6 @@ def refresh_weights(engine) -> None:
         optimizer.checkpoint_event_epilogue()
 
 
-# Files
-
-
-def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
-    """What DeepSpeed saved in a file, in CPU memory or `mapped` into it; no code that is pickled in it is run.
-
-    Raises:
-        InputError: it holds more than tensors, plain values and `SAVED_CLASSES`.
-    """
-    try:
-        with torch.serialization.safe_globals(SAVED_CLASSES):
-            return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        raise InputError(
-            f"{file}: holds {found[1] if found else 'objects'}, as no checkpoint of this DeepSpeed does: resume only "
-            "from what swep-ds wrote"
-        ) from None
-
-
-def _saved_whole(model: dict[str, Any], names: list[str]) -> Part:
-    """ZeRO-0: the module's weights, and the optimizer's state by the parameters' numbers."""
-    weights = [model["module"][name] for name in names]
-    states = [model["optimizer"]["state"].get(number, {}) for number in range(len(names))]
-    shapes = [{name: weight.shape} for name, weight in zip(names, weights, strict=True)]
-    return _saved(find_shares(0, shapes, 0, 1, sizes=[weight.numel() for weight in weights]), weights, states)
-
-
-def _saved_pieces(stage: int, shapes: Shapes, optimizers: Sequence[dict[str, Any]]) -> Iterator[Part]:
-    """ZeRO 1 to 3: the optimizer's files, one of each rank."""
-    weights, inner = "single_partition_of_fp32_groups", "base_optimizer_state"
-    if stage == 3:
-        weights, inner = "fp32_flat_groups", "optimizer_state_dict"
-    sizes = [flat.numel() for flat in optimizers[0][weights]]  # the last ranks' lack the padding
-    gaps = optimizers[0].get("param_alignment_paddings")
-    for rank, optimizer in enumerate(optimizers):
-        shares = find_shares(stage, shapes, rank, len(optimizers), sizes=sizes, gaps=gaps)
-        flats = optimizer[weights]
-        yield _saved(shares, flats, [optimizer[inner]["state"].get(number, {}) for number in range(len(flats))])
-
-
-def _saved(shares: dict[str, Share], weights: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> Part:
-    flats = [
-        {WEIGHTS: weight.reshape(-1)} | {key: state[key].reshape(-1) for key in MOMENTS if key in state}
-        for weight, state in zip(weights, states, strict=True)
-    ]
-    return Part(shares, flats, next((state["step"] for state in states if "step" in state), None))
-
-
 # The engine
 
 
@@ -215,25 +181,27 @@ def _flats(engine) -> list[Tensor]:
     return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]
 
 
-def _kept(engine) -> Part:
-    """What this rank keeps; moments that the optimizer has not made yet are made."""
-    stage, flats = engine.zero_optimization_stage(), _flats(engine)
-    rank, world_size, gaps = 0, 1, None
+def _shares(engine, flats: Sequence[Tensor]) -> dict[str, Share]:
+    stage, rank, world_size, gaps = engine.zero_optimization_stage(), 0, 1, None
     if stage == 0:
         shapes = [{name: flat.shape} for name, flat in zip(_names(engine), flats, strict=True)]
     else:
         shapes, group = engine._get_zero_param_shapes(), engine.optimizer.dp_process_group
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         gaps = getattr(engine.optimizer, "round_robin_bit16_padding", None)
-    tensors = []
+    return find_shares(stage, shapes, rank, world_size, sizes=[flat.numel() for flat in flats], gaps=gaps)
+
+
+def _kept(engine) -> Part:
+    """What this rank keeps; moments that the optimizer has not made yet are made."""
+    flats, tensors = _flats(engine), []
     for flat in flats:
         state = engine.basic_optimizer.state[flat]
         for key in MOMENTS:
             if key not in state:
                 state[key] = torch.zeros_like(flat, requires_grad=False)
         tensors.append({WEIGHTS: flat.data.view(-1)} | {key: state[key].view(-1) for key in MOMENTS})
-    sizes = [flat.numel() for flat in flats]
-    return Part(find_shares(stage, shapes, rank, world_size, sizes=sizes, gaps=gaps), tensors)
+    return Part(_shares(engine, flats), tensors)
 
 
 def _set_steps(engine, step: Any) -> None:

@@ -1,7 +1,7 @@
 """Which checkpoints are kept and which is the best, over any history of scores."""
 
-import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,22 +12,23 @@ from hypothesis import strategies as st
 
 from swep_ds import writing
 from swep_ds.errors import InputError, WriteFailed
-from swep_ds.training import checkpoints
-from swep_ds.training.checkpoints import Checkpoints, Done, Writer, read_manifest
+from swep_ds.training import checkpoint_files, checkpoints
+from swep_ds.training.checkpoint_files import find_checkpoints
+from swep_ds.training.checkpoints import Checkpoints, Done, Writer
+from tests.tiny_checkpoint import BATCH, LAYOUT, described, state
 
-LAYOUT = {"world_size": 1, "zero_stage": 1}
-BATCH = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
+WRITER_CONFIG = SimpleNamespace(checkpoint_config={"checkpoint_serialization": True})
 
 
 class Engine:
     """Writes a file where DeepSpeed would write its own."""
 
     def __init__(self):
-        self.checkpoint_engine = SimpleNamespace(raise_fault=lambda: None)
+        self.checkpoint_engine = SimpleNamespace(finish=lambda: {"state.pt": described()})
 
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         (Path(folder) / tag).mkdir(parents=True)
-        (Path(folder) / tag / "state").write_text(tag)
+        (Path(folder) / tag / "state.pt").write_bytes(state())
 
     def load_checkpoint(self, folder: str, tag: str) -> None:
         self.loaded = Path(folder) / tag
@@ -53,6 +54,7 @@ def one_rank():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "ranks", alone)
         patch.setattr(writing, "ranks", alone)
+        patch.setattr(checkpoints, "find_fault", lambda *_, **__: None)  # tests/training/test_conversion.py
         yield
 
 
@@ -65,7 +67,7 @@ def score(f1: float, exact_match: float = 0.0) -> dict:
 
 
 def present(folder: Path) -> list[int]:
-    return sorted(int(f.parent.name.split("-")[1]) for f in folder.glob("update-*/complete.json"))
+    return sorted(int(f.parent.name.removeprefix("update-")) for f in folder.glob("update-*/complete.json"))
 
 
 def best_of(scores: list[dict]) -> int:
@@ -127,23 +129,11 @@ def test_restoring_the_best_forgets_no_score(tmp_path):
     assert sorted(mine.scores) == [1, 2]
 
 
-def test_a_checkpoint_written_before_there_were_scores(tmp_path):
-    mine, engine = open_in(tmp_path, 1), Engine()
-    mine.save(engine, Done(1))
-    manifest = read_manifest(mine.tag(1))
-    del manifest["scores"]
-    (mine.tag(1) / "complete.json").write_text(json.dumps(manifest))
-    mine.load(engine, [mine.tag(1)])
-    assert mine.scores == {}
-
-
-def rewrite_with(tag: Path, state: dict) -> Path:
-    """A file of PyTorch's own in a checkpoint that is there."""
-    torch.save(state, tag / "state.pt")
-    manifest = read_manifest(tag)
-    manifest["files"]["state.pt"] = (tag / "state.pt").stat().st_size
-    (tag / "complete.json").write_text(json.dumps(manifest))
-    return tag / "state.pt"
+def flip(file: Path) -> None:
+    """Wrong bytes, right size."""
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + b"\xff" * 8 + content[middle + 8 :])
 
 
 def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog):
@@ -152,10 +142,7 @@ def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog)
         mine.save(engine, Done(update), score(update))
     tags = [mine.tag(update) for update in (3, 2, 1)]
     for tag in tags[:2]:
-        file = rewrite_with(tag, {"x": torch.ones(1000)})
-        content = file.read_bytes()
-        middle = len(content) // 2
-        file.write_bytes(content[:middle] + b"\xff" * 8 + content[middle + 8 :])
+        flip(tag / "state.pt")
     assert mine.load(engine, tags) == (tags[2], Done(1))
     assert engine.loaded == tags[2]
     assert mine.scores == {1: score(1)}
@@ -163,6 +150,91 @@ def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog)
     assert [text.split(" (state.pt")[0] for text in warned] == [f"{tag}: the checkpoint is damaged" for tag in tags[:2]]
     with pytest.raises(InputError, match=r"update-00000003: the checkpoint is damaged \(state\.pt: "):
         mine.load(engine, tags[:2])
+
+
+def test_a_file_that_another_one_took_the_place_of_is_damage(tmp_path):
+    """Right bytes of the right length, with the checksums that PyTorch gave them."""
+    mine, engine = open_in(tmp_path, 3), Engine()
+    mine.save(engine, Done(1))
+    with (mine.tag(1) / "state.pt").open("wb") as file:
+        torch.save({"x": torch.zeros(1000)}, file)
+    assert (mine.tag(1) / "state.pt").stat().st_size == described()["size"]
+    with pytest.raises(InputError, match=r"damaged \(state\.pt: holds something else than was written\)"):
+        mine.load(engine, [mine.tag(1)])
+
+
+def test_what_is_no_state_of_this_model_is_passed_over(tmp_path, monkeypatch, caplog):
+    mine, engine = open_in(tmp_path, 3), Engine()
+    for update in (1, 2):
+        mine.save(engine, Done(update))
+    fault = f"{mine.tag(2)}: the checkpoint is damaged (of the test)"
+    monkeypatch.setattr(checkpoints, "find_fault", lambda _, tag, *__, **___: fault if tag == mine.tag(2) else None)
+    assert mine.load(engine, [mine.tag(2), mine.tag(1)])[0] == mine.tag(1)
+    assert fault in caplog.text
+    with pytest.raises(InputError, match="of the test"):
+        mine.restore(engine, mine.tag(2))
+
+
+def test_what_deepspeed_makes_of_a_checkpoint_is_one_line(tmp_path, monkeypatch):
+    mine, engine = open_in(tmp_path, 3), Engine()
+    mine.save(engine, Done(1))
+
+    def fails(*_, **__):
+        raise KeyError("param_groups")
+
+    monkeypatch.setattr(engine, "load_checkpoint", fails)
+    with pytest.raises(InputError, match=r"the checkpoint is damaged \(KeyError: 'param_groups'\): delete that folder"):
+        mine.restore(engine, mine.tag(1))
+
+
+FOREIGN = ("update-00000001-backup", "update-1", "update-0000000x", "update-000000001", ".update-00000001.tmp")
+FOREIGN += ("update-" + 8 * "\N{ARABIC-INDIC DIGIT ONE}", "UPDATE-00000001", "update-00000001 ", "update--0000001")
+
+
+def test_what_is_no_checkpoint_of_the_run_stays_as_it_is(tmp_path):
+    mine, engine = open_in(tmp_path, 1), Engine()
+    mine.save(engine, Done(1), score(99))
+    for name in FOREIGN:
+        shutil.copytree(mine.tag(1), tmp_path / name)
+    (tmp_path / "update-00000000").symlink_to(tmp_path / FOREIGN[0])
+    (tmp_path / "update-00000009").write_text("mine")
+    for update in (2, 3, 4):
+        mine.save(engine, Done(update))
+    assert [tag.name for tag in find_checkpoints(tmp_path)] == ["update-00000004", "update-00000001"]
+    assert mine.best() == 1
+    assert all((tmp_path / name / "state.pt").read_bytes() == state() for name in (*FOREIGN, "update-00000000"))
+    assert (tmp_path / "update-00000009").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling"])
+def test_nothing_foreign_is_deleted_for_a_checkpoint(tmp_path, kind):
+    mine, engine = open_in(tmp_path / "checkpoints", 1), Engine()
+    mine.save(engine, Done(1))
+    in_the_way, elsewhere = mine.tag(2), tmp_path / "elsewhere"
+    if kind == "file":
+        in_the_way.write_text("mine")
+    else:
+        in_the_way.symlink_to(elsewhere)
+    if kind == "link":
+        shutil.copytree(mine.tag(1), elsewhere)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=r"update-00000002: is no folder, and a checkpoint is to be written there"):
+        mine.check_names(before=0, last=3, every=2)
+    with pytest.raises(WriteFailed, match=r"the checkpoint of update 2 is lost, .*update-00000002: Not a directory"):
+        mine.save(engine, Done(2))
+    assert sorted(tmp_path.rglob("*")) == before
+    for before, last, every in [(2, 9, 1), (0, 9, 3), (0, 1, 1)]:  # none of these is of update 2
+        mine.check_names(before, last, every)
+
+
+def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path):
+    mine, engine = open_in(tmp_path, 2), Engine()
+    for update in (1, 2):
+        mine.save(engine, Done(update))
+    shutil.copytree(mine.tag(1), mine.tag(3))  # under another name
+    (mine.tag(2) / "state.pt").write_bytes(b"")
+    mine.save(engine, Done(4))
+    assert [tag.name for tag in find_checkpoints(tmp_path)] == ["update-00000004", "update-00000001"]
 
 
 @pytest.mark.parametrize("file", ["complete.json", "latest"])
@@ -179,6 +251,7 @@ def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
         write(path, text)
 
     monkeypatch.setattr(checkpoints, "write_atomically", write_or_fail)
+    monkeypatch.setattr(checkpoint_files, "write_atomically", write_or_fail)
     if on_failure == "stop":
         with pytest.raises(WriteFailed) as caught:
             mine.save(engine, Done(2))
@@ -204,12 +277,7 @@ def test_a_checkpoint_of_other_settings_names_them(tmp_path):
     told.clear()
     with pytest.raises(InputError, match=r"does not fit this start \(updates 10 there, 20 here\): start with the same"):
         mine.restore(engine, mine.tag(1))
-    manifest = read_manifest(mine.tag(1))
-    del manifest["layout"]
-    (mine.tag(1) / "complete.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="an earlier version of swep-ds wrote this checkpoint"):
-        mine.restore(engine, mine.tag(1))
-    assert len(told) == 2  # another rank may not differ: it must not go on alone
+    assert len(told) == 1  # another rank may not differ: it must not go on alone
 
 
 def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkeypatch):
@@ -218,15 +286,16 @@ def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkey
     config = SimpleNamespace(checkpoint_config={"checkpoint_serialization": True})
     writer = Writer(SimpleNamespace(_config=config))
     writer.makedirs(str(tmp_path / "a"))
-    writer.save({"x": torch.ones(3)}, str(tmp_path / "a" / "one.pt"))
-    writer.raise_fault()
-    assert torch.load(tmp_path / "a" / "one.pt")["x"].tolist() == [1, 1, 1]
-    assert synced == [(tmp_path / "a" / "one.pt").stat().st_size]
+    writer.save({"x": torch.ones(1000)}, str(tmp_path / "a" / "state.pt"))
+    assert writer.finish() == {"state.pt": described()}
+    assert writer.finish() == {}
+    assert torch.load(tmp_path / "a" / "state.pt")["x"].tolist() == [1] * 1000
+    assert synced == [(tmp_path / "a" / "state.pt").stat().st_size]
     writer.save({}, str(tmp_path / "missing" / "two.pt"))
     writer.save({}, str(tmp_path / "three.pt"))
     writer.makedirs(str(tmp_path / "b"))
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*two\.pt'"):
-        writer.raise_fault()
+        writer.finish()
     assert [f.name for f in tmp_path.iterdir()] == ["a"]
     writer.save({}, str(tmp_path / "three.pt"))
-    writer.raise_fault()
+    assert list(writer.finish()) == ["three.pt"]

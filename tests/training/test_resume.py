@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.tiny_checkpoint import rewrite_state
 from tests.tiny_run import ROOT, complete, ds_config, error, execute, launch, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
@@ -81,10 +82,7 @@ class Runs:
 
 def poison(checkpoint: Path, file: Path, trace: Path) -> None:
     """Right bytes, but code among them."""
-    torch.save(torch.load(file, weights_only=False) | {"more": Runs(trace)}, file)
-    manifest = json.loads((checkpoint / "complete.json").read_text())
-    manifest["files"][file.name] = file.stat().st_size
-    (checkpoint / "complete.json").write_text(json.dumps(manifest))
+    rewrite_state(checkpoint, file.name, torch.load(file, weights_only=False) | {"more": Runs(trace)})
 
 
 def flip(file: Path) -> None:
