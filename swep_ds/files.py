@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.errors import InputError, reason
+from swep_ds.errors import InputError, printable, reason
 
 
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
@@ -120,7 +120,9 @@ def user_path(text: str, option: str) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{option} {text[:200]}: cannot be looked up ({reason(error)}): name another path") from None
+        raise InputError(
+            f"{option} {printable(text[:200])}: cannot be looked up ({reason(error)}): name another path"
+        ) from None
     return path
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from swep_ds.errors import InputError, reason
+from swep_ds.errors import InputError, printable, reason
 
 MOST_CHARACTERS = 1_000_000  # of a text, and of what its aliases unfold to
 
@@ -21,8 +21,8 @@ def parse_yaml(text: str, what: str) -> Any:
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
-    loader = _UniqueKeys(text)
     try:
+        loader = _UniqueKeys(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -37,8 +37,6 @@ def parse_yaml(text: str, what: str) -> Any:
         raise InputError(f"{what}: {error}") from None
     except Exception as error:  # PyYAML lets through what a date like 2019-13-45 or a list as a key raises
         raise InputError(f"{what}: not YAML ({reason(error)}): correct it, or quote the value") from None
-    finally:
-        loader.dispose()
 
 
 class _RepeatedKey(ValueError):
@@ -54,7 +52,7 @@ class _UniqueKeys(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     line = key.start_mark.line + 1
-                    raise _RepeatedKey(f"line {line} gives {key.value[:100]!r} a second time: keep one")
+                    raise _RepeatedKey(f"line {line} gives {printable(key.value[:100])} a second time: keep one")
                 seen.add(key.value)
         return node
 

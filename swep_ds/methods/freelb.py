@@ -19,7 +19,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, dire
 class FreelbSettings(Settings):
     needs_split: ClassVar[bool] = True
     name: Literal["freelb"] = "freelb"
-    ascent_steps: int = Field(3, ge=2)  # K
+    ascent_steps: int = Field(3, ge=2, le=1000)  # K
     step_size: float = Field(0.1, gt=0)
     radius: float = Field(0.3, gt=0)  # epsilon, largest Frobenius norm of a window's perturbation
 
