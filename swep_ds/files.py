@@ -120,9 +120,8 @@ def user_path(text: str, option: str) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"{option} {printable(text[:200])}: cannot be looked up ({reason(error)}): name another path"
-        ) from None
+        named = printable(text[:200])
+        raise InputError(f"{option} {named}: cannot be looked up ({reason(error)}): name another path") from None
     return path
 
 

@@ -17,11 +17,13 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from swep_ds.errors import InputError, printable
 from swep_ds.files import read_text, user_path
 from swep_ds.methods import METHODS, MethodSettings
-from swep_ds.section import FieldFault, Section
+from swep_ds.section import FieldFault, Section, leaves
 from swep_ds.yaml_text import parse_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
 MOST_FAULTS = 20  # of a file that are listed
+LARGEST = 10**30  # whole number that Python still prints, and pydantic compares
+MOST_PARENTS = 10  # of a field that --set names
 LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
 # Bounds that no run reaches: above them numbers overflow, or a run has no end.
@@ -302,6 +304,9 @@ def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
     Raises:
         InputError: an unknown field (names the nearest one), a wrong value; all of them in one line.
     """
+    for name, value in flatten(tree).items():
+        if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
+            raise InputError(f"{path}: {shown(name, str)}: a whole number of more than 30 digits: correct it")
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -318,9 +323,11 @@ def _inherit(path: Path, tree: dict[str, Any], above: tuple[Path, ...] = ()) -> 
     del tree["extends"]
     if not isinstance(named, str) or not named:
         raise InputError(f"{path}: extends {shown(named)}: name a shipped recipe or a YAML file")
-    named = str(path.parent / named) if Path(named).suffix else named
+    if Path(named).suffix and not named.startswith("~"):
+        named = str(path.parent / named)
     base_path, base = read_settings(named, RECIPES, f"{path}: extends", Recipe)
     if base_path.resolve() in chain:
+        named = shown(named, str)
         raise InputError(f"{path}: extends {named}, which extends this one: recipes cannot go round in a circle")
     base = _inherit(base_path, base, chain)
     methods = [one.get("method") if isinstance(one.get("method"), dict) else {} for one in (base, tree)]
@@ -341,7 +348,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     keys, separator, text = override.partition("=")
     override = shown(override, str)
     *parents, leaf = keys.split(".")
-    if not separator or not all([*parents, leaf]):
+    if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
         raise InputError(f"--set {override}: write it as section.field=value")
     value = parse_yaml(text, f"--set {override}")
     if isinstance(value, str):
@@ -382,7 +389,7 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
         case "missing" if isinstance(error["loc"][-1], str):
             return f"{field} is required: give it in the recipe or with --set {field}=..."
         case "union_tag_invalid":
-            name = str(error["input"].get("name"))[:100]
+            name = shown(error["input"].get("name"), str)
             return f"method.name: {name!r} is not a method{_suggest(name, METHODS)}"
         case "union_tag_not_found":
             return f"method.name is required: one of {', '.join(METHODS)}"

@@ -22,7 +22,7 @@ class Section(BaseModel):
                 kinds = set(_leaves_of_type(cls.model_fields[name].annotation))
                 if any(isinstance(kind, type) and issubclass(kind, Section) for kind in kinds):
                     continue  # a section looks at its own fields
-                fault = next(filter(None, (_fault(leaf, kinds) for leaf in _leaves(value))), None)
+                fault = next(filter(None, (_fault(leaf, kinds) for leaf in leaves(value))), None)
                 if fault:
                     raise FieldFault(name, fault)
         return tree
@@ -50,7 +50,7 @@ def _fault(leaf: Any, kinds: set[Any]) -> str | None:
     return f"{leaf[:60]!r} holds {wrong!r}: write one line without control characters"
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
     """What lists and mappings hold in the end, keys too."""
     waiting = [value]
     while waiting:

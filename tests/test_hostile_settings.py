@@ -23,7 +23,7 @@ MERGE_BOMB = "a: &a {k: 1}\n" + "".join(
     f"{new}: &{new} {{<<: [{','.join(9 * [f'*{old}'])}]}}\n"
     for old, new in zip("abcdefghijkl", "bcdefghijklm", strict=True)
 )
-DEEP = f"a: {'[' * 1500}{']' * 1500}"
+DEEP = f"a: {'[' * 600}{']' * 600}"
 DIGITS = "9" * 5000
 ODD = [True, False, None, "", "x", -1, 0, 1e26, 10**30, 10**5000, float("inf"), float("nan"), [], [1], {}, {"x": 1}]
 ODD += ["a\0b", "a\nb", "\u2028", "x" * 5000, [[[[]]]], b"bytes", {1: 2}, {None: {}}]
@@ -239,3 +239,43 @@ def test_many_faults_are_counted(path):
 
 def test_true_stays_true_where_a_field_is_a_switch():
     assert TrainSection(packing=True).packing is True
+
+
+SWEEP = {"recipe": "quickstart", "variants": {"MLE": {"method.name": "mle"}}, "seeds": [0]}
+
+
+@pytest.mark.parametrize("place", [["set"], ["set", "train.epochs"], ["variants"], ["variants", "MLE"], ["across"]])
+@pytest.mark.parametrize("value", [*ODD[:8], 10**5000, *ODD[11:]], ids=lambda value: type(value).__name__)
+def test_a_sweep_takes_or_refuses_anything(tmp_path, monkeypatch, place, value):
+    tree = json.loads(json.dumps(SWEEP))
+    node = tree
+    for part in place[:-1]:
+        node = node.setdefault(part, {})
+    node[place[-1]] = value
+    monkeypatch.setattr("swep_ds.sweep.read_settings", lambda *_: (tmp_path / "sweep.yaml", tree))
+    try:
+        _, cells = read_sweep("of the test", tmp_path)
+    except InputError as error:
+        checked(str(error))
+    else:
+        assert len(cells) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"seeds": list(range(10_001))}, "are 10,001 runs: leave at most 10,000"),
+        ({"across": {f"axis {n}": {f"p{k}": {} for k in range(10)} for n in range(10)}}, "10,000,000,000 runs"),
+        ({"variants": {"x" * 250: {}}}, "is too long a name: shorten them"),
+        ({"seeds": [True]}, "seeds: True is no number"),
+        ({"seeds": [-1]}, "seed: -1"),
+        ({"variants": {"a\nb": {}}}, "write one line"),
+        ({"across": {"x": {"a\nb": {}}}}, "write one line"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_sweep_without_end_or_names(tmp_path, changes, part):
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP | changes))
+    with pytest.raises(InputError) as caught:
+        read_sweep(str(tmp_path / "sweep.yaml"), tmp_path)
+    assert part in checked(str(caught.value))

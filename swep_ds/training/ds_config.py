@@ -12,6 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
@@ -145,14 +146,20 @@ def _idle(config: dict[str, Any]) -> list[str]:
     return faults
 
 
-def check_offload(config: dict[str, Any]) -> None:
-    """Whether offload to disk works here, if `config` wants that.
+def check_machine(config: dict[str, Any]) -> None:
+    """Whether this machine can do what `config` wants: buckets in its memory, offload to disk.
 
     Raises:
-        InputError: of the optimizer state (DeepSpeed 0.19 then computes other updates, by 2 % of the loss in the
+        InputError: a bucket larger than the memory, which DeepSpeed takes in the first update; offload of the optimizer state (DeepSpeed 0.19 then computes other updates, by 2 % of the loss in the
             second), or this machine lacks what DeepSpeed's operator is built with.
     """
-    zero = config.get("zero_optimization", {})
+    zero, memory = config.get("zero_optimization", {}), get_accelerator().total_memory()
+    bucket = zero.get("reduce_bucket_size", 0)
+    if zero_stage(config) and 2 * bucket > memory:
+        raise InputError(
+            f"zero_optimization.reduce_bucket_size: {bucket:,.0f} elements are more than this machine's memory of "
+            f"{memory / 2**30:.0f} GiB holds: lower it, such as to 10000000"
+        )
     optimizer, parameters = ((zero.get(f"offload_{name}") or {}).get("device") for name in ("optimizer", "param"))
     if optimizer == "nvme":
         raise InputError(
