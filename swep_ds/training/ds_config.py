@@ -150,8 +150,9 @@ def check_machine(config: dict[str, Any]) -> None:
     """Whether this machine can do what `config` wants: buckets in its memory, offload to disk.
 
     Raises:
-        InputError: a bucket larger than the memory, which DeepSpeed takes in the first update; offload of the optimizer state (DeepSpeed 0.19 then computes other updates, by 2 % of the loss in the
-            second), or this machine lacks what DeepSpeed's operator is built with.
+        InputError: a bucket larger than the memory, which DeepSpeed takes in the first update; the optimizer state on
+            disk (DeepSpeed 0.19 then computes other updates, by 2 % of the loss in the second); or this machine lacks
+            what DeepSpeed's operator is built with.
     """
     zero, memory = config.get("zero_optimization", {}), get_accelerator().total_memory()
     bucket = zero.get("reduce_bucket_size", 0)
