@@ -8,17 +8,22 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 """
 
 import argparse
-from pathlib import Path
 
 from swep_ds.command import main
+from swep_ds.files import check_output, path_of
 
 
 def report() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run's folder")
-    parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a run on the same data sets, as of MLE")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the run's folder")
+    parser.add_argument("run", type=path_of("RUN"), help="a run's folder")
+    parser.add_argument(
+        "--against", type=path_of("--against"), metavar="RUN", help="folder of a run on the same data sets, as of MLE"
+    )
+    parser.add_argument(
+        "--output", type=path_of("--output"), metavar="FILE", help="default: report.html in the run's folder"
+    )
     arguments = parser.parse_args()
+    check_output("--output", arguments.output)
 
     from swep_ds.analysis.report import write_report  # after the arguments: these imports take seconds
 

@@ -108,6 +108,7 @@ CHOICES = {
     "log_level": ("debug", "info", "warning", "error", "critical"),
 }
 _OWN_CHECKPOINTS = "checkpoints are written and read in this package's own way: remove this block"
+_NOT_GATHERED = "DeepSpeed then leaves some of this package's weights spread: remove this field"
 REFUSED = {
     "checkpoint": _OWN_CHECKPOINTS,
     "nebula": _OWN_CHECKPOINTS,
@@ -122,6 +123,8 @@ REFUSED = {
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} in its place',
     "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} in its place',
     "zero_optimization.cpu_offload_use_pin_memory": "write pin_memory in the block offload_optimizer in its place",
+    "zero_optimization.module_granularity_threshold": _NOT_GATHERED,
+    "zero_optimization.stage3_module_granularity_threshold": _NOT_GATHERED,
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
 }
 

@@ -32,7 +32,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     """
     config = dict(config)
     if zero_stage(config) == 3:
-        shard(objective, config)
+        with _refusals():
+            shard(objective, config)
     objective.holds_back = zero_stage(config) < 2
     optimizer, parameters = None, [p for p in objective.parameters() if p.requires_grad]
     if train.optimizer == "adafactor":

@@ -211,7 +211,7 @@ def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
         for cell in line:
             assert cell.isprintable()
             assert not re.match(r"\s*[=@＝]|[+-](?!\d+\.\d+$)", cell)
-    figures = [line for line in csv.DictReader(io.StringIO(formats.csv(plain)))]
+    figures = list(csv.DictReader(io.StringIO(formats.csv(plain))))
     assert [line[5:9] for line in lines[1:]] == [list(figure.values())[5:9] for figure in figures]  # no number changed
 
     console = Console(width=200, record=True, file=io.StringIO())

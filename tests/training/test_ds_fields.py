@@ -97,7 +97,7 @@ def test_every_field_is_of_its_type(resolve):
                 taken += 1
             except InputError as error:
                 checked(str(error))
-    assert taken > len(fields)
+    assert taken > 100
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
