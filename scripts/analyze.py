@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swep_ds.command import main
 from swep_ds.errors import InputError
-from swep_ds.files import write_atomically
+from swep_ds.files import check_output_folder, path_of, write_atomically
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,10 +25,14 @@ def parser() -> argparse.ArgumentParser:
     made = {name: commands.add_parser(name) for name in ("words", "heatmap", "tsne", "frequency")}
     for (name, one), command in zip(made.items(), (words, heatmap, tsne, frequency), strict=True):
         several = {"nargs": "+"} if name == "words" else {}
-        one.add_argument("run", type=Path, metavar="RUN", help="folder of a run", **several)
-        one.add_argument("--output", type=Path, help="folder to write to (default: analysis/ in the first RUN)")
+        one.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **several)
+        one.add_argument(
+            "--output", type=path_of("--output"), help="folder to write to (default: analysis/ in the first RUN)"
+        )
         one.set_defaults(command=command)
-    made["words"].add_argument("--augmented", type=Path, help="SSMBA's samples, of scripts/augment.py: their share")
+    made["words"].add_argument(
+        "--augmented", type=path_of("--augmented"), help="SSMBA's samples, of scripts/augment.py: their share"
+    )
     for name, first in (("heatmap", 3), ("tsne", 5)):
         made[name].add_argument("--data", help="name of one of the run's test sets (default: its first)")
         chosen = made[name].add_mutually_exclusive_group()
@@ -71,6 +75,8 @@ def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.tsne import coordinates, draw
 
     at_least(arguments, max_tokens=10, seed=0)
+    if arguments.seed >= 2**32:
+        raise InputError(f"--seed {arguments.seed}: scikit-learn takes numbers below 2^32: lower it")
     run, examples = questions(arguments)
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
     prepared(folder)
@@ -129,6 +135,7 @@ def analyze() -> None:
     arguments = parser().parse_args()
     first = arguments.run[0] if isinstance(arguments.run, list) else arguments.run
     folder = arguments.output or first / "analysis"
+    check_output_folder("--output", folder)
     for line in arguments.command(arguments, folder):
         print(line)
     print(f"written to {folder}")

@@ -9,10 +9,10 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 """
 
 import argparse
-from pathlib import Path
 
 from swep_ds.command import main
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, printable
+from swep_ds.files import path_of, read_text
 
 
 def answer() -> None:
@@ -21,7 +21,7 @@ def answer() -> None:
     parser.add_argument("--question", required=True)
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text")
-    text.add_argument("--text_file", type=Path)
+    text.add_argument("--text_file", type=path_of("--text_file"))
     parser.add_argument(
         "--n_best", type=int, default=1, help="answers to print (default: 1); extractive models have several"
     )
@@ -33,16 +33,18 @@ def answer() -> None:
     from swep_ds.evaluation.saved import answer_question
     from swep_ds.evaluation.spans import Answer
 
-    try:
-        context = arguments.text_file.read_text(encoding="utf-8") if arguments.text_file else arguments.text
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--text_file {arguments.text_file}: cannot be read as UTF-8 text ({error})") from None
+    context = arguments.text
+    if arguments.text_file:
+        context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")
+    for option, text in (("--question", arguments.question), ("--text", context)):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"{option}: holds bytes that are no UTF-8 text: give it as UTF-8")
     with process_group():
         for one in answer_question(arguments.model, arguments.question, context, arguments.n_best):
             place = ""
             if isinstance(one, Answer):  # a generated answer stands nowhere
                 place = f"    ...{context[max(0, one.start - 40) : one.end + 40]}...".replace("\n", " ")
-            print(f"{one.probability:6.1%}  {one.text}{place}")
+            print(f"{one.probability:6.1%}  {printable(one.text + place)}")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,18 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 """
 
 import argparse
-from pathlib import Path
 
 from swep_ds.command import main
+from swep_ds.files import path_of
 
 
 def augment() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, metavar="SOURCE", help="training data, as data.train names it")
     parser.add_argument("--model", required=True, help="hub id or local folder of a masked language model")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="a new SQuAD v1.1 file")
+    parser.add_argument(
+        "--output", required=True, type=path_of("--output"), metavar="FILE.json", help="a new SQuAD v1.1 file"
+    )
     parser.add_argument("--samples", type=int, default=8, help="per question (default: 8)")
     parser.add_argument("--share", type=float, default=0.25, help="of the tokens that are corrupted (default: 0.25)")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")

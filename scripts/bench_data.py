@@ -27,7 +27,7 @@ from swep_ds.command import main
 from swep_ds.data.quickstart import SOURCE
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
-from swep_ds.files import check_output, write_atomically
+from swep_ds.files import check_output, path_of, write_atomically
 
 PAIRS = 10  # the usual call is timed on one question in so many
 BATCH = 32  # windows, as eval.batch_size has it
@@ -40,7 +40,7 @@ def bench() -> None:
     parser.add_argument("--model", default="quickstart:encoder", help="whose tokenizer it is")
     parser.add_argument("--questions", type=int, default=88_000, help="to prepare (default: 88000, SQuAD's)")
     parser.add_argument("--answers", type=int, default=10_000, help="questions to decode (default: 10000)")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")
     arguments = parser.parse_args()
     if min(arguments.questions, arguments.answers) < 1:
         raise InputError("--questions and --answers must be at least 1")

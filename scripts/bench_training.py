@@ -15,11 +15,10 @@ Prints tables; --json FILE keeps them. Exit codes as scripts/train.py.
 
 import argparse
 import json
-from pathlib import Path
 
 from swep_ds.command import main
 from swep_ds.errors import InputError
-from swep_ds.files import check_output, write_atomically
+from swep_ds.files import check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
 
@@ -48,7 +47,7 @@ def bench() -> None:
     what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
     what.add_argument("--scaling", action="store_true", help="that on 1 and 2 ranks, and a model of more")
     what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
     check_output("--json", arguments.json)

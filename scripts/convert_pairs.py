@@ -10,15 +10,15 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 """
 
 import argparse
-from pathlib import Path
 
 from swep_ds.command import main
+from swep_ds.files import path_of
 
 
 def convert() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="file of generated pairs")
-    parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl", help="a new file")
+    parser.add_argument("source", type=path_of("FILE"), help="file of generated pairs")
+    parser.add_argument("output", type=path_of("OUTPUT.jsonl"), metavar="OUTPUT.jsonl", help="a new file")
     parser.add_argument(
         "--tokenizer",
         default="google-bert/bert-base-uncased",

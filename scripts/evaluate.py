@@ -9,21 +9,24 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 """
 
 import argparse
-from pathlib import Path
 
 from swep_ds.command import main
+from swep_ds.files import check_output_folder, path_of
 
 
 def evaluate() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
     parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help="may be repeated")
-    parser.add_argument("--output_dir", type=Path, required=True, help="for predictions/ and results.json")
+    parser.add_argument(
+        "--output_dir", type=path_of("--output_dir"), required=True, help="for predictions/ and results.json"
+    )
     parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
     parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
+    check_output_folder("--output_dir", arguments.output_dir)
 
     from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
     from swep_ds.evaluation.saved import evaluate_saved

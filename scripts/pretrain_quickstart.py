@@ -6,16 +6,16 @@ Both were made with the defaults; pretrain.py and pretrain_t5.py tell how.
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from swep_ds.data.quickstart import pretrain, pretrain_t5
+from swep_ds.files import path_of
 
 MODELS = {"encoder": pretrain, "t5": pretrain_t5}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to save tokenizer and model")
+    parser.add_argument("folder", type=path_of("FOLDER"), help="where to save tokenizer and model")
     parser.add_argument("--model", choices=MODELS, default="encoder", help="default: %(default)s")
     parser.add_argument("--updates", type=int, help="default: those of the shipped model")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")

@@ -19,8 +19,9 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 from swep_ds.command import main
 from swep_ds.data.readers import read_examples
 from swep_ds.distributed import process_group
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, parsing
 from swep_ds.export import write_model
+from swep_ds.files import check_output_folder, path_of, read_json, user_path
 from swep_ds.models.names import load_tokenizer
 
 T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "vocab_size": 32128}
@@ -89,17 +90,19 @@ def write_texts(file: Path) -> None:
 def write() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=f"{', '.join(CONFIGS)}, or a config.json")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=path_of("FOLDER"))
     arguments = parser.parse_args()
-    settings, file = CONFIGS.get(arguments.model), Path(arguments.model)
+    check_output_folder("FOLDER", arguments.folder)
+    settings, file = CONFIGS.get(arguments.model), user_path(arguments.model, "MODEL")
     if settings is None:
         if not file.is_file():
             raise InputError(f"{arguments.model}: no such file; known are {', '.join(CONFIGS)}")
-        settings = json.loads(file.read_text())
-    config = AutoConfig.for_model(**settings)
-    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForQuestionAnswering
-    with torch.device("meta"):
-        model = auto_class.from_config(config, dtype=torch.bfloat16)
+        settings = read_json(file)
+    with parsing(f"{arguments.model}: is no config of a model", "name another file"):
+        config = AutoConfig.for_model(**settings)
+        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForQuestionAnswering
+        with torch.device("meta"):
+            model = auto_class.from_config(config, dtype=torch.bfloat16)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     with process_group():

@@ -8,26 +8,19 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 """
 
 import argparse
-from functools import partial
 
 from swep_ds.command import main
-from swep_ds.files import check_output, user_path
+from swep_ds.files import check_output, path_of
 
 
 def report() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=partial(user_path, option="run"), help="a run's folder")
+    parser.add_argument("run", type=path_of("RUN"), help="a run's folder")
     parser.add_argument(
-        "--against",
-        type=partial(user_path, option="--against"),
-        metavar="RUN",
-        help="folder of a run on the same data sets, as of MLE",
+        "--against", type=path_of("--against"), metavar="RUN", help="folder of a run on the same data sets, as of MLE"
     )
     parser.add_argument(
-        "--output",
-        type=partial(user_path, option="--output"),
-        metavar="FILE",
-        help="default: report.html in the run's folder",
+        "--output", type=path_of("--output"), metavar="FILE", help="default: report.html in the run's folder"
     )
     arguments = parser.parse_args()
     check_output("--output", arguments.output)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from swep_ds.command import main
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
+from swep_ds.files import path_of
 from swep_ds.sweep import Cell, describe, read_sweep
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -27,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
     options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
-    options.add_argument("--output_dir", type=Path, help="for the runs and the table (default: runs/SWEEP)")
+    options.add_argument(
+        "--output_dir", type=path_of("--output_dir"), help="for the runs and the table (default: runs/SWEEP)"
+    )
     options.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     options.add_argument("--num_accelerators", type=int, default=1, help="processes of each run (default: 1)")
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")

@@ -12,18 +12,21 @@ mend it).
 
 import argparse
 import sys
-from pathlib import Path
 
 from swep_ds.command import main
 from swep_ds.errors import EXIT_FAULT
+from swep_ds.files import check_output_folder, path_of
 
 
 def table() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of a sweep, of a run, or of runs")
+    parser.add_argument(
+        "folders", nargs="+", type=path_of("FOLDERS"), metavar="FOLDER", help="of a sweep, of a run, or of runs"
+    )
     parser.add_argument("--against", metavar="ROW", help="that the others are compared with (default: MLE)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write table and curves there")
+    parser.add_argument("--output", type=path_of("--output"), metavar="DIR", help="write table and curves there")
     arguments = parser.parse_args()
+    check_output_folder("--output", arguments.output)
 
     from swep_ds.analysis.publish import publish  # after the arguments: these imports take seconds
     from swep_ds.analysis.runs import find

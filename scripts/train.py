@@ -11,13 +11,12 @@ checkpoint, start again to go on; anything else is a fault.
 """
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swep_ds.command import is_first_on_node, main
 from swep_ds.errors import InputError
-from swep_ds.files import user_path
+from swep_ds.files import path_of
 
 if TYPE_CHECKING:
     from swep_ds.recipe import Recipe
@@ -29,9 +28,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
     options.add_argument(
-        "--output_dir",
-        type=partial(user_path, option="--output_dir"),
-        help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)",
+        "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
     )
     options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="default: auto")
     options.add_argument(

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from deepspeed.accelerator import get_accelerator
 from rich.console import Console
 from torch import nn
 
+from swep_ds import accelerator
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import InputError
@@ -182,7 +182,7 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
     """
     measured = []
     for world in (1, 2):
-        if torch.cuda.is_available() and torch.cuda.device_count() < world:
+        if accelerator.on_gpu() and accelerator.device_count() < world:
             continue
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "loop.json"

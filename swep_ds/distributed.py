@@ -29,6 +29,7 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
+from swep_ds import accelerator
 from swep_ds.command import is_first_on_node, report
 from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped
 from swep_ds.lifeline import Hub, Line, Spoke
@@ -192,7 +193,7 @@ def _complete_environment() -> None:
         unique = 100 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])
         env.setdefault("MASTER_PORT", str(20000 + unique % 12000))
         env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
-        if torch.cuda.device_count() == 1:
+        if accelerator.device_count() == 1:
             env["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
         env["SWEP_DS_LOCAL_ID"] = env["SLURM_LOCALID"]
         env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]

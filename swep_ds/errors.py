@@ -66,7 +66,14 @@ def parsing(what: str, fix: str) -> Iterator[None]:
 
 def reason(error: BaseException, limit: int = 300) -> str:
     """What an exception says, on one line of at most `limit` characters; its class where the text alone says little."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if not isinstance(error, OSError | ValueError) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def printable(text: str) -> str:
+    """`text` on one line: line breaks, control characters and the like are escaped as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

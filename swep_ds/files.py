@@ -9,12 +9,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.errors import InputError, reason
+from swep_ds.errors import InputError, printable, reason
+
+LONGEST_NAME = 240  # bytes, of a file that `write_atomically` first writes beside itself
 
 
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
@@ -123,19 +126,41 @@ def user_path(text: str, option: str) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, RuntimeError, ValueError) as error:
-        shown = text[:200] if text.isprintable() else repr(text[:200])
-        raise InputError(f"{option} {shown}: cannot be looked up ({reason(error)}): name another path") from None
+        named = printable(text[:200])
+        raise InputError(f"{option} {named}: cannot be looked up ({reason(error)}): name another path") from None
     return path
+
+
+def path_of(option: str) -> Callable[[str], Path]:
+    """`user_path` of an option, as argparse's `type`."""
+    return partial(user_path, option=option)
 
 
 def check_output(option: str, path: Path | None) -> None:
     """Raises InputError where no file can be written to the path that `option` gives; before the work, not after."""
     if path is None:
         return
+    path = user_path(str(path), option)
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not path.is_file():
         raise InputError(f"{option} {path}: is no file: name one")
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise InputError(f"{option} {path}: its name is longer than {LONGEST_NAME} bytes: shorten it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {path}: the folder {path.parent} cannot be written to: name another one")
+
+
+def check_output_folder(option: str, path: Path | None) -> None:
+    """Raises InputError where the folder that `option` gives cannot be made or written to; before the work."""
+    if path is None:
+        return
+    path = user_path(str(path), option)
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise InputError(f"{option} {path}: {there} is no folder: name another one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {path}: the folder {there} cannot be written to: name another one")
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:

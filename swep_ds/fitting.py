@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import psutil
-import torch
 
-from swep_ds.errors import InputError
+from swep_ds import accelerator
+from swep_ds.errors import InputError, printable
 from swep_ds.recipe import TrainSection
 from swep_ds.training.activations import Activations
 from swep_ds.training.memory import States
@@ -38,12 +38,12 @@ class Devices:
         """
         if not text:
             ram = psutil.virtual_memory().total
-            count = torch.cuda.device_count()
-            sizes = [torch.cuda.get_device_properties(number).total_memory for number in range(count)]
-            return Devices(count, min(sizes), True, ram) if sizes else Devices(1, ram, False, ram)
-        match = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", text)
-        if not match or not int(match[1]) or not float(match[2]):
-            raise InputError(f"--plan {text}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
+            sizes = accelerator.total_memory()
+            return Devices(len(sizes), min(sizes), True, ram) if sizes else Devices(1, ram, False, ram)
+        match = re.fullmatch(r"(\d{1,6})x(\d{1,6}(?:\.\d{1,6})?)", text, re.ASCII)
+        if not match or not int(match[1]) or float(match[2]) < 0.001:
+            named = printable(text[:100])
+            raise InputError(f"--plan {named}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
         return Devices(int(match[1]), int(float(match[2]) * GIB), True, None)
 
     def host_bytes(self, states: States) -> int:

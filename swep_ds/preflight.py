@@ -23,6 +23,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from rich.console import Console
 
+from swep_ds import accelerator
 from swep_ds import distributed as ranks
 from swep_ds.data.readers import DATA_SUFFIXES
 from swep_ds.errors import InputError
@@ -64,7 +65,7 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     report = {"device": _device(), **versions()}
     with suppress(PackageNotFoundError):  # there is none for every system
         report["triton"] = version("triton")
-    if torch.cuda.is_available():
+    if get_accelerator().device_name() == "cuda":
         report["CUDA, NCCL"] = f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
         report["driver"] = _driver()
     code = Path(__file__).parent
@@ -80,11 +81,9 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
 
 
 def _device() -> str:
-    accelerator = get_accelerator()
-    if accelerator.device_name() == "cpu":
+    if not accelerator.on_gpu():
         return f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"
-    name = torch.cuda.get_device_name(ranks.device()) if torch.cuda.is_available() else accelerator.device_name()
-    return f"{name}, {accelerator.total_memory() / 2**30:.0f} GiB"
+    return f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
 
 
 def _driver() -> str:

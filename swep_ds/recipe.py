@@ -6,24 +6,31 @@ beside the method (`swep_ds/methods/`), so that adding one touches no other file
 """
 
 import difflib
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, printable
+from swep_ds.files import read_text, user_path
 from swep_ds.methods import METHODS, MethodSettings
+from swep_ds.section import FieldFault, Section, leaves
+from swep_ds.yaml_text import parse_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
+MOST_FAULTS = 20  # of a file that are listed
+LARGEST = 10**30  # whole number that Python still prints, and pydantic compares
+MOST_PARENTS = 10  # of a field that --set names
+LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
-
+# Bounds that no run reaches: above them numbers overflow, or a run has no end.
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Many = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Epochs = Annotated[float, Field(gt=0, le=10_000)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=Section)
@@ -36,36 +43,34 @@ class ModelSection(Section):
 
 class DataSection(Section):
     train: str  # a source: hub id ("owner/name[:config][@split]"), local file or folder, "quickstart:<domain>"
-    eval: dict[str, str] = {}  # name -> source; the source domain comes first
+    eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
     train_fraction: float = Field(1.0, gt=0, le=1)  # nested, seeded subset: the 10 % are inside the 30 %
-    max_train_examples: int | None = Field(None, ge=1)
+    max_train_examples: Many | None = None
     augmented: str | None = None  # source of samples made from data.train (scripts/augment.py), to train on as well
-    max_eval_examples: int | None = Field(None, ge=1)  # per data set
-    max_length: int = Field(384, ge=8)  # tokens in a window, question and special tokens included
-    doc_stride: int = Field(128, ge=1)  # tokens from one window's start to the next one's
-    max_query_length: int = Field(64, ge=1)  # longer questions are cut, and counted
-    max_target_length: int = Field(30, ge=2)  # generative: longer answers are cut, and counted
+    max_eval_examples: Many | None = None  # per data set
+    max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
+    doc_stride: Count = 128  # tokens from one window's start to the next one's
+    max_query_length: Count = 64  # longer questions are cut, and counted
+    max_target_length: int = Field(30, ge=2, le=1_000_000)  # generative: longer answers are cut, and counted
     windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
 
     @field_validator("eval")
     @classmethod
     def _file_names(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
-                raise ValueError(f"the name {name!r} becomes a file name: use letters, digits, '.', '_' and '-'")
-        if HOLDOUT in value:
+        check_data_set_names(list(value))
+        if HOLDOUT in map(_on_disk, value):
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
         return value
 
 
 class TrainSection(Section):
-    epochs: float = Field(2, gt=0)
-    max_updates: int | None = Field(None, ge=1)  # optimizer steps; cuts `epochs` short
-    micro_batch_size: int = Field(8, ge=1)  # windows per rank and forward pass
-    max_tokens: int | None = Field(None, ge=1)  # in place of that: padded positions per rank and forward pass
-    gradient_accumulation_steps: int = Field(1, ge=1)  # a run keeps its global batch when its ranks change
-    learning_rate: float = Field(3e-5, gt=0)
+    epochs: Epochs = 2
+    max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
+    micro_batch_size: Count = 8  # windows per rank and forward pass
+    max_tokens: Many | None = None  # in place of that: padded positions per rank and forward pass
+    gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
+    learning_rate: float = Field(3e-5, gt=0, le=1000)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
     schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
     weight_decay: float = Field(0.0, ge=0)
@@ -78,10 +83,11 @@ class TrainSection(Section):
     activation_checkpointing: bool = False
     packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
-    log_every: int = Field(10, ge=1)  # updates
-    checkpoint_every: int = Field(1000, ge=1)  # updates
-    keep_checkpoints: int = Field(2, ge=1)
-    stall_seconds: float = Field(600, gt=0)  # without progress on any rank: then rank 0 says which ones are behind
+    log_every: Many = 10  # updates
+    checkpoint_every: Many = 1000  # updates
+    keep_checkpoints: Count = 2
+    # without progress on any rank: then rank 0 says which ones are behind
+    stall_seconds: float = Field(600, gt=0, le=1_000_000)
     on_checkpoint_failure: Literal["stop", "go_on"] = "stop"  # where one cannot be written; earlier ones stay
 
 
@@ -89,22 +95,22 @@ class PretrainSection(Section):
     """A first stage of training on other data, as a rule generated questions; all else is as in the recipe."""
 
     train: str  # a source like data.train, used whole
-    max_train_examples: int | None = Field(None, ge=1)
-    epochs: float = Field(2, gt=0)
-    max_updates: int | None = Field(None, ge=1)
-    micro_batch_size: int = Field(32, ge=1)
-    gradient_accumulation_steps: int = Field(1, ge=1)
-    learning_rate: float = Field(2e-5, gt=0)
+    max_train_examples: Many | None = None
+    epochs: Epochs = 2
+    max_updates: Many | None = None
+    micro_batch_size: Count = 32
+    gradient_accumulation_steps: Count = 1
+    learning_rate: float = Field(2e-5, gt=0, le=1000)
 
 
 class EvalSection(Section):
     # A name in data.eval, or "held_out". Half of that set scores every checkpoint; the best by F1 (then EM, then the
     # earlier) is what is reported, on the other half of this set and on all of the others, and exported.
     select_on: str | None = None
-    batch_size: int = Field(32, ge=1)  # windows per rank
-    n_best: int = Field(20, ge=1)  # extractive: best starts and ends per window that are paired
-    max_answer_tokens: int = Field(30, ge=1)  # generated ones with the end of sequence
-    beams: int = Field(4, ge=1)  # generative: width of the beam search; 1 = greedy
+    batch_size: Count = 32  # windows per rank
+    n_best: int = Field(20, ge=1, le=10_000)  # extractive: best starts and ends per window that are paired
+    max_answer_tokens: Count = 30  # generated ones with the end of sequence
+    beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
 
 
 class TrackingSection(Section):
@@ -245,23 +251,34 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
             "--recipe", is what the user named it with.
     """
     kind = model.__name__.lower()
-    path = Path(name_or_path)
+    path = user_path(name_or_path, option)
     if not path.suffix:
         path = shipped / f"{name_or_path}.yaml"
-    if not path.is_file():
+    if not path.exists():
         known = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
-        raise InputError(f"{option} {name_or_path}: no such {kind}; known are {known}, or give a YAML file")
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except _RepeatedKey as error:
-        raise InputError(f"{path}: {error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date like 2019-13-45
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise InputError(f"{option} {shown(name_or_path, str)}: no such {kind}; known are {known}, or give a YAML file")
+    tree = parse_yaml(read_text(path), str(path))
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
     return path, tree
+
+
+def check_data_set_names(names: Sequence[str]) -> None:
+    """Raises ValueError of names that cannot become files `predictions/NAME.json` beside each other."""
+    taken: dict[str, str] = {}
+    for name in names:
+        if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
+            raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
+        if len(name.encode()) > LONGEST_NAME:
+            raise ValueError(f"the name {shown(name)} becomes a file name: shorten it to {LONGEST_NAME} bytes")
+        other = taken.setdefault(_on_disk(name), name)
+        if other != name:
+            raise ValueError(f"{other!r} and {name!r} would share a file where case does not count: rename one")
+
+
+def _on_disk(name: str) -> str:
+    """What a file system compares that tells no case, and no ways to write an accent, apart."""
+    return unicodedata.normalize("NFC", name.casefold())
 
 
 def flatten(tree: dict[str, Any]) -> dict[str, Any]:
@@ -282,33 +299,21 @@ def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = 
     return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names[:most]) + more
 
 
-class _RepeatedKey(ValueError):
-    pass
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """PyYAML keeps the last of a key's values and loses the others without a word."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node, seen = super().compose_mapping_node(anchor), set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise _RepeatedKey(f"line {key.start_mark.line + 1} gives {key.value} a second time: keep one")
-                seen.add(key.value)
-        return node
-
-
 def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
     """`tree`, read from `path`, as typed settings.
 
     Raises:
         InputError: an unknown field (names the nearest one), a wrong value; all of them in one line.
     """
+    for name, value in flatten(tree).items():
+        if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
+            raise InputError(f"{path}: {shown(name, str)}: a whole number of more than 30 digits: correct it")
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"{path}: " + "; ".join(_explain(e, model) for e in error.errors())) from None
+        faults = [_explain(e, model) for e in error.errors()]
+        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+        raise InputError(f"{path}: {'; '.join(faults[:MOST_FAULTS])}{more}") from None
 
 
 def _inherit(path: Path, tree: dict[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -318,10 +323,12 @@ def _inherit(path: Path, tree: dict[str, Any], above: tuple[Path, ...] = ()) -> 
     tree, named, chain = dict(tree), tree["extends"], (*above, path.resolve())
     del tree["extends"]
     if not isinstance(named, str) or not named:
-        raise InputError(f"{path}: extends {named!r}: name a shipped recipe or a YAML file")
-    named = str(path.parent / named) if Path(named).suffix else named
+        raise InputError(f"{path}: extends {shown(named)}: name a shipped recipe or a YAML file")
+    if Path(named).suffix and not named.startswith("~"):
+        named = str(path.parent / named)
     base_path, base = read_settings(named, RECIPES, f"{path}: extends", Recipe)
     if base_path.resolve() in chain:
+        named = shown(named, str)
         raise InputError(f"{path}: extends {named}, which extends this one: recipes cannot go round in a circle")
     base = _inherit(base_path, base, chain)
     methods = [one.get("method") if isinstance(one.get("method"), dict) else {} for one in (base, tree)]
@@ -340,15 +347,11 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
 
 def _apply(tree: dict[str, Any], override: str) -> None:
     keys, separator, text = override.partition("=")
+    override = shown(override, str)
     *parents, leaf = keys.split(".")
-    if not separator or not all([*parents, leaf]):
+    if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
         raise InputError(f"--set {override}: write it as section.field=value")
-    try:
-        value = yaml.load(text, _UniqueKeys)
-    except _RepeatedKey as error:
-        raise InputError(f"--set {override}: {error}") from None
-    except (yaml.YAMLError, ValueError):  # ValueError: a date like 2019-13-45
-        raise InputError(f"--set {override}: the value is not YAML; quote it") from None
+    value = parse_yaml(text, f"--set {override}")
     if isinstance(value, str):
         value = _number(value)
     node = tree
@@ -376,7 +379,7 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
     location, method = [str(part) for part in error["loc"]], None
     if len(location) > 1 and location[0] == "method" and location[1] in METHODS:
         method = location.pop(1)  # the union's tag is not part of the field's name
-    field = ".".join(location)
+    field = shown(".".join(location), str)
     match error["type"]:
         case "extra_forbidden" if method:
             return f"{field}: {_no_setting(location[-1], method)}"
@@ -387,14 +390,16 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
         case "missing" if isinstance(error["loc"][-1], str):
             return f"{field} is required: give it in the recipe or with --set {field}=..."
         case "union_tag_invalid":
-            name = str(error["input"].get("name"))
+            name = shown(error["input"].get("name"), str)
             return f"method.name: {name!r} is not a method{_suggest(name, METHODS)}"
         case "union_tag_not_found":
             return f"method.name is required: one of {', '.join(METHODS)}"
+        case "value_error" if isinstance(error["ctx"]["error"], FieldFault):
+            return ".".join(filter(None, (field, str(error["ctx"]["error"]))))
         case "value_error":
             return f"{field}: {error['ctx']['error']}" if field else str(error["ctx"]["error"])
         case _:
-            return f"{field}: {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+            return f"{field}: {shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _nearest(location: list[str], model: type[BaseModel]) -> str:
@@ -413,8 +418,8 @@ def _section(name: str, model: type[BaseModel]) -> type[BaseModel]:
 def _no_section(field: str, value: Any, model: type[BaseModel]) -> str:
     """What to write in place of a section that is a value, or nothing."""
     name = next(iter(_section(field, model).model_fields))
-    given = value if field == "method" and isinstance(value, str) else "..."
-    what = "is empty" if value is None else f"{value!r} is no section"
+    given = shown(value, str) if field == "method" and isinstance(value, str) else "..."
+    what = "is empty" if value is None else f"{shown(value)} is no section"
     return f"{what}: write it as a section: {field}: {{{name}: {given}}}, or --set {field}.{name}={given}"
 
 
@@ -423,6 +428,16 @@ def _no_setting(name: str, method: str) -> str:
     others = [other for other, settings in METHODS.items() if name in settings.model_fields]
     owners = f" ({', '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
     return f"{method} has no setting {name!r}{owners}{_suggest(name, own) if own else '; it takes none'}"
+
+
+def shown(value: Any, write: Callable[[Any], str] = repr) -> str:
+    """A value for a message, on one line of at most 100 characters."""
+    try:
+        text = write(value)
+    except (RecursionError, ValueError):  # nested too deep; a whole number of thousands of digits
+        text = f"a {type(value).__name__} too large to print"
+    text = printable(text)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _suggest(name: str, candidates) -> str:

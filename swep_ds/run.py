@@ -40,7 +40,7 @@ from swep_ds.recipe import Recipe, flatten
 from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.conversion import parameter_shapes
-from swep_ds.training.ds_config import QUIET, SPREAD, check_offload, read_ds_config, resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import QUIET, SPREAD, check_machine, read_ds_config, resolve_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Table, Tracker, peak_memory_bytes
@@ -324,7 +324,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
             on_cpu=ranks.device().type == "cpu",
         )
     )
-    ranks.agree(lambda: check_offload(config))
+    ranks.agree(lambda: check_machine(config))
     slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
     if slow and ranks.is_main():
         log.warning("train.packing: attention is launched for each window in each layer; %s", slow)

@@ -16,6 +16,7 @@ that was stopped goes on, and a table can be made of what is there at any time: 
 
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,13 +28,15 @@ from pydantic import Field, field_validator, model_validator
 
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked, read_json, write_atomically
-from swep_ds.recipe import Recipe, Section, differences, flatten, read_settings, validate
+from swep_ds.recipe import Recipe, Section, differences, flatten, read_settings, shown, validate
 
 SWEEPS = Path(__file__).parent / "sweeps"
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
 START_LINE = "$ "  # begins one, before its command
 DESCRIPTION = "sweep.json"  # of the sweep's folder: what each run's folder holds
 Settings = dict[str, Any]  # dotted name -> value
+MOST_RUNS = 10_000
+LONGEST_FOLDER = 200  # bytes of a run's folder name, beside which NAME.log stands
 
 
 class Sweep(Section):
@@ -50,7 +53,7 @@ class Sweep(Section):
     @classmethod
     def _several(cls, value: Any) -> Any:
         if not isinstance(value, list):
-            raise ValueError(f"{value!r} is no list: write seeds: [0, 1, 2]")
+            raise ValueError(f"{shown(value)} is no list: write seeds: [0, 1, 2]")
         return value
 
     @field_validator("variants", mode="before")
@@ -73,7 +76,7 @@ class Sweep(Section):
     def _texts(cls, value: Any) -> Any:
         """A bare number is a label, too."""
         if not isinstance(value, dict):
-            raise ValueError(f"{value!r} is no mapping: write across: {{AXIS: {{LABEL: {{SETTING: VALUE}}}}}}")
+            raise ValueError(f"{shown(value)} is no mapping: write across: {{AXIS: {{LABEL: {{SETTING: VALUE}}}}}}")
         return {axis: {str(k): v for k, v in _mappings(axis, one).items()} for axis, one in value.items()}
 
     @field_validator("across")
@@ -258,6 +261,9 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         raise InputError("--set seed=...: a sweep's seeds stand in its file, as seeds: [...]")
     for override in overrides:
         _spares_the_variants(override, sweep, path)
+    count = math.prod(map(len, (sweep.seeds, sweep.variants, *sweep.across.values())))
+    if count > MOST_RUNS:
+        raise InputError(f"{path}: variants x across x seeds are {count:,} runs: leave at most {MOST_RUNS:,}")
     cells = []
     for seed, (labels, own), variant in itertools.product(sweep.seeds, list(sweep.points()), sweep.variants):
         settings = _laid_over(_laid_over(sweep.set, own), sweep.variants[variant])
@@ -268,6 +274,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         except InputError as error:
             raise InputError(f"{path}: variants.{variant}{at}: {error}") from None
         name = "-".join([*map(_slug, (variant, *labels.values())), f"seed{seed}"])
+        if len(name) > LONGEST_FOLDER:
+            raise InputError(f"{path}: variants.{variant}{at}: the folder {name} is too long a name: shorten them")
         cells.append(Cell(variant, seed, recipe, chosen, output_dir / name, labels))
     _can_be_compared(cells, path)
     return sweep, cells
@@ -323,10 +331,11 @@ def _tests(recipe: Recipe) -> tuple:
 def _mappings(name: str, value: Any) -> dict[Any, Any]:
     """`value` if it gives names their settings."""
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is no mapping: write {name}: {{NAME: {{SETTING: VALUE}}}}")
+        raise ValueError(f"{shown(value)} is no mapping: write {name}: {{NAME: {{SETTING: VALUE}}}}")
     for one, settings in value.items():
         if not isinstance(settings, dict):
-            raise ValueError(f"{one}: {settings!r} are no settings: write {one}: {{SETTING: VALUE}}, or {{}} for none")
+            name, what = shown(one, str), f"{shown(settings)} are no settings"
+            raise ValueError(f"{name}: {what}: write {name}: {{SETTING: VALUE}}, or {{}} for none")
     return value
 
 

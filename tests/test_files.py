@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,14 @@ from hypothesis import strategies as st
 
 from swep_ds.errors import InputError, Stopped, parsing
 from swep_ds.files import (
+    LONGEST_NAME,
+    check_output,
+    check_output_folder,
     is_locked,
     leftover_of,
     open_lock,
     parse_json,
+    path_of,
     read_json,
     read_lines,
     read_text,
@@ -21,6 +26,7 @@ from swep_ds.files import (
     write_atomically,
 )
 from tests.hostile import NO_FILES
+from tests.tiny_run import ROOT
 
 
 def test_a_text_or_its_pieces_replace_what_was_there(tmp_path):
@@ -200,3 +206,41 @@ def test_leftovers_are_what_is_written_before_it_gets_its_name(tmp_path, monkeyp
     assert [(leftover_of(temporary), name) for temporary, name in names] == [(name, name) for _, name in names]
     for name in ("recipe.yaml", ".recipe.yaml", ".recipe.yaml.", ".recipe.yaml.12x", "recipe.yaml.12", ".12", "..12"):
         assert leftover_of(name) is None
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 300, "a\0b", "x" * 5000, "a\x1b[31m\0"])
+def test_a_path_that_cannot_be_looked_up_is_one_line_that_names_the_option(name):
+    with pytest.raises(InputError, match=r"--output .* cannot be looked up") as caught:
+        path_of("--output")(name)
+    assert str(caught.value).isprintable()
+    for check in (check_output, check_output_folder):
+        with pytest.raises(InputError, match="--output"):
+            check("--output", Path(name))
+
+
+def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
+    check_output("--output", None)
+    check_output_folder("--output", None)
+    longest = tmp_path / ("x" * LONGEST_NAME)
+    check_output("--output", longest)
+    write_atomically(longest, "")
+    check_output_folder("--output", tmp_path / "a" / "b" / "c")
+    with pytest.raises(InputError, match="longer than 240 bytes"):
+        check_output("--output", tmp_path / ("x" * (LONGEST_NAME + 1)))
+    with pytest.raises(InputError, match="there is no folder"):
+        check_output("--output", tmp_path / "a" / "file")
+    with pytest.raises(InputError, match="is no file"):
+        check_output("--output", tmp_path)
+    for path in (longest, longest / "below"):
+        with pytest.raises(InputError, match="is no folder"):
+            check_output_folder("--output", path)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # for root every folder can be written to
+    with pytest.raises(InputError, match="cannot be written to"):
+        check_output("--output", tmp_path / "file")
+    with pytest.raises(InputError, match="cannot be written to"):
+        check_output_folder("--output", tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)
+def test_no_script_takes_a_path_unlooked(script):
+    assert "type=Path" not in script.read_text() or script.stem == "bench_kernels"  # which knows nothing of the package

@@ -191,7 +191,29 @@ def test_devices():
     assert Devices.parse("").memory > GIB
 
 
-@pytest.mark.parametrize("text", ["8x", "x80", "80", "0x80", "8x0", "8x80GB", "-1x80"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "8x",
+        "x80",
+        "80",
+        "0x80",
+        "8x0",
+        "8x80GB",
+        "-1x80",
+        "8x-1",
+        "1e9x80",
+        "9" * 5000 + "x80",
+        "9999999x80",
+        "8x" + "9" * 5000,
+        "8x0.0001",
+        "8xNaN",
+        "\u0663x80",
+        "8x80\n",
+        "1_0x80",
+    ],
+    ids=lambda text: text[:10],
+)
 def test_devices_that_are_none(text):
     with pytest.raises(InputError, match=r"--plan .*: write it as NUMBERxGIB"):
         Devices.parse(text)

@@ -247,7 +247,7 @@ def test_an_override_is_section_field_value(path, override):
 
 @pytest.mark.parametrize("value", ["[", "@x", "{a", "2019-13-45"])
 def test_an_override_that_is_not_yaml(path, value):
-    assert f"--set data.train={value}: the value is not YAML" in message(path, f"data.train={value}")
+    assert f"--set data.train={value}: not YAML" in message(path, f"data.train={value}")
 
 
 def test_an_override_below_a_value(path):
@@ -409,7 +409,7 @@ def test_a_wrong_value_names_its_field(path, override):
     assert f": {field}" in message(path, override)
 
 
-@pytest.mark.parametrize("content", [b"a: [1", b"\xff\xfe\x00", b"a: 2019-13-45", b"\tx: 1"])
+@pytest.mark.parametrize("content", [b"a: [1", b"a: 2019-13-45", b"\tx: 1"])
 def test_not_yaml(tmp_path, content):
     (tmp_path / "r.yaml").write_bytes(content)
     assert f"{tmp_path / 'r.yaml'}: not YAML" in message(tmp_path / "r.yaml")

@@ -14,6 +14,7 @@ from swep_ds.analysis.formats import HEADS
 from swep_ds.analysis.plotting import COLOURS, MARKS
 from swep_ds.analysis.table import Table
 from swep_ds.errors import InputError
+from swep_ds.files import LONGEST_NAME
 
 PANEL = (3.1, 2.5)  # inches
 PANELS_IN_A_ROW = 4  # at most
@@ -49,7 +50,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     groups = list(_groups(table["blocks"]))
     for axis, title, blocks in groups:
         several = sum(one == axis for one, _, _ in groups) > 1
-        name = "-".join(_slug(part) for part in ("curve", axis, *([title] if several else [])))
+        name = "-".join(_slug(part) for part in ("curve", axis, *([title] if several else [])))[:LONGEST_NAME]
         for metric, head in HEADS.items():
             figure = _figure(axis, title, blocks, metric)
             for suffix in ("png", "svg"):

@@ -15,13 +15,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from swep_ds.analysis.table import METRICS, Table
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, printable
 from swep_ds.files import write_atomically
 
 SUFFIXES = ("md", "csv", "tex", "html", "json")
 WIDTH = 140  # of the printed table where there is no terminal
 HEADS = {"exact_match": "EM", "f1": "F1"}
 DASH = "-"
+FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # as `printable` writes tab and return
 Block = dict[str, Any]
 
 
@@ -43,17 +44,19 @@ LATEX_MARKS |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
 
 
 def _latex_escape(text: str) -> str:
-    return MINUS.sub("$-$", "".join(LATEX_MARKS.get(mark, mark) for mark in text))
+    return MINUS.sub("$-$", "".join(LATEX_MARKS.get(mark, mark) for mark in printable(text)))
 
 
 def _shortstack(lines: Sequence[str]) -> str:
     return rf"\shortstack[r]{{{LATEX_BREAK.join(lines)}}}" if len(lines) > 1 else lines[0]
 
 
-TERMINAL = Style(str, "\0{}".format, "\n".join)  # the mark is the first of a bold line
-MARKDOWN = Style(lambda text: re.sub(r"([|*_<\[\]\\])", r"\\\1", text), "**{}**".format, " ".join)
+# Names come from folders and files: none breaks a line or moves the cursor. Escaped first, as Markdown's own backslash
+# would hide what follows.
+TERMINAL = Style(printable, "\0{}".format, "\n".join)  # the mark is the first of a bold line
+MARKDOWN = Style(lambda text: re.sub(r"([|*_<`\[\]\\])", r"\\\1", printable(text)), "**{}**".format, " ".join)
 LATEX = Style(_latex_escape, r"\textbf{{{}}}".format, _shortstack)
-HTML = Style(html.escape, "<b>{}</b>".format, "<br>".join)
+HTML = Style(lambda text: html.escape(printable(text)), "<b>{}</b>".format, "<br>".join)
 
 
 def write(table: Table, folder: Path) -> None:
@@ -62,7 +65,7 @@ def write(table: Table, folder: Path) -> None:
     Raises:
         InputError: the folder cannot be written to.
     """
-    as_json = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+    as_json = json.dumps(table, indent=2) + "\n"
     texts = [markdown(table), csv(table), latex(table), webpage(table), as_json]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +143,7 @@ def _figure(mean: float, std: float | None) -> str:
 
 
 def _remarks(table: Table) -> tuple[list[str], list[str]]:
-    return table["notes"], [one["line"] for one in table["missing"]]
+    return list(map(printable, table["notes"])), [printable(one["line"]) for one in table["missing"]]
 
 
 # Formats
@@ -180,14 +183,14 @@ def csv(table: Table) -> str:
                 seeds = other.get("seeds", {})
                 lines.append(
                     {
-                        "model": block["model"],
-                        **block["labels"],
-                        "method": row["name"],
-                        "data_set": column,
+                        "model": _no_formula(block["model"]),
+                        **{_no_formula(axis): _no_formula(label) for axis, label in block["labels"].items()},
+                        "method": _no_formula(row["name"]),
+                        "data_set": _no_formula(column),
                         "metric": metric,
                         "runs": len(row["seeds"]),
                         **{key: cell[key] for key in ("mean", "std", "paper")},
-                        "against": table["against"] if other else None,
+                        "against": _no_formula(table["against"]) if other else None,
                         "difference": other.get("mean"),
                         "low": other.get("low"),
                         "high": other.get("high"),
@@ -195,6 +198,12 @@ def csv(table: Table) -> str:
                     }
                 )
     return pd.DataFrame(lines).to_csv(index=False)
+
+
+def _no_formula(text: str) -> str:
+    """A name as a spreadsheet shows it: with a quote in front, where it would be computed."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def latex(table: Table) -> str:
@@ -233,14 +242,14 @@ def webpage(table: Table) -> str:
     parts = ["<!doctype html>", '<html lang="en"><head><meta charset="utf-8"><title>Scores</title>']
     parts.append(f"<style>{CSS}</style></head><body><h1>Scores</h1>")
     for block in table["blocks"]:
-        parts.append(f"<h2>{html.escape(block['title'])}</h2>")
+        parts.append(f"<h2>{HTML.escape(block['title'])}</h2>")
         parts.append(f"<div>{scores_frame(block, HTML).to_html(escape=False, border=0)}</div>")
         if (differences := differences_frame(block, HTML)) is not None:
-            parts.append(f"<h2>{html.escape(block['title'])}: difference to {html.escape(table['against'])}</h2>")
+            parts.append(f"<h2>{HTML.escape(block['title'])}: difference to {HTML.escape(table['against'])}</h2>")
             parts.append(f"<div>{differences.to_html(escape=False, border=0)}</div>")
     for title, lines in zip(("Notes", "Missing"), _remarks(table), strict=True):
         if lines:
-            items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+            items = "".join(f"<li>{HTML.escape(line)}</li>" for line in lines)
             parts.append(f"<h2>{title}</h2><ul>{items}</ul>")
     return "\n".join([*parts, "</body></html>", ""])
 
@@ -254,7 +263,7 @@ def show(table: Table) -> None:
     for block in table["blocks"]:
         console.print(for_terminal(block))
         if (differences := differences_frame(block, TERMINAL)) is not None:
-            made = RichTable(title=Text(f"less {table['against']}"), title_justify="left", show_lines=True)
+            made = RichTable(title=Text(f"less {printable(table['against'])}"), title_justify="left", show_lines=True)
             for head in ("", "", *differences.columns):
                 made.add_column(head, justify="right" if head else "left")
             for index, row in zip(differences.index, differences.values, strict=True):
@@ -269,7 +278,7 @@ def show(table: Table) -> None:
 def for_terminal(block: Block) -> RichTable:
     """The scores, F1 below EM, and the paper's number below each."""
     frame = scores_frame(block, TERMINAL)
-    made = RichTable(title=Text(block["title"]), title_justify="left", show_lines=True)
+    made = RichTable(title=Text(printable(block["title"])), title_justify="left", show_lines=True)
     made.add_column("EM\nF1")
     columns, rows = _together(frame)
     for column in columns:

@@ -7,21 +7,25 @@ Two layouts, those of Info-HCVAE (Lee et al., ACL 2020), told apart by content:
 Questions that no model could be trained on are dropped and counted by reason.
 """
 
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import rich.progress
+from rich.markup import escape
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.errors import InputError
-from swep_ds.files import write_atomically
+from swep_ds.errors import InputError, printable, reason
+from swep_ds.files import check_output, open_input, parse_json, write_atomically
 
 NO_ANSWER = "answer not in the context"
 BLANK = "blank question, context or answer"
+NO_TEXT = "half a surrogate pair in question, context or answer"
+LONGEST_LINE = 2**26  # bytes
 Pair = tuple[str, str, str, int]  # question, context, answer, its first character in the context
 
 
@@ -37,12 +41,15 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
     Raises:
         InputError: a file that cannot be read or written, a malformed line (names it), or no pair left.
     """
+    check_output("OUTPUT.jsonl", output)
     if output.exists():
         raise InputError(f"{output}: exists already: name another file")
     counts: Counter = Counter()
 
     def rows() -> Iterator[str]:
-        with rich.progress.open(source, encoding="utf-8", description=source.name) as lines:
+        size = source.stat().st_size
+        with rich.progress.wrap_file(open_input(source), size, description=escape(printable(source.name))) as file:
+            lines = _lines(source, file)
             for number, pair in _pairs(source, lines, load_tokenizer):
                 reason = pair if isinstance(pair, str) else _fault(pair)
                 counts[reason or "written"] += 1
@@ -51,18 +58,33 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
         if not counts["written"]:
             raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
 
+    open_input(source).close()
     try:
         write_atomically(output, rows())
     except OSError as error:
         raise InputError(f"{error.filename or source}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{source}: no UTF-8 text (byte {error.start}): name a file of generated pairs") from None
     return counts
 
 
+def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
+    """Raises InputError of a line that is no UTF-8 or longer than `LONGEST_LINE`, which it does not read whole."""
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_LINE)
+        if not line:
+            return
+        if len(line) == LONGEST_LINE:
+            raise InputError(f"{source}: line {number} has more than {LONGEST_LINE >> 20} MiB: it is no generated pair")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"{source}: line {number} is no UTF-8 text: name a file of generated pairs") from None
+
+
 def _fault(pair: Pair) -> str | None:
-    question, context, answer, _ = pair
-    return None if question.strip() and context.strip() and answer.strip() else BLANK
+    texts = pair[:3]
+    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+        return NO_TEXT
+    return None if all(text.strip() for text in texts) else BLANK
 
 
 def _row(id_: str, question: str, context: str, answer: str, start: int) -> dict[str, Any]:
@@ -85,15 +107,19 @@ def _pairs(source: Path, lines: Iterable[str], load_tokenizer) -> Iterable[tuple
                 raise InputError(f"{source}: line {number} is no generated pair: see scripts/convert_pairs.py")
         try:
             yield number, read(line)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            what = f"{type(error).__name__}: {error}"
+        except (ValueError, IndexError, InputError) as error:
             raise InputError(
-                f"{source}: line {number} is no generated pair ({what}): see scripts/convert_pairs.py"
+                f"{source}: line {number} is no generated pair ({reason(error)}): see scripts/convert_pairs.py"
             ) from None
 
 
 def _read_json(line: str) -> Pair | str:
-    row = json.loads(line)
+    row = parse_json(line, "its text")
+    if not isinstance(row, dict):
+        raise ValueError("it is no JSON object")
+    for name in ("question", "context", "answer"):
+        if not isinstance(row.get(name), str):
+            raise ValueError(f"its {name!r} is missing" if name not in row else f"its {name!r} is no text")
     question, context, answer = row["question"], row["context"], row["answer"].strip()
     # where the answer was taken from is not said: its first occurrence as whole words
     found = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", context)
@@ -109,9 +135,12 @@ class _Features:
 
     def __call__(self, line: str) -> Pair | str:
         columns = line.split("\t")
+        if len(columns) < 5:
+            raise ValueError(f"it has {len(columns)} columns in place of 5")
         ids, first, last = [int(i) for i in columns[0].split()], int(columns[3]), int(columns[4])
-        if max(ids) >= len(self.pieces):
-            raise ValueError(f"token id {max(ids)}, and the tokenizer has {len(self.pieces)}: give --tokenizer")
+        if not 0 <= min(ids) <= max(ids) < len(self.pieces):
+            known = len(self.pieces)
+            raise ValueError(f"token ids {min(ids)} to {max(ids)}, and the tokenizer has {known}: give --tokenizer")
         middle = ids.index(self.separator)
         end = ids.index(self.separator, middle + 1)
         if not middle < first <= last < end:

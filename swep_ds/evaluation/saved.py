@@ -25,7 +25,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import load_weights, make_hollow
 from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.recipe import DataSection, EvalSection, Section, validate
+from swep_ds.recipe import DataSection, EvalSection, Section, check_data_set_names, validate
 
 
 def evaluate_saved(
@@ -49,6 +49,10 @@ def evaluate_saved(
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
         if batch_size < 1:
             raise InputError(f"--batch_size {batch_size}: must be at least 1")
+        try:
+            check_data_set_names([one.partition("=")[0] for one in data if one.partition("=")[0]])
+        except ValueError as error:
+            raise InputError(f"--data: {error}") from None
         tests = {}
         for one in data:
             name, separator, source = one.partition("=")

@@ -22,7 +22,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, dire
 class AdvAugSettings(Settings):
     reads_ahead: ClassVar[bool] = True
     name: Literal["adv_aug"] = "adv_aug"
-    ascent_steps: int = Field(5, ge=1)
+    ascent_steps: int = Field(5, ge=1, le=1000)
     step_size: float = Field(0.003, gt=0)  # of a window's embeddings, in Frobenius norm
     penalty: float = Field(0.1, ge=0)  # gamma, of the distance in semantic space
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda

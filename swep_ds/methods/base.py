@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
 from swep_ds.models.reading import Reading
+from swep_ds.section import Section
 
 
-class Settings(BaseModel):
+class Settings(Section):
     """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     needs_split: ClassVar[bool] = False  # whether a pass needs the backward of the one before it
     reads_ahead: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.read`)
     draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings

@@ -20,7 +20,7 @@ class FreelbSettings(Settings):
     draws_noise: ClassVar[bool] = True
     needs_split: ClassVar[bool] = True
     name: Literal["freelb"] = "freelb"
-    ascent_steps: int = Field(3, ge=2)  # K
+    ascent_steps: int = Field(3, ge=2, le=1000)  # K
     step_size: float = Field(0.1, gt=0)
     radius: float = Field(0.3, gt=0)  # epsilon, largest Frobenius norm of a window's perturbation
 

@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from deepspeed.accelerator import get_accelerator
 from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from swep_ds import accelerator
 from swep_ds import distributed as ranks
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.training.flops import Flops, count, peak_flops
@@ -133,16 +135,17 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> TrainingBatch
 def _memory(build: Callable[[], tuple[Any, Update]], batch: Batch) -> tuple[Any, Update, int, int]:
     """What `build` makes, bytes that it holds after an update, and the most during the next ones."""
     gc.collect()  # else what the contender before left would be freed, and subtracted, in this one's account
-    if torch.cuda.is_available():
-        before = torch.cuda.memory_allocated()
+    if accelerator.on_gpu():
+        gpu = get_accelerator()
+        before = gpu.memory_allocated()
         made, update = build()
         update(batch, 0)
-        torch.cuda.synchronize()
-        state = torch.cuda.memory_allocated() - before
-        torch.cuda.reset_peak_memory_stats()
+        gpu.synchronize()
+        state = gpu.memory_allocated() - before
+        gpu.reset_peak_memory_stats()
         update(batch, 1)
-        torch.cuda.synchronize()
-        return made, update, state, torch.cuda.max_memory_allocated() - before
+        gpu.synchronize()
+        return made, update, state, gpu.max_memory_allocated() - before
     before = held_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         made, update = build()
@@ -240,8 +243,8 @@ def figures(contenders: list[Contender], warmup: int, precision: str) -> list[di
             ratios = [a / b for a, b in zip(one.seconds, base.seconds, strict=True)]
             rows[-1] |= {"time_ratio": statistics.median(ratios)}
             rows[-1] |= {"time_ratio_quartiles": statistics.quantiles(ratios, n=4)[::2]}
-        if torch.cuda.is_available():
-            peak = peak_flops(torch.cuda.get_device_name(), "fp32" if one.engine is None else precision)
+        if name := accelerator.product_name():
+            peak = peak_flops(name, "fp32" if one.engine is None else precision)
             needed = sum(map(one.flops.of, lengths))
             rows[-1] |= {"flops_per_second": needed / seconds, "utilisation": peak and needed / seconds / peak}
     return rows
@@ -283,4 +286,4 @@ def table(rows: list[dict[str, Any]], updates: int, positions: Sequence[int]) ->
 
 
 def hardware() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    return accelerator.product_name() or f"{torch.get_num_threads()} CPU threads"

@@ -7,27 +7,26 @@ In `split` execution the engine sees each pass as a micro-step of its own, so th
 gradient_accumulation_steps is the recipe's times the number of weighted passes.
 """
 
-import difflib
-import json
 import math
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder import AsyncIOBuilder
-from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, parsing
+from swep_ds.files import read_json, user_path
 from swep_ds.recipe import Recipe
+from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown
 
-AUTO = "auto"
-# objects wherever they stand
-BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "optimizer.params")
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
 # how DeepSpeed spreads a run's state and work, which may change between two starts of it
 SPREAD = ("zero_optimization", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "aio")
 SPREAD += ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+MOST_FAULTS = 20  # of a file that are listed
 
 
 def resolve_ds_config(
@@ -78,7 +77,7 @@ def resolve_ds_config(
     elif "optimizer" in config:
         kind = config["optimizer"].get("type")
         if kind not in ("AdamW", "Adam") or config["optimizer"].get("params", {}).get("adam_w_mode") is False:
-            faults.append(f'optimizer.type = {json.dumps(kind)}: the recipe trains with "AdamW": name that')
+            faults.append(f'optimizer.type = {shown(kind)}: the recipe trains with "AdamW": name that')
         given |= {
             "optimizer.params.lr": (train.learning_rate, "train.learning_rate"),
             "optimizer.params.betas": (list(train.adam_betas), "train.adam_betas"),
@@ -88,23 +87,11 @@ def resolve_ds_config(
     if _left_by_a_run(Path(source)):
         for field in given:
             _drop(config, field)  # what that run's recipe decided, and here this one's does
-    ours = {field.split(".")[0] for field in (*given, *BLOCKS)}
-    for field in set(config) - ours:  # DeepSpeed passes over what it does not know: a misspelt stage would be stage 0
-        if close := difflib.get_close_matches(field, ours, n=1, cutoff=0.85):
-            faults.append(f"{field} is not a field: did you mean {close[0]!r}?")
-    faults += [
-        f"{block}: checkpoints are written and read in this package's own way: remove this block"
-        for block in ("checkpoint", "nebula", "datastates_ckpt")
-        if block in config
-    ]
-    if config.get("amp", {}).get("enabled"):
-        faults.append("amp: the recipe's train.precision decides the precision: remove this block")
-    if "scheduler" in config:
-        faults.append("scheduler: the recipe's train.warmup_fraction and train.schedule decide it: remove this block")
+    faults += refused_fields(config) + _idle(config)
     for field, (value, origin) in given.items():
         present = _get(config, field)
         if present is not None and present != AUTO and not _equal(present, value):
-            faults.append(f"{field} = {json.dumps(present)}, but the recipe's {origin} gives {json.dumps(value)}")
+            faults.append(f"{field} = {shown(present)}, but the recipe's {origin} gives {shown(value)}")
         _set(config, field, value)
     zero = config.setdefault("zero_optimization", {})
     sizes = {
@@ -119,29 +106,61 @@ def resolve_ds_config(
         faults.append('fp16 needs a GPU: set train.precision to "fp32", "autocast" or "bf16"')
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in _autos(config)]
     if faults:
-        raise InputError(f"{source}: " + "; ".join(faults) + '. Mend the file, use "auto", or change the recipe')
+        raise InputError(f'{source}: {_listed(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
     config["gradient_accumulation_steps"] *= micro_steps
     config = QUIET | config
-    try:
-        DeepSpeedConfig(deepcopy(config))
-    except ValidationError as error:
-        refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
-        raise InputError(f"{source}: DeepSpeed refuses it ({error.title}: {refused}): mend the field") from None
-    except (DeepSpeedConfigError, ValueError, AssertionError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{source}: DeepSpeed refuses it ({reason}): mend the field it names") from None
+    with parsing(f"{source}: DeepSpeed refuses it", "fix the field it names"):
+        try:
+            DeepSpeedConfig(deepcopy(config))
+        except ValidationError as error:
+            refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
+            raise ValueError(f"{error.title}: {refused}") from None
     return config
 
 
-def check_offload(config: dict[str, Any]) -> None:
-    """Whether offload to disk works here, if `config` wants that.
+def _idle(config: dict[str, Any]) -> list[str]:
+    """Settings that would do nothing, and what the optimizer's would do in place of the recipe's AdamW."""
+    zero, stage, faults = config.get("zero_optimization", {}), zero_stage(config), []
+    for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        block = zero.get(name)
+        if block and "device" not in block:
+            faults.append(f'zero_optimization.{name} names no device and would do nothing: give it "device": "cpu"')
+        elif not block or block["device"] == "none":
+            zero.pop(name, None)  # the same as no block
+        elif stage < least:
+            faults.append(
+                f"zero_optimization.{name} would do nothing at ZeRO-{stage}: set the stage to {least} or more, or "
+                "remove this block"
+            )
+        elif block["device"] == "nvme" and not block.get("nvme_path"):
+            faults.append(f"zero_optimization.{name} is to disk and has no nvme_path: name a folder")
+    if config.get("zero_force_ds_cpu_optimizer") is True and "optimizer" not in config:
+        faults.append(
+            "zero_force_ds_cpu_optimizer would do nothing without the block optimizer: give that, or remove this field"
+        )
+    params = config.get("optimizer", {}).get("params", {})
+    for name, default in (("bias_correction", True), ("amsgrad", False)):
+        if params.get(name, default) not in (default, AUTO):
+            faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove this field")
+    return faults
+
+
+def check_machine(config: dict[str, Any]) -> None:
+    """Whether this machine can do what `config` wants: buckets in its memory, offload to disk.
 
     Raises:
-        InputError: of the optimizer state (DeepSpeed 0.19 then computes other updates, by 2 % of the loss in the
-            second), or this machine lacks what DeepSpeed's operator is built with.
+        InputError: a bucket larger than the memory, which DeepSpeed takes in the first update; the optimizer state on
+            disk (DeepSpeed 0.19 then computes other updates, by 2 % of the loss in the second); or this machine lacks
+            what DeepSpeed's operator is built with.
     """
-    zero = config.get("zero_optimization", {})
+    zero, memory = config.get("zero_optimization", {}), get_accelerator().total_memory()
+    bucket = zero.get("reduce_bucket_size", 0)
+    if zero_stage(config) and 2 * bucket > memory:
+        raise InputError(
+            f"zero_optimization.reduce_bucket_size: {bucket:,.0f} elements are more than this machine's memory of "
+            f"{memory / 2**30:.0f} GiB holds: lower it, such as to 10000000"
+        )
     optimizer, parameters = ((zero.get(f"offload_{name}") or {}).get("device") for name in ("optimizer", "param"))
     if optimizer == "nvme":
         raise InputError(
@@ -156,22 +175,26 @@ def check_offload(config: dict[str, Any]) -> None:
 
 
 def read_ds_config(source: str) -> dict[str, Any]:
-    path = Path(source)
-    if not path.is_file():
+    """A ds_config file whose fields and their types are right; the values may be "auto".
+
+    Raises:
+        InputError: no such file, not JSON, a key given twice, an unknown field (names the nearest one), a value of
+            another type; all faults of fields in one message.
+    """
+    path = user_path(source, "--ds_config")
+    if not path.exists():
         raise InputError(f"--ds_config {source}: no such file; shipped ones are in ds_configs/")
-    try:
-        config = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"--ds_config {source}: not JSON: {error}") from None
+    config = read_json(path, f"--ds_config {source}")
     if not isinstance(config, dict):
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
-    for block in (*BLOCKS, "amp"):
-        if not isinstance(_get(config, block, {}), dict):
-            raise InputError(f"{source}: {block} is {json.dumps(_get(config, block))}: write it as a JSON object")
-    stage = _get(config, "zero_optimization.stage", 0)
-    if type(stage) is not int:
-        raise InputError(f"{source}: zero_optimization.stage is {json.dumps(stage)}: write 0, 1, 2 or 3")
+    if faults := field_faults(config):
+        raise InputError(f"--ds_config {source}: " + _listed(faults))
     return config
+
+
+def _listed(faults: list[str]) -> str:
+    more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+    return "; ".join(faults[:MOST_FAULTS]) + more
 
 
 def _left_by_a_run(path: Path) -> bool:

@@ -1,11 +1,14 @@
 """The DeepSpeed engine around an objective: an ordinary one, with the recipe's optimizer and schedule."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
 import torch
 from transformers.optimization import Adafactor
 
+from swep_ds.errors import InputError, parsing
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
@@ -23,10 +26,14 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     Args:
         config: from `resolve_ds_config`.
         updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
+
+    Raises:
+        InputError: on all ranks, of settings that DeepSpeed refuses only when it builds the engine.
     """
     config = dict(config)
     if zero_stage(config) == 3:
-        shard(objective, config)
+        with _refusals():
+            shard(objective, config)
     objective.holds_back = zero_stage(config) < 2
     optimizer, parameters = None, [p for p in objective.parameters() if p.requires_grad]
     if train.optimizer == "adafactor":
@@ -48,16 +55,32 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         )
         if "offload_optimizer" in config.get("zero_optimization", {}):
             config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed refuses any optimizer but its own
-    engine, *_ = deepspeed.initialize(
-        model=objective,
-        model_parameters=parameters,
-        optimizer=optimizer,
-        lr_scheduler=lambda inner: schedule(inner, train.schedule, updates, round(train.warmup_fraction * updates)),
-        config=config,
-    )
+    with _refusals():
+        engine, *_ = deepspeed.initialize(
+            model=objective,
+            model_parameters=parameters,
+            optimizer=optimizer,
+            lr_scheduler=lambda inner: schedule(inner, train.schedule, updates, round(train.warmup_fraction * updates)),
+            config=config,
+        )
     engine.checkpoint_engine = writer = Writer(engine)
     engine._copy_recovery_script = writer.keeping_fault(engine._copy_recovery_script)
     return engine
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """DeepSpeed's refusal of a ds_config as an `InputError`: all ranks have the same file, and meet it alike.
+
+    It refuses by any exception but RuntimeError, which PyTorch raises where the memory is full or a rank is gone.
+    """
+    try:
+        with parsing("ds_config: DeepSpeed builds no engine of it", "fix the field it names, or take a shipped file"):
+            yield
+    except InputError as refusal:
+        if isinstance(refusal.__cause__, RuntimeError | MemoryError):
+            raise refusal.__cause__ from None
+        raise
 
 
 def schedule(

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+from deepspeed.accelerator import get_accelerator
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +25,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from swep_ds import accelerator
 from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
@@ -150,8 +151,8 @@ class Tracker:
 
 def peak_memory_bytes() -> int:
     """Largest memory so far: allocated on the GPU where there is one, else resident in the process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    if accelerator.on_gpu():
+        return get_accelerator().max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

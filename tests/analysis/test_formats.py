@@ -188,3 +188,36 @@ def test_the_script_prints_writes_and_names_what_is_missing(script, tmp_path, ca
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file: cannot be written to"):
         script(tmp_path / "runs", "--output", tmp_path / "file")
+
+
+EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c", "\x1b[31mred", "`code", "half \ud800"]
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
+    """Wherever a name may stand: row, column, title, label, axis, base row, note, missing run."""
+    text = json.dumps(made()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
+    for old in ("MLE", "squad", "SMALL", "share", "5 %", "GONE", "A NOTE"):
+        text = text.replace(json.dumps(old)[1:-1], json.dumps(f"{name}{old}")[1:-1])
+    named, plain = json.loads(text), made()
+
+    assert len(formats.markdown(named).splitlines()) == len(formats.markdown(plain).splitlines())
+    assert len(formats.latex(named).splitlines()) == len(formats.latex(plain).splitlines())
+    bars = [line.replace("\\|", "").count("|") for line in formats.markdown(plain).splitlines()]
+    assert [line.replace("\\|", "").count("|") for line in formats.markdown(named).splitlines()] == bars
+    lines = list(csv.reader(io.StringIO(formats.csv(named))))
+    assert len(lines) == 2 * 4 * 2 + 1
+    for line in lines:
+        for cell in line:
+            assert cell.isprintable()
+            assert not re.match(r"\s*[=@＝]|[+-](?!\d+\.\d+$)", cell)
+    figures = list(csv.DictReader(io.StringIO(formats.csv(plain))))
+    assert [line[5:9] for line in lines[1:]] == [list(figure.values())[5:9] for figure in figures]  # no number changed
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    monkeypatch.setattr(formats, "Console", lambda **options: console)
+    formats.show(named)
+    assert all(line.isprintable() for line in console.export_text().splitlines())
+    formats.write(named, tmp_path)
+    assert json.loads((tmp_path / "table.json").read_text()) == named
+    assert all(line.isprintable() for line in (tmp_path / "table.html").read_text().splitlines())

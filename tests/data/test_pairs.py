@@ -1,6 +1,7 @@
 """Generated pairs become rows that the reader takes; ids read back as text give the same ids again."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -35,9 +36,9 @@ def line(example: Example, cache: Path, width: int = 250) -> str:
     return "\t".join([*padded, str(window["start_position"]), str(window["end_position"])]) + "\n"
 
 
-def convert(folder: Path, content: str) -> tuple[list[Example], dict]:
+def convert(folder: Path, content: str | bytes) -> tuple[list[Example], dict]:
     source, output = folder / "pairs.txt", folder / "pairs.jsonl"
-    source.write_text(content)
+    source.write_bytes(content if isinstance(content, bytes) else content.encode())
     output.unlink(missing_ok=True)
     counts = convert_pairs(source, output, tiny.wordpiece)
     return read_examples(str(output), training=True), dict(counts)
@@ -96,19 +97,47 @@ def test_json_lines_find_the_answer_as_whole_words(tmp_path):
     [
         ("", "holds no pair"),
         ('{"context": "A cat.", "question": "What?", "answer": "dog"}', "holds no pair"),
-        ('{"context": "A cat.", "question": "What?"}', "line 1 is no generated pair (KeyError: 'answer')"),
-        ('{"context": "A cat."', "line 1 is no generated pair (JSONDecodeError"),
-        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is no generated pair (IndexError"),
-        ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
+        ('{"context": "A cat.", "question": "What?"}', "line 1 is no generated pair (its 'answer' is missing)"),
+        ('{"context": "A cat."', "line 1 is no generated pair (InputError: its text: not JSON"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is no generated pair (it has 4 columns in place of 5)"),
+        ("2 5 9999 3 6 3\t\t\t4\t4\n", "token ids 2 to 9999, and the tokenizer has"),
         ("some text\n", "line 1 is no generated pair"),
+        (
+            '{"context": 1, "question": "What?", "answer": "cat"}',
+            "line 1 is no generated pair (its 'context' is no text)",
+        ),
+        ('{"context": "A cat.", "question": "What?", "answer": null}', "its 'answer' is no text"),
+        ('{"context": "A cat.", "question": ["What?"], "answer": "cat"}', "its 'question' is no text"),
+        ('{"a": ' * 3000 + "1" + "}" * 3000, "line 1 is no generated pair (InputError: its text: its JSON is nested"),
+        ('{"context": "A cat \\ud800", "question": "What?", "answer": "cat"}', "holds no pair to train on ({'half a s"),
+        ("2 5 -1 3 6 3\t\t\t4\t4\n", "line 1 is no generated pair"),
+        (f"2 5 3 6 3\t\t\t{'9' * 5000}\t4\n", "line 1 is no generated pair"),
+        (b"\x00\xff\xfe", "line 1 is no UTF-8 text"),
+        (bytes(2**26 + 1), "line 1 has more than 64 MiB"),
     ],
+    ids=lambda value: str(value[:40]),
 )
 def test_bad_files(tmp_path, content, message):
     with pytest.raises(InputError) as caught:
         convert(tmp_path, content)
     assert message in str(caught.value)
     assert str(tmp_path / "pairs.txt") in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
+
+
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero", "folder", "new/pairs.jsonl", "x" * 245])
+def test_paths_that_cannot_be(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.txt").write_text('{"context": "A cat.", "question": "What?", "answer": "cat"}')
+    (tmp_path / "folder").mkdir()
+    os.mkfifo("fifo")
+    before = sorted(tmp_path.iterdir())
+    paths = (place, "out.jsonl") if place in ("fifo", "/dev/zero", "folder") else ("pairs.txt", place)
+    with pytest.raises(InputError, match=r"regular file|directory|there is no folder|longer than 240 bytes"):
+        convert_pairs(*map(Path, paths), tiny.wordpiece)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_file_of_neither_layout_needs_no_tokenizer(tmp_path):
@@ -131,7 +160,7 @@ def test_nothing_is_overwritten_and_a_missing_file_is_named(tmp_path):
     (tmp_path / "there.jsonl").write_text("")
     with pytest.raises(InputError, match=r"there\.jsonl: exists already"):
         convert_pairs(tmp_path / "pairs.txt", tmp_path / "there.jsonl", tiny.wordpiece)
-    with pytest.raises(InputError, match=r"pairs\.txt: No such file"):
+    with pytest.raises(InputError, match=r"pairs\.txt: no such file"):
         convert_pairs(tmp_path / "pairs.txt", tmp_path / "new.jsonl", tiny.wordpiece)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from swep_ds.training.ds_config import check_offload, resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import check_machine, resolve_ds_config, zero_stage
 from tests.tiny_run import ROOT
 
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
@@ -222,8 +222,11 @@ def test_a_block_that_is_no_object(write, config, block):
 @pytest.mark.parametrize(
     ("zero", "part"),
     [
-        ({"stage": 7}, "stage: input should be 0, 1, 2"),
-        ({"stage": 2, "overlap_com": True}, "overlap_com: extra inputs are not permitted"),
+        ({"stage": 7}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
+        (
+            {"stage": 2, "overlap_com": True},
+            "zero_optimization.overlap_com is not a field of a ds_config: did you mean",
+        ),
         ({"stage": 2, "offload_optimizer": {"device": "gpu"}}, "offload_optimizer.device: input should be"),
     ],
 )
@@ -242,15 +245,15 @@ def test_offload_to_disk_asks_for_what_it_is_built_with(monkeypatch):
     config = resolve(ROOT / "ds_configs" / "zero3_offload_nvme.json")
     monkeypatch.setattr("swep_ds.training.ds_config.AsyncIOBuilder.is_compatible", lambda self: False)
     with pytest.raises(InputError, match=r"offload_param: offload to disk .*libaio-dev.*zero3_offload\.json"):
-        check_offload(config)
-    check_offload(resolve(ROOT / "ds_configs" / "zero3_offload.json"))
+        check_machine(config)
+    check_machine(resolve(ROOT / "ds_configs" / "zero3_offload.json"))
 
 
 def test_the_optimizer_state_on_disk_is_refused(write):
     block = {"device": "nvme", "nvme_path": "disk"}
     config = resolve(write({"zero_optimization": {"stage": 3, "offload_optimizer": block}}))
     with pytest.raises(InputError, match=r"offload_optimizer: .*other updates.*zero3_offload_nvme\.json"):
-        check_offload(config)
+        check_machine(config)
 
 
 def test_autocast_is_deepspeeds_block_of_that_name(write):

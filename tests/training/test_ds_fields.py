@@ -1,0 +1,272 @@
+"""Any field of a ds_config with any value: taken and trained with, or one line before the first wait."""
+
+import copy
+import json
+import math
+import os
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swep_ds import distributed as ranks
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.training import engine as engines
+from swep_ds.training.benchmark import engine_update
+from swep_ds.training.ds_config import check_machine, read_ds_config, resolve_ds_config
+from swep_ds.training.ds_fields import FIELDS, REFUSED, _fields, field_faults, refused_fields
+from swep_ds.training.engine import build_engine
+from tests.tiny_batches import batch
+from tests.tiny_objective import objective
+from tests.tiny_run import ROOT
+
+SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
+ODD = ["abc", None, [1], {"x": 1}, -1, 0, 3, 0.5, 1e30, math.nan, True, 2**70]
+
+
+@cache
+def recipe(precision: str = "fp32") -> Recipe:
+    return Recipe.model_validate(
+        {
+            "model": {"name": "m"},
+            "method": {"name": "swep"},
+            "data": {"train": "t", "eval": {"x": "y"}},
+            "train": {"micro_batch_size": 3, "precision": precision},
+        }
+    )
+
+
+@pytest.fixture
+def resolve(tmp_path):
+    def resolve(config: object, precision: str = "fp32") -> dict:
+        file = tmp_path / "ds.json"
+        file.write_text(config if isinstance(config, str) else json.dumps(config))
+        return resolve_ds_config(str(file), recipe(precision), world_size=1, micro_steps=2, hidden_size=16, on_cpu=True)
+
+    return resolve
+
+
+def refusal(resolve, config: object, precision: str = "fp32") -> str:
+    with pytest.raises(InputError) as caught:
+        resolve(config, precision)
+    return checked(str(caught.value))
+
+
+def checked(said: str) -> str:
+    assert said.isprintable()
+    assert "ds.json" in said
+    assert len(said) < 4000
+    return said
+
+
+def paths(fields: dict = FIELDS, prefix: tuple = ()) -> list[tuple[str, ...]]:
+    """Of every field, blocks too."""
+    listed = []
+    for name, expected in fields.items():
+        kinds = (expected, *getattr(expected, "__args__", ()))
+        below = next(filter(None, map(_fields, kinds)), {})
+        listed += [(*prefix, name), *paths(below, (*prefix, name))]
+    return listed
+
+
+def put(path: tuple[str, ...], value: object) -> dict:
+    """A config with a value at a field, in blocks that are right."""
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "AdamW"}}
+    config = copy.deepcopy(
+        config | {"zero_optimization": config["zero_optimization"] | {"offload_param": {"device": "cpu"}}}
+    )
+    node = config
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+    node[path[-1]] = value
+    return config
+
+
+def test_every_field_is_of_its_type(resolve):
+    fields = paths()
+    assert ("zero_optimization", "offload_param", "nvme_path") in fields
+    assert ("optimizer", "params", "betas") in fields
+    taken = 0
+    for path in fields:
+        for value in ODD:
+            try:
+                resolve(put(path, value))
+                taken += 1
+            except InputError as error:
+                checked(str(error))
+    assert taken > 100
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_misspelt_field_is_named_wherever_it_stands(path):
+    def misspelt(node: dict) -> list[dict]:
+        """Copies, each with one name that lacks its last letter."""
+        copies = []
+        for name, value in node.items():
+            if len(name) > 4:
+                copies.append({key[:-1] if key == name else key: below for key, below in node.items()})
+            if isinstance(value, dict):
+                copies += [node | {name: below} for below in misspelt(value)]
+        return copies
+
+    config = json.loads(path.read_text())
+    assert not field_faults(config)
+    assert len(misspelt(config)) >= 5
+    for wrong in misspelt(config):
+        [fault] = field_faults(wrong)
+        assert "is not a field of a ds_config: did you mean '" in fault
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_this_package_does_without_names_the_fix(resolve, name):
+    block, _, field = name.rpartition(".")
+    config = {block: {field: {}}} if block else {name: {}}
+    assert [f"{name}: {REFUSED[name]}"] == refused_fields(config)
+    assert f"{name}: {REFUSED[name]}" in refusal(resolve, config)
+
+
+@pytest.mark.parametrize(
+    ("zero", "part"),
+    [
+        ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, "offload_optimizer would do nothing at ZeRO-0"),
+        ({"offload_optimizer": {"device": "cpu"}}, "offload_optimizer would do nothing at ZeRO-0"),
+        (
+            {"stage": 0, "offload_param": {"device": "cpu"}},
+            "offload_param would do nothing at ZeRO-0: set the stage to 3",
+        ),
+        ({"stage": 1, "offload_param": {"device": "cpu"}}, "offload_param would do nothing at ZeRO-1"),
+        (
+            {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "x"}},
+            "offload_param would do nothing at ZeRO-2",
+        ),
+        (
+            {"stage": 2, "offload_optimizer": {"pin_memory": True}},
+            'names no device and would do nothing: give it "device"',
+        ),
+        ({"stage": 3, "offload_param": {"buffer_count": 3}}, "offload_param names no device"),
+        ({"stage": 3, "offload_param": {"device": "nvme"}}, "offload_param is to disk and has no nvme_path"),
+        ({"stage": 2, "cpu_offload": True}, 'write "offload_optimizer": {"device": "cpu"} in its place'),
+    ],
+)
+def test_offload_that_does_nothing(resolve, zero, part):
+    assert part in refusal(resolve, {"zero_optimization": zero})
+
+
+@pytest.mark.parametrize("block", [{"device": "none"}, {"device": "none", "pin_memory": True}, None, {}])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_no_offload_is_no_block(resolve, block, stage):
+    config = resolve({"zero_optimization": {"stage": stage, "offload_optimizer": block, "offload_param": block}})
+    assert config["zero_optimization"] == {"stage": stage}
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (
+            '{"zero_optimization": {"stage": 2}, "zero_optimization": {"stage": 3}}',
+            "'zero_optimization' is given twice",
+        ),
+        ('{"zero_optimization": {"stage": 2, "stage": 3}}', "'stage' is given twice"),
+        ('{"a": ' * 5000 + "1" + "}" * 5000, "nested too deep"),
+        ('{"steps_per_print": %s}' % ("9" * 5000), "thousands of digits"),
+        ('{"gradient_clipping": NaN}', "gradient_clipping is NaN: write a finite number"),
+        ('{"gradient_clipping": -Infinity}', "write a finite number"),
+        ({"zero_force_ds_cpu_optimizer": True}, "would do nothing without the block optimizer"),
+        ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "makes another optimizer than the recipe's"),
+        ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, "max_grad_norm is not a field"),
+        ({"bf16": "auto"}, 'bf16 is "auto": write it as a JSON object'),
+        ({"a\nb": 1}, "is not a field of a ds_config: remove it"),
+        ({f"wrong{n}": 1 for n in range(50)}, "; and 30 more"),
+        ({"fp16": {"initial_scale_power": 1e12}}, "write a number from 0 to 64"),
+        ({"steps_per_print": 0}, "steps_per_print is 0"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_deepspeed_would_read_otherwise(resolve, config, part):
+    assert part in refusal(resolve, config)
+
+
+@settings(max_examples=30)
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.dictionaries(st.text(), x)))
+def test_any_json_has_faults_that_can_be_printed(value):
+    for fault in field_faults({"zero_optimization": value, "x": value}):
+        assert fault.isprintable()
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/ds.json", "x" * 5000, "a\0b", "/dev/zero", "fifo", "folder"])
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    os.mkdir("folder")
+    with pytest.raises(InputError) as caught:
+        read_ds_config(name)
+    assert str(caught.value).isprintable()
+    assert "--ds_config" in str(caught.value)
+
+
+def test_a_bucket_that_no_memory_holds(resolve):
+    config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e12}}
+    with pytest.raises(InputError, match=r"1,000,000,000,000 elements are more than this machine's memory of \d+ GiB"):
+        check_machine(resolve(config))
+    check_machine(resolve(config | {"zero_optimization": {"stage": 0, "reduce_bucket_size": 1e12}}))
+
+
+# What only the engine says
+
+
+@pytest.fixture(scope="module")
+def group():
+    with ranks.process_group():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"zero_optimization": {"stage": 2, "allgather_bucket_size": 3}}, "allgather_bucket_size must be a multiple"),
+        ({"zero_optimization": {"stage": 1, "compute_grad_norm": False}}, "requires gradient_clipping=0"),
+        ({"zero_optimization": {"stage": 1, "legacy_stage1": True}}, "deprecated version of ZeRO Stage 1"),
+        ({"zero_optimization": {"stage": 2}, "prescale_gradients": True}, "pre-scale gradients is not yet supported"),
+        ({"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 3}, "gradient_predivide_factor"),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "set_grad_none": True}}},
+            "unexpected keyword argument 'set_grad_none'",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_only_the_engine_refuses_is_one_line(group, resolve, config, part):
+    resolved = resolve(config)
+    with pytest.raises(InputError) as caught:
+        build_engine(objective("swep").float(), resolved, recipe().train, updates=4)
+    said = str(caught.value)
+    assert said.startswith("ds_config: DeepSpeed builds no engine of it (")
+    assert said.isprintable()
+    assert part in said
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("of a lost rank"), torch.OutOfMemoryError("full"), MemoryError()])
+def test_a_full_memory_and_a_lost_rank_are_no_fault_of_the_file(monkeypatch, resolve, fault):
+    def fail(**_):
+        raise fault
+
+    monkeypatch.setattr(engines.deepspeed, "initialize", fail)
+    with pytest.raises(type(fault)) as caught:
+        build_engine(objective("swep").float(), resolve({}), recipe().train, updates=4)
+    assert caught.value is fault
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_fields_that_are_right_train(group, resolve, stage):
+    zero = {"stage": stage, "reduce_bucket_size": 1e4, "overlap_comm": True, "contiguous_gradients": True}
+    zero |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9} if stage == 3 else {}
+    config = {"zero_optimization": zero, "steps_per_print": 1000, "zero_allow_untested_optimizer": True}
+    config |= {"communication_data_type": "fp32", "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    engine = build_engine(objective("swep").float(), resolve(config), recipe().train, updates=4)
+    engine.train()
+    engine_update(engine, "split")(batch(dtype=torch.float32), 0)
+    assert engine.global_steps == 1
+    engine.destroy()
