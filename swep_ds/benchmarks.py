@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.console import Console
 from torch import nn
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions

@@ -21,9 +21,9 @@ from pathlib import Path
 import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from swep_ds.console import Console
 from swep_ds.distributed import free_port
 from swep_ds.errors import EXIT_STOPPED, InputError
 from swep_ds.sweep import EXIT_LINE, START_LINE, Cell

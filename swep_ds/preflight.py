@@ -21,9 +21,9 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from rich.console import Console
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.readers import DATA_SUFFIXES
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions

@@ -2,8 +2,6 @@
 
 import fcntl
 import json
-import os
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +10,9 @@ from typing import Any, TextIO
 from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
 from swep_ds.files import write_atomically
+from swep_ds.launcher import slurm_restarts
 from swep_ds.recipe import Recipe, differences, flatten
+from swep_ds.terminal import warn
 from swep_ds.training.checkpoints import find_checkpoints, read_manifest
 
 # what may change between two starts of the same run
@@ -152,7 +152,7 @@ def _lock(file: TextIO, folder: Path) -> None:
         InputError: it does not.
         OSError: the file system has no locks.
     """
-    restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    restarted = slurm_restarts() > 0
     seconds = LOCK_SECONDS_OF_A_RESTART if restarted else LOCK_SECONDS
     until, said = time.monotonic() + seconds, False
     while True:
@@ -164,7 +164,7 @@ def _lock(file: TextIO, folder: Path) -> None:
                     f"--output_dir {folder}: another process is writing to it: name another folder"
                 ) from None
         if not said:
-            print(f"{folder}: another process holds it, waiting up to {seconds:.0f} s", file=sys.stderr, flush=True)
+            warn(f"{folder}: another process holds it, waiting up to {seconds:.0f} s")
             said = True
         time.sleep(LOCK_EVERY)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import create_model
-from rich.console import Console
 from transformers import (
     AutoConfig,
     AutoModelForQuestionAnswering,
@@ -16,6 +15,7 @@ from transformers import (
 )
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from swep_ds.console import Console
 from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
