@@ -119,7 +119,7 @@ def wait_long() -> None:
 
 def _connect(launch: Launch) -> None:
     """Ties the ranks together, so that none waits for a dead one."""
-    places = gather((os.environ.get("SLURMD_NODENAME") or socket.gethostname(), launch.local_id))
+    places = gather((os.environ.get("SLURMD_NODENAME") or socket.gethostname(), launch.local_rank))
     _hosts[:] = [name for name, _ in places]
     for name in _hosts:
         if all(local for host, local in places if host == name):

@@ -33,8 +33,7 @@ class Launch:
     """How this process was started."""
 
     rank: int
-    local_rank: int  # the device that it takes on its node
-    local_id: int  # its place among the ranks of its node; differs from local_rank where each task sees one device
+    local_rank: int  # its place among the ranks of its node
     world_size: int
     master_addr: str | None  # None: one process that nobody launched
     master_port: int | None
@@ -48,7 +47,7 @@ class Launch:
             "WORLD_SIZE": str(self.world_size),
             "MASTER_ADDR": self.master_addr or "127.0.0.1",
             "MASTER_PORT": str(self.master_port or port),
-            "SWEP_DS_LOCAL_ID": str(self.local_id),
+            "SWEP_DS_LOCAL_ID": str(self.local_rank),
         }
 
 
@@ -66,7 +65,7 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
     try:
         of_slurm = "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS, default=1) > 1
         if not of_slurm and "RANK" not in env and "WORLD_SIZE" not in env:
-            return Launch(0, 0, 0, 1, None, None, None)
+            return Launch(0, 0, 1, None, None, None)
         rank, local, world, job = _slurm_ranks(env) if of_slurm else _ranks(env)
     except InputError as error:
         raise LaunchError(str(error)) from None
@@ -81,7 +80,7 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
         if job or "LOCAL_WORLD_SIZE" in env:  # a launcher has started the first rank of the node as well
             raise
         raise LaunchError(str(error)) from None
-    return Launch(rank, local, local, world, address, port, job)
+    return Launch(rank, local, world, address, port, job)
 
 
 def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:

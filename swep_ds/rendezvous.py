@@ -186,12 +186,11 @@ def _contradiction(arrivals: list[dict[str, Any]]) -> str:
                 f"WORLD_SIZE: {arrival['world']} on rank {arrival['rank']} ({place}), {arrivals[0]['world']} on rank "
                 f"{arrivals[0]['rank']}: give all ranks the same"
             )
-        if other := seen.setdefault(arrival["rank"], arrival):
-            if other is not arrival:
-                return (
-                    f"RANK: two processes have {arrival['rank']} (host {other['host']}, pid {other['pid']}; {place}): "
-                    "give each rank its own"
-                )
+        if (other := seen.setdefault(arrival["rank"], arrival)) and other is not arrival:
+            return (
+                f"RANK: two processes have {arrival['rank']} (host {other['host']}, pid {other['pid']}; {place}): "
+                "give each rank its own"
+            )
     return ""
 
 

@@ -99,7 +99,7 @@ class _Descriptor(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data) -> int:
-        """All of it; what cannot be written is dropped, and the next write tries again: a disk may have room by then."""
+        """What cannot be written is dropped, and the next write tries again: a disk may have room by then."""
         left = memoryview(data).cast("B")
         size = len(left)
         with suppress(OSError):

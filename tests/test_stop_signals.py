@@ -8,7 +8,7 @@ from tests.tiny_run import ROOT
 FORKS = """
 import os, signal, time
 from swep_ds.stop_signals import request
-request.catch()
+request.catch(stoppable=True, alone=True)
 with request.deferred():
     child = os.fork()
     if not child:
