@@ -292,8 +292,9 @@ def top(logits, begin: int, end: int, count: int) -> list[int]:
 
 
 def show(figures: Figures) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from swep_ds.console import Console
 
     made, found = figures["preparation"], figures["decoding"]
     of = f"{found['questions']:,} questions"

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from swep_ds import command
 from swep_ds.kernels import arguments, bench
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -176,4 +177,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.main(lambda: sys.exit(main()))

@@ -8,6 +8,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from swep_ds import command
 from swep_ds.data.quickstart import pretrain, pretrain_t5
 
 MODELS = {"encoder": pretrain, "t5": pretrain_t5}
@@ -28,4 +29,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.main(main)

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -141,6 +142,14 @@ def slurm_restarts() -> int:
         InputError: SLURM_RESTART_COUNT is no such number.
     """
     return _number(os.environ, "SLURM_RESTART_COUNT", 0, default=0)
+
+
+def note_checkpoint(update: int) -> None:
+    """Tells scripts/slurm/restart.sh that this start of a job has saved a checkpoint."""
+    file = os.environ.get("SWEP_DS_PROGRESS")
+    if file:
+        with suppress(OSError), open(file, "a", encoding="utf-8") as lines:
+            lines.write(f"update {update}\n")
 
 
 def visible_devices(variable: str, count: int) -> list[str]:

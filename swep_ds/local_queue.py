@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from swep_ds.console import Console
 from swep_ds.distributed import free_port
 from swep_ds.errors import EXIT_STOPPED, InputError
+from swep_ds.launcher import visible_devices
 from swep_ds.sweep import EXIT_LINE, START_LINE, Cell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -94,7 +95,7 @@ def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
     count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
     if processes > count:
         raise InputError(f"--jobs {jobs} x --num_accelerators {ranks}: there are {count} devices: lower one of them")
-    devices = (os.environ.get(variable) or ",".join(map(str, range(count)))).split(",")
+    devices = visible_devices(variable, count)
     return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
 
 
