@@ -170,7 +170,7 @@ def main() -> int:
     def save(found: object) -> None:
         if args.output:
             result = {"device": device, "torch": torch.__version__, args.section: found}
-            Path(f"{args.output}.json").write_text(json.dumps(result, indent=1))
+            Path(f"{args.output}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
     {"sizes": sizes, "ladder": ladder, "host": host, "update": update}[args.section](args, save)
     return 0

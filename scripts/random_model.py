@@ -83,7 +83,7 @@ def write_texts(file: Path) -> None:
         answer = {"text": one.answers[0], "answer_start": text.index(one.answers[0])}
         qa = {"id": one.id, "question": one.question, "answers": [answer]}
         paragraphs.append({"context": text, "qas": [qa]})
-    file.write_text(json.dumps({"data": [{"title": "long texts", "paragraphs": paragraphs}]}))
+    file.write_text(json.dumps({"data": [{"title": "long texts", "paragraphs": paragraphs}]}), encoding="utf-8")
 
 
 def write() -> None:
@@ -95,7 +95,7 @@ def write() -> None:
     if settings is None:
         if not file.is_file():
             raise InputError(f"{arguments.model}: no such file; known are {', '.join(CONFIGS)}")
-        settings = json.loads(file.read_text())
+        settings = json.loads(file.read_text(encoding="utf-8"))
     config = AutoConfig.for_model(**settings)
     auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForQuestionAnswering
     with torch.device("meta"):

@@ -193,7 +193,7 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
             )
             if ended.returncode:
                 raise SystemExit(f"error: the benchmark's loop on {world} rank(s) failed: see above")
-            measured.append(json.loads(file.read_text()))
+            measured.append(json.loads(file.read_text(encoding="utf-8")))
     say = Console(width=WIDTH, highlight=False).print
     if len(measured) == 2:
         one, two = (run["loop"] for run in measured)

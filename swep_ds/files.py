@@ -169,7 +169,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def is_locked(path: Path) -> bool:
     """Whether another process holds a lock (`flock`) on a file."""
-    with suppress(FileNotFoundError), path.open() as file:
+    with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -40,7 +40,7 @@ class Run:
 
     def __init__(self, cell: Cell, command: Sequence[str], place: dict[str, str]):
         self.cell, self.place, self.began = cell, place, time.monotonic()
-        self.log = cell.log.open("a")
+        self.log = cell.log.open("a", encoding="utf-8")
         self._note(START_LINE + shlex.join(command))
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(command, env=os.environ | place, start_new_session=True, **streams)
@@ -173,7 +173,11 @@ def work_off(
                         how = "stopped" if code == EXIT_STOPPED else "FAILED"
                         console.print(f"{name}: {how}, {run.cell.fault()}", style="bold red")
                         console.print(f"the end of {run.cell.log}:")
-                        console.print("\n".join(run.cell.log.read_text(errors="replace").splitlines()[-LAST_LINES:]))
+                        console.print(
+                            "\n".join(
+                                run.cell.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+                            )
+                        )
                     progress.advance(bar)
                 names = ", ".join(run.cell.name for run in running)
                 progress.update(bar, description=names, left=_time_left(took, running, len(waiting), jobs))

@@ -90,7 +90,7 @@ def _device() -> str:
 def _driver() -> str:
     """NVIDIA's, of which a container may show nothing."""
     file = Path("/proc/driver/nvidia/version")
-    number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text()) if file.is_file() else None
+    number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text(encoding="utf-8")) if file.is_file() else None
     return number[1] if number else "not known"
 
 

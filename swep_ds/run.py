@@ -410,7 +410,7 @@ def results(
     first = {}
     if recipe.pretrain:
         file = folder.path / PRETRAIN / "results.json"
-        stage = json.loads(file.read_text())["train"] if file.is_file() else {}
+        stage = json.loads(file.read_text(encoding="utf-8"))["train"] if file.is_file() else {}
         first = {"pretraining": {"data": recipe.pretrain.train, **stage}}
     return {
         "method": recipe.method.name,

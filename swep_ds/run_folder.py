@@ -136,7 +136,7 @@ class RunFolder:
     def began(self, tags: list[Path]) -> Batch | None:
         """As the run began: this one, or if it only begins now, the one whose checkpoints it goes on from."""
         if (self.path / BATCH).is_file():
-            return Batch(**json.loads((self.path / BATCH).read_text()))
+            return Batch(**json.loads((self.path / BATCH).read_text(encoding="utf-8")))
         noted = read_manifest(tags[0]).get("batch") if tags else None
         return Batch(**noted) if noted else None
 

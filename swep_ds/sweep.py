@@ -135,7 +135,7 @@ class Cell:
         """The run's `results.json`; None where it is not there or not whole, or of other settings than this cell's."""
         try:
             saved = saved_recipe(self.folder)
-            results = json.loads((self.folder / "results.json").read_text())
+            results = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
         except (InputError, OSError, ValueError):
             return None
         return results if decisive(saved) == decisive(self.recipe) else None
@@ -208,7 +208,7 @@ def exit_code_of(folder: Path) -> int | None:
 def _last_attempt(folder: Path) -> list[str]:
     """Its lines in the log."""
     log = log_of(folder)
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
     return [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
 

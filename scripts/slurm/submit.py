@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from swep_ds.command import main
 from swep_ds.errors import InputError
+from swep_ds.files import read_text
 from swep_ds.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -58,7 +59,7 @@ def submit() -> None:
         return
     print(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]))
     for file in (script, script.with_name("restart.sh")):
-        print(f"\n# {file}\n{file.read_text()}", end="")
+        print(f"\n# {file}\n{read_text(file)}", end="")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -138,7 +138,7 @@ def find(folders: Iterable[Path]) -> list[Place]:
 def _described(folder: Path) -> list[Place]:
     file = folder / DESCRIPTION
     try:
-        described = Description.model_validate(json.loads(file.read_text()))
+        described = Description.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         fault = _faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): make it anew with scripts/sweep.py SWEEP --table") from None
@@ -214,7 +214,7 @@ def read_results(file: Path) -> Results:
         InputError: half-written, or a field is missing or of another kind, as in one of another version.
     """
     try:
-        return Results.model_validate(json.loads(file.read_text()))
+        return Results.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise InputError(f"{file}: not of this version ({_faults(error)}): run it again") from None
     except (OSError, ValueError) as error:
@@ -234,7 +234,7 @@ def conditions(folder: Path, world_size: int) -> dict[str, Any]:
     """
     file = folder / "ds_config.json"
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read ({error}): delete the run's folder and run it again") from None
     decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})

@@ -405,7 +405,7 @@ def _save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], co
                 "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, for "
                 "extractive answers, keep such windows (data.windows_without_answer: cls)"
             )
-        facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}))
+        facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}), encoding="utf-8")
         os.replace(windows, cached)
         os.replace(facts, cached.with_suffix(".json"))
 
@@ -416,7 +416,7 @@ def _load(cached: Path) -> Features | None:
     if not (cached.exists() and facts_file.exists()):
         return None
     try:
-        facts = json.loads(facts_file.read_text())
+        facts = json.loads(facts_file.read_text(encoding="utf-8"))
         intact = facts.pop("sha256") == _checksum(cached)
     except (ValueError, KeyError):
         intact = False

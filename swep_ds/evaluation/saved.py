@@ -124,7 +124,7 @@ def how_to_read(file: Path) -> HowToRead:
         InputError: not JSON, or a field that a recipe would not take either.
     """
     try:
-        tree = json.loads(file.read_text())
+        tree = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(tree, dict):
             raise InputError(f"{file}: no JSON object")
         return validate(HowToRead, tree, file)

@@ -319,7 +319,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
     """
     whole, damaged = [], []
     tags = sorted((f.parent for f in folder.glob(f"update-*/{MANIFEST}")), reverse=True)
-    named = folder / (folder / LATEST).read_text() if (folder / LATEST).is_file() else None
+    named = folder / (folder / LATEST).read_text(encoding="utf-8") if (folder / LATEST).is_file() else None
     for tag in sorted(tags, key=lambda tag: tag != named):  # stable: the others stay newest first
         try:
             read_manifest(tag)
@@ -341,7 +341,7 @@ def read_manifest(tag: Path) -> dict[str, Any]:
         InputError: not a checkpoint, never completed, or damaged.
     """
     try:
-        manifest = json.loads((tag / MANIFEST).read_text())
+        manifest = json.loads((tag / MANIFEST).read_text(encoding="utf-8"))
         files = manifest["files"]
     except FileNotFoundError:
         raise InputError(

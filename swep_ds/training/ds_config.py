@@ -160,7 +160,7 @@ def read_ds_config(source: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"--ds_config {source}: no such file; shipped ones are in ds_configs/")
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--ds_config {source}: not JSON: {error}") from None
     if not isinstance(config, dict):
