@@ -35,6 +35,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 1.0
 LEAVE_SECONDS = 5.0  # for the last words: nobody may read them
 JOIN_SECONDS = 10.0  # for the other ranks to come, once a rank that waits for them is asked to stop
+TAKE_SECONDS = 0.2  # for the thread to read which signal there was
 UNWIND_SECONDS = 3.0  # for KeyboardInterrupt to end the script
 GO_ON = "the same command goes on from there (--resume auto)"
 
@@ -99,6 +100,7 @@ class StopRequest:
 
         For an exception that nobody expected: a signal to the whole process group also killed what this one started.
         """
+        time.sleep(TAKE_SECONDS)
         if self._due() is not None:
             leave_alone(signal.Signals(self.number).name)
 
