@@ -242,7 +242,9 @@ def _nvidia_code(cubin: bytes) -> tuple[Code, dict[str, int]]:
         file.write(cubin)
         file.flush()
         outputs = [
-            subprocess.run([os.path.join(tools, tool), option, file.name], capture_output=True, text=True, check=True)
+            subprocess.run(
+                [os.path.join(tools, tool), option, file.name], capture_output=True, encoding="utf-8", check=True
+            )
             for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
         ]
     code = _parse(outputs[0].stdout, SASS_INSTRUCTION, r"BRA", SASS_LABEL)

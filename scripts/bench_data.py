@@ -91,7 +91,7 @@ def write_squad(examples: list[Example], file: Path) -> None:
             for e in some
         ]
         paragraphs.append({"context": context, "qas": qas})
-    file.write_text(json.dumps({"data": [{"title": "all", "paragraphs": paragraphs}]}))
+    file.write_text(json.dumps({"data": [{"title": "all", "paragraphs": paragraphs}]}), encoding="utf-8")
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, Figures]:
@@ -103,12 +103,12 @@ def timed(work: Callable[[], Any]) -> tuple[Any, Figures]:
 
 def peak_memory() -> int:
     """Bytes; `reset_peak_memory` begins anew."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def reset_peak_memory() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def preparation(examples: list[Example], tokenizer, folder: Path) -> Figures:
@@ -292,8 +292,9 @@ def top(logits, begin: int, end: int, count: int) -> list[int]:
 
 
 def show(figures: Figures) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from swep_ds.console import Console
 
     made, found = figures["preparation"], figures["decoding"]
     of = f"{found['questions']:,} questions"

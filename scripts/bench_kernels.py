@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from swep_ds import command
 from swep_ds.kernels import arguments, bench
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -169,11 +170,11 @@ def main() -> int:
     def save(found: object) -> None:
         if args.output:
             result = {"device": device, "torch": torch.__version__, args.section: found}
-            Path(f"{args.output}.json").write_text(json.dumps(result, indent=1))
+            Path(f"{args.output}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
     {"sizes": sizes, "ladder": ladder, "host": host, "update": update}[args.section](args, save)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.main(lambda: sys.exit(main()))

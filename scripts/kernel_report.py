@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 
+from swep_ds import command
 from swep_ds.kernels import MODES, aot, arguments
 
 LIMITS = ["memory", "issue", "special", "limit"]
@@ -98,4 +99,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.main(lambda: sys.exit(main()))

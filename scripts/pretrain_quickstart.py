@@ -7,6 +7,7 @@ Both were made with the defaults; pretrain.py and pretrain_t5.py tell how.
 import argparse
 from dataclasses import replace
 
+from swep_ds import command
 from swep_ds.data.quickstart import pretrain, pretrain_t5
 from swep_ds.files import path_of
 
@@ -28,4 +29,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.main(main)

@@ -84,7 +84,7 @@ def write_texts(file: Path) -> None:
         answer = {"text": one.answers[0], "answer_start": text.index(one.answers[0])}
         qa = {"id": one.id, "question": one.question, "answers": [answer]}
         paragraphs.append({"context": text, "qas": [qa]})
-    file.write_text(json.dumps({"data": [{"title": "long texts", "paragraphs": paragraphs}]}))
+    file.write_text(json.dumps({"data": [{"title": "long texts", "paragraphs": paragraphs}]}), encoding="utf-8")
 
 
 def write() -> None:

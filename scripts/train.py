@@ -14,9 +14,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.command import is_first_on_node, main
+from swep_ds.command import main
 from swep_ds.errors import InputError
 from swep_ds.files import path_of
+from swep_ds.launcher import is_first_on_node
 
 if TYPE_CHECKING:
     from swep_ds.recipe import Recipe

@@ -11,6 +11,7 @@ import sys
 
 import torch
 
+from swep_ds import command
 from swep_ds.kernels import MODES, arguments, bench, tiles, triton_impl
 
 
@@ -61,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.main(lambda: sys.exit(main()))

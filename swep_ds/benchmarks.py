@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
-from rich.console import Console
 from torch import nn
 
 from swep_ds import accelerator
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
@@ -193,7 +193,7 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
             )
             if ended.returncode:
                 raise SystemExit(f"error: the benchmark's loop on {world} rank(s) failed: see above")
-            measured.append(json.loads(file.read_text()))
+            measured.append(json.loads(file.read_text(encoding="utf-8")))
     say = Console(width=WIDTH, highlight=False).print
     if len(measured) == 2:
         one, two = (run["loop"] for run in measured)

@@ -1,29 +1,35 @@
-"""What all scripts share: exit codes, and errors as one line instead of a traceback."""
+"""What all scripts share: exit codes, and errors as one line instead of a traceback.
 
-import os
+Scripts import this first: from then on what is printed fails no run, and Ctrl-C is one line.
+"""
+
+import signal
 import sys
 from collections.abc import Callable
 
 from swep_ds.errors import EXIT_DONE, Ended
+from swep_ds.launcher import check_libraries, is_alone
 from swep_ds.stop_signals import request
-
-_reported: set[int] = set()
+from swep_ds.terminal import protect, report, warn
 
 
 def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
     """Runs a script's `command` and exits: 0, or with one line, the code of what `Ended` it.
 
     Args:
-        stoppable: SIGUSR1 and SIGTERM are requests to stop (`swep_ds.stop_signals`), from now on.
+        stoppable: SIGUSR1, SIGTERM and SIGINT are requests to stop (`swep_ds.stop_signals`), from now on; otherwise
+            SIGINT ends the script with `EXIT_INTERRUPTED`.
     """
-    if stoppable:
-        request.catch()
+    request.catch(stoppable=stoppable, alone=is_alone())
     code = EXIT_DONE
     try:
+        check_libraries()
         command()
     except Ended as end:
         report(end)
         code = end.exit_code
+    except KeyboardInterrupt:
+        request.end_by(signal.SIGINT)
     except Exception:
         request.serve()
         raise
@@ -31,16 +37,20 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
     sys.exit(code)
 
 
-def report(end: Ended) -> None:
-    """Prints what ended a run once, on the first rank of each node: every rank of a job meets the same."""
-    if is_first_on_node() and id(end) not in _reported:
-        _reported.add(id(end))
-        print(f"{end.title}: {end}", file=sys.stderr, flush=True)
+def _say_interrupted(kind: type[BaseException], error: BaseException, trace) -> None:
+    """Of Ctrl-C before `main`, while a script imports; Python then ends the process by that signal."""
+    if issubclass(kind, KeyboardInterrupt):
+        warn("stopped: by SIGINT")
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
-def is_first_on_node() -> bool:
-    """From the variables of `swep_ds.distributed`, or else of the launcher."""
-    env = os.environ
-    in_step = "SLURM_STEP_ID" in env and "RANK" not in env
-    local = env.get("SWEP_DS_LOCAL_ID", env.get("SLURM_LOCALID" if in_step else "LOCAL_RANK", "0"))
-    return local == "0"
+def _ignore_interrupt(unraisable) -> None:
+    """Of Ctrl-C in a destructor, where Python drops it and prints a traceback; `request` ends the process."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+
+
+protect()
+sys.excepthook = _say_interrupted
+sys.unraisablehook = _ignore_interrupt

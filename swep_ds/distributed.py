@@ -11,8 +11,8 @@ Notable (DeepSpeed 0.19):
 import logging
 import os
 import random
+import signal
 import socket
-import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,14 +29,13 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
-from swep_ds import accelerator
-from swep_ds.command import is_first_on_node, report
-from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped
+from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped, parsing
+from swep_ds.launcher import VARIABLES, Launch, is_first_on_node, read_launch
 from swep_ds.lifeline import Hub, Line, Spoke
+from swep_ds.rendezvous import meet
 from swep_ds.stop_signals import leave_alone, request
+from swep_ds.terminal import report
 
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a launcher
-JOIN = timedelta(minutes=10)  # for all ranks to start
 LONGEST_WAIT = timedelta(hours=6)  # of a rank for others that live
 ALONE_SECONDS = 30.0  # that others may come later to a common end, by what they finish first
 
@@ -57,21 +56,23 @@ def process_group() -> Iterator[None]:
             ranks cannot reach each other.
         Ended: of the block, which must raise it on all ranks alike (`agree`).
     """
-    with _named_rank():
+    with _named_rank() as launch:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         datasets.disable_progress_bars()
-        _join()
+        _join(launch)
         try:
-            _connect()
+            _connect(launch)
             yield
             _leave(EXIT_DONE)
         except Ended as end:
             report(end)  # before the launcher sees one rank end and kills the others
             _leave(end.exit_code, end)
             raise
+        except KeyboardInterrupt:
+            request.end_by(signal.SIGINT)
         except BaseException as error:
             if _line:
                 _line.fail(error)
@@ -79,48 +80,35 @@ def process_group() -> Iterator[None]:
 
 
 @contextmanager
-def _named_rank() -> Iterator[None]:
+def _named_rank() -> Iterator[Launch]:
     """The launcher's variables are there. Those filled in go again, or what is started later would inherit them."""
-    given = set(os.environ)
-    _complete_environment()
+    launch = read_launch()
+    filled_in = {*VARIABLES, "SWEP_DS_LOCAL_ID"} - set(os.environ)
+    os.environ.update(launch.variables(free_port()))
+    if "RANK" in filled_in and accelerator.device_count() == 1:
+        os.environ["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
     try:
-        yield
+        yield launch
     finally:
-        for name in {*VARIABLES, "SWEP_DS_LOCAL_ID"} - given:
+        for name in filled_in:
             os.environ.pop(name, None)
 
 
-def _join() -> None:
+def _join(launch: Launch) -> None:
     backend, local, missing = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
     elif local >= (devices := get_accelerator().device_count()):
-        missing = f"rank {os.environ['RANK']} wants device {local} of a node with {devices}: start fewer ranks"
+        missing = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
     else:
         get_accelerator().set_device(local)
-    store = _meet(missing)  # kept until the group has its own
-    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    # the store is kept until the group has its own
+    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), missing)
+    with parsing("the ranks cannot form a process group", "look at the network between them, and at its variables"):
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
     del store
     wait_long()
-
-
-def _meet(fault: str) -> dist.Store:
-    """Waits for all ranks, of which one may have no device to join a group with.
-
-    Raises:
-        InputError: on all ranks, if any has a fault.
-    """
-    store, number, world = next(dist.rendezvous("env://", timeout=JOIN))
-    store.set(f"swep_ds/fault/{number}", fault)
-    faults = [one.decode() for one in store.multi_get([f"swep_ds/fault/{rank}" for rank in range(world)])]
-    if not any(faults):
-        return store
-    with suppress(RuntimeError):  # rank 0, which serves the store, goes once all have read
-        if store.add("swep_ds/read", 1) == world:
-            store.set("swep_ds/all have read", "")
-        store.wait(["swep_ds/all have read"])
-    raise InputError(next(filter(None, faults)))
 
 
 def wait_long() -> None:
@@ -129,9 +117,13 @@ def wait_long() -> None:
         distributed_c10d._set_pg_timeout(LONGEST_WAIT, group)
 
 
-def _connect() -> None:
+def _connect(launch: Launch) -> None:
     """Ties the ranks together, so that none waits for a dead one."""
-    _hosts[:] = gather(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    places = gather((os.environ.get("SLURMD_NODENAME") or socket.gethostname(), launch.local_rank))
+    _hosts[:] = [name for name, _ in places]
+    for name in _hosts:
+        if all(local for host, local in places if host == name):
+            raise InputError(f"LOCAL_RANK: no rank of host {name} has 0: number the ranks of each node from 0")
     if world_size() == 1:
         request.joined(leave_alone)
         return
@@ -175,36 +167,6 @@ def _leave(code: int, end: Ended | None = None) -> None:
         _line.close()
         _line = None
     dist.destroy_process_group()
-
-
-def _complete_environment() -> None:
-    """Fills in what `srun` and plain `python` do not set."""
-    env = os.environ
-    if "RANK" not in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        if "MASTER_ADDR" not in env:
-            command = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
-            try:
-                listed = subprocess.run(command, capture_output=True, text=True, check=True)
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise InputError(
-                    f"{' '.join(command)} failed ({error}): export MASTER_ADDR in the job script"
-                ) from None
-            env["MASTER_ADDR"] = listed.stdout.split()[0]
-        unique = 100 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])
-        env.setdefault("MASTER_PORT", str(20000 + unique % 12000))
-        env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
-        if accelerator.device_count() == 1:
-            env["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
-        env["SWEP_DS_LOCAL_ID"] = env["SLURM_LOCALID"]
-        env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
-    if "RANK" not in env and "WORLD_SIZE" not in env:
-        env.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    missing = [name for name in VARIABLES if name not in env]
-    if missing:
-        raise InputError(
-            f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
-            "`deepspeed`, `torchrun` or `srun`, or unset RANK and WORLD_SIZE for one process"
-        )
 
 
 def free_port() -> int:

@@ -8,6 +8,7 @@ EXIT_FAULT = 1
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped on request after a checkpoint; resume to go on
 EXIT_LOST = 76  # another rank, or its node, died without a word; resume to go on
+EXIT_INTERRUPTED = 130  # by SIGINT, where there is nothing to resume; as of a shell
 
 
 class Ended(Exception):

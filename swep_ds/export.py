@@ -61,8 +61,8 @@ def export_model(
             return
         save_tokenizer(tokenizer, unfinished)
         reading = {"data": {name: getattr(recipe.data, name) for name in WINDOWS}, "eval": recipe.eval.model_dump()}
-        (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n")
-        (unfinished / "README.md").write_text(model_card(recipe, scores))
+        (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
+        (unfinished / "README.md").write_text(model_card(recipe, scores), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
 
@@ -137,7 +137,7 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
         file.rename(folder / name)
     size = sum(file.stat().st_size for file in folder.glob("model-*.safetensors"))
     content = {"metadata": {"total_size": size}, "weight_map": index}
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def model_card(recipe: Recipe, scores: Scores) -> str:

@@ -19,7 +19,6 @@ import resource
 import secrets
 import selectors
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -27,9 +26,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from swep_ds.errors import EXIT_FAULT, EXIT_LOST, EXIT_STOPPED
+from swep_ds.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_STOPPED
 from swep_ds.stalls import StallWatch, Standing
-from swep_ds.stop_signals import exit_after, leave, stopped_at_once
+from swep_ds.stop_signals import exit_after, leave, request, stopped_at_once
+from swep_ds.terminal import warn
 
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
 PERIOD = 0.25  # s between two messages of a rank; longer where there are more than `MESSAGES` / s
@@ -70,8 +70,9 @@ class Line:
         self.at = (self.at[0] + 1, step)
 
     def stop(self, name: str) -> None:
-        """Ends all ranks with `EXIT_STOPPED`, on a signal of that name."""
-        self._do(lambda: self._tell_stop(stopped_at_once(f"{name} to rank {self.rank}, {self.hosts[self.rank]}")))
+        """Ends all ranks on a signal of that name."""
+        text = stopped_at_once(f"{name} to rank {self.rank}, {self.hosts[self.rank]}")
+        self._do(lambda: self._tell_stop(text, request.exit_code))
 
     def fail(self, error: BaseException) -> NoReturn:
         """Ends all ranks after an exception on this one, whose traceback is printed; unless another rank's death is
@@ -106,10 +107,10 @@ class Line:
             leave(traceback.format_exc(), EXIT_FAULT)
 
     def _end(self, text: str, code: int) -> NoReturn:
-        title = "stopped" if code == EXIT_STOPPED else "error"
+        title = "stopped" if code in (EXIT_STOPPED, EXIT_INTERRUPTED) else "error"
         leave(f"{title}: {text}" if self._tells else None, code)
 
-    def _tell_stop(self, text: str) -> None:
+    def _tell_stop(self, text: str, code: int) -> None:
         raise NotImplementedError
 
     def _tell_fault(self, text: str) -> None:
@@ -262,7 +263,7 @@ class Hub(Line):
         if "at" in message:
             self._standings[rank].hear(*message["at"], time.monotonic())
         elif "stop" in message:
-            self._tell_stop(message["stop"])
+            self._tell_stop(message["stop"], message["code"])
         elif "fault" in message:
             del self._streams[rank]
             self._fault(f"{self._standings[rank]} {message['fault']}", EXIT_FAULT)
@@ -276,9 +277,9 @@ class Hub(Line):
     def _tell_fault(self, text: str) -> None:
         self._fault(f"{self._standings[0]} {text}", EXIT_FAULT)
 
-    def _tell_stop(self, text: str) -> None:
+    def _tell_stop(self, text: str, code: int) -> None:
         if not self._faults:
-            self._end_all(text, EXIT_STOPPED)
+            self._end_all(text, code)
 
     def _end_all(self, text: str, code: int) -> NoReturn:
         for stream in self._streams.values():
@@ -297,8 +298,7 @@ class Hub(Line):
         self._looked = now
         self._standings[0].hear(*self.at, now)
         if self._watch and (report := self._watch.look(list(self._standings.values()), now)):
-            with suppress(OSError):
-                print(f"warning: {report}", file=sys.stderr, flush=True)
+            warn(f"warning: {report}")
 
     def _say_goodbye(self) -> None:
         """Waits for the others' goodbyes: who closed first could cut off what the other still reads. One that is slow
@@ -352,8 +352,8 @@ class Spoke(Line):
             self._sent = now
             self._stream.send(at=self.at)
 
-    def _tell_stop(self, text: str) -> None:
-        self._stream.send(stop=text)
+    def _tell_stop(self, text: str, code: int) -> None:
+        self._stream.send(stop=text, code=code)
 
     def _tell_fault(self, text: str) -> None:
         self._stream.send(fault=text)

@@ -21,11 +21,12 @@ from pathlib import Path
 import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from swep_ds.console import Console
 from swep_ds.distributed import free_port
 from swep_ds.errors import EXIT_STOPPED, InputError
+from swep_ds.launcher import visible_devices
 from swep_ds.sweep import EXIT_LINE, START_LINE, Cell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,7 +40,7 @@ class Run:
 
     def __init__(self, cell: Cell, command: Sequence[str], place: dict[str, str]):
         self.cell, self.place, self.began = cell, place, time.monotonic()
-        self.log = cell.log.open("a")
+        self.log = cell.log.open("ab", buffering=0)
         self._note(START_LINE + shlex.join(command))
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(command, env=os.environ | place, start_new_session=True, **streams)
@@ -74,8 +75,8 @@ class Run:
         return code
 
     def _note(self, line: str) -> None:
-        self.log.write(line + "\n")
-        self.log.flush()
+        with suppress(OSError):  # a full disk ends no queue
+            self.log.write(f"{line}\n".encode(errors="backslashreplace"))
 
 
 def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
@@ -94,7 +95,7 @@ def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
     count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
     if processes > count:
         raise InputError(f"--jobs {jobs} x --num_accelerators {ranks}: there are {count} devices: lower one of them")
-    devices = (os.environ.get(variable) or ",".join(map(str, range(count)))).split(",")
+    devices = visible_devices(variable, count)
     return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
 
 
@@ -156,7 +157,15 @@ def work_off(
                         console.print(f"{cell.name}: skipped, {cell.fault()}")
                         progress.advance(bar)
                         continue
-                    running.append(Run(cell, [*launcher(ranks), *command, *cell.options()], free.pop()))
+                    try:
+                        run = Run(cell, [*launcher(ranks), *command, *cell.options()], free[-1])
+                    except OSError as error:
+                        failed.append(cell)
+                        console.print(f"{cell.name}: FAILED, it cannot be started ({error})", style="bold red")
+                        progress.advance(bar)
+                        continue
+                    free.pop()
+                    running.append(run)
                     console.print(f"{cell.name}: started, its log is {cell.log}")
                 for run in [run for run in running if run.ended()]:
                     running.remove(run)
@@ -172,7 +181,8 @@ def work_off(
                         how = "stopped" if code == EXIT_STOPPED else "FAILED"
                         console.print(f"{name}: {how}, {run.cell.fault()}", style="bold red")
                         console.print(f"the end of {run.cell.log}:")
-                        console.print("\n".join(run.cell.log.read_text(errors="replace").splitlines()[-LAST_LINES:]))
+                        said = run.cell.log.read_text(encoding="utf-8", errors="replace")
+                        console.print("\n".join(said.splitlines()[-LAST_LINES:]))
                     progress.advance(bar)
                 names = ", ".join(run.cell.name for run in running)
                 progress.update(bar, description=names, left=_time_left(took, running, len(waiting), jobs))

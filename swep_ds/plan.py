@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds import run
+from swep_ds.console import Console
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
 from swep_ds.examples import load_examples

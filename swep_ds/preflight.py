@@ -21,10 +21,10 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from rich.console import Console
 
 from swep_ds import accelerator
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.readers import DATA_SUFFIXES
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
@@ -89,7 +89,7 @@ def _device() -> str:
 def _driver() -> str:
     """NVIDIA's, of which a container may show nothing."""
     file = Path("/proc/driver/nvidia/version")
-    number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text()) if file.is_file() else None
+    number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text(encoding="utf-8")) if file.is_file() else None
     return number[1] if number else "not known"
 
 

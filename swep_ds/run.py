@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example

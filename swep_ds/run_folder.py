@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,7 +14,9 @@ from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
 from swep_ds.examples import tested_on
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
+from swep_ds.launcher import slurm_restarts
 from swep_ds.recipe import Recipe, differences, flatten
+from swep_ds.terminal import warn
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 
 # what may change between two starts of the same run
@@ -276,7 +277,7 @@ def _lock(file: BinaryIO, folder: Path) -> None:
         InputError: it does not.
         OSError: the file system has no locks.
     """
-    restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    restarted = slurm_restarts() > 0
     seconds = LOCK_SECONDS_OF_A_RESTART if restarted else LOCK_SECONDS
     until, said = time.monotonic() + seconds, False
     while True:
@@ -288,7 +289,7 @@ def _lock(file: BinaryIO, folder: Path) -> None:
                     f"--output_dir {folder}: another process is writing to it: name another folder"
                 ) from None
         if not said:
-            print(f"{folder}: another process holds it, waiting up to {seconds:.0f} s", file=sys.stderr, flush=True)
+            warn(f"{folder}: another process holds it, waiting up to {seconds:.0f} s")
             said = True
         time.sleep(LOCK_EVERY)
 

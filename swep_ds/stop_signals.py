@@ -1,8 +1,12 @@
-"""SIGUSR1 and SIGTERM as requests to stop: with a checkpoint where there is something to save, else at once.
+"""SIGUSR1, SIGTERM and SIGINT (Ctrl-C) as requests to stop: with a checkpoint where there is something to save, else
+at once.
 
 In the training loop (`deferred`) a request waits for the end of an update, where all ranks save together. Before and
 after it, in set-up, evaluation and export, nothing is to be saved: the last checkpoint is complete, and all ranks
 leave. Both end with `EXIT_STOPPED`, and the same command goes on from there. A second signal leaves at once.
+
+In a script that cannot be resumed SIGINT raises KeyboardInterrupt as ever, so that unfinished files are removed; where
+that ends nothing soon, in a collective say, the process is ended. Its exit code is `EXIT_INTERRUPTED`.
 
 Notable:
 - Python runs a signal's handler between two steps of the main thread, so never while that waits in a collective. The
@@ -23,12 +27,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from swep_ds.errors import EXIT_STOPPED
+from swep_ds.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from swep_ds.launcher import is_first_on_node
+from swep_ds.terminal import on_one_line
 
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 1.0
 LEAVE_SECONDS = 5.0  # for the last words: nobody may read them
 JOIN_SECONDS = 10.0  # for the other ranks to come, once a rank that waits for them is asked to stop
+TAKE_SECONDS = 0.2  # for the thread to read which signal there was
+UNWIND_SECONDS = 3.0  # for KeyboardInterrupt to end the script
 GO_ON = "the same command goes on from there (--resume auto)"
 
 
@@ -42,15 +50,32 @@ class StopRequest:
         self._code: int | None = None
         self._leave: Callable[[str], None] | None = None
         self._pipe: tuple[int, int] | None = None
+        self._handlers: dict[int, Callable] = {}
+        self.resumable, self._alone = True, False
 
-    def catch(self) -> None:
-        """From now on the signals are requests. To be called early: the default action of both is to die."""
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends outside training, on request."""
+        return EXIT_STOPPED if self.resumable else EXIT_INTERRUPTED
+
+    def catch(self, *, stoppable: bool, alone: bool) -> None:
+        """From now on the signals are requests. To be called early: the default action of most is to die.
+
+        Args:
+            stoppable: False = of SIGINT alone, in a script that cannot be resumed.
+            alone: there are no other ranks.
+        """
+        self.resumable, self._alone = stoppable, alone
         self._pipe = read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in SIGNALS:
-            signal.signal(number, lambda *_: None)
-            signal.siginterrupt(number, False)  # code that knows of no signals goes on with its system calls
+        for number in SIGNALS if stoppable else (signal.SIGINT,):
+            if number == signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN:  # as of a shell's `&`
+                continue
+            self._handlers[number] = _keep if stoppable else signal.default_int_handler
+            signal.signal(number, self._handlers[number])
+            if stoppable:
+                signal.siginterrupt(number, False)  # code that knows of no signals goes on with its system calls
         os.register_at_fork(after_in_child=_forget)
         threading.Thread(target=self._listen, args=(read,), daemon=True, name="signals").start()
 
@@ -75,8 +100,16 @@ class StopRequest:
 
         For an exception that nobody expected: a signal to the whole process group also killed what this one started.
         """
+        time.sleep(TAKE_SECONDS)
         if self._due() is not None:
             leave_alone(signal.Signals(self.number).name)
+
+    def end_by(self, number: signal.Signals) -> NoReturn:
+        """Ends this process and the other ranks, at once."""
+        self._served = True
+        (self._leave or leave_alone)(number.name)
+        time.sleep(LEAVE_SECONDS)  # the lifeline's thread ends the process
+        leave(None, self.exit_code)
 
     def settle(self, code: int) -> None:
         """The process is about to end with this exit code, and will not be hurried to another one."""
@@ -95,22 +128,31 @@ class StopRequest:
 
     def _take(self, number: int) -> None:
         now = time.monotonic()
-        if number not in SIGNALS:
-            return
+        if number not in self._handlers or signal.getsignal(number) is not self._handlers[number]:
+            return  # somebody else's for now, such as the queue's of a sweep
         if not self.number:
             self.number, self._came = number, now
         elif now - self._came > REPEAT_SECONDS:
-            os._exit(128 + number if self._code is None else self._code)
+            if self._code is not None:
+                os._exit(self._code)
+            text = f"stopped: at once, by a second signal ({signal.Signals(number).name})"
+            leave(text if is_first_on_node() else None, 128 + number)
 
     def _due(self) -> float | None:
         """When the request is to be served; a rank's death comes first, in whose wake launchers send SIGTERM."""
         if not self.number or self._deferred or self._served or self._code is not None:
             return None
-        return self._came + (REPEAT_SECONDS if self._leave else JOIN_SECONDS)
+        if not self.resumable:
+            return self._came + UNWIND_SECONDS
+        return self._came + (REPEAT_SECONDS if self._leave or self._alone else JOIN_SECONDS)
 
     def _wake(self) -> None:
         if self._pipe:
             os.write(self._pipe[1], b"\0")
+
+
+def _keep(*_) -> None:
+    """The handler of a request, which the thread serves."""
 
 
 def _forget() -> None:
@@ -122,7 +164,7 @@ def _forget() -> None:
 
 def leave_alone(name: str) -> NoReturn:
     """Ends this process, of one rank."""
-    leave(f"stopped: {stopped_at_once(name)}", EXIT_STOPPED)
+    leave(f"stopped: {stopped_at_once(name)}" if is_first_on_node() else None, request.exit_code)
 
 
 def leave(text: str | None, code: int) -> NoReturn:
@@ -133,7 +175,7 @@ def leave(text: str | None, code: int) -> NoReturn:
     try:
         exit_after(LEAVE_SECONDS, code)
         if text:
-            print(text, file=sys.stderr)
+            print("\n".join(map(on_one_line, text.splitlines())), file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -148,6 +190,8 @@ def exit_after(seconds: float, code: int) -> None:
 
 
 def stopped_at_once(by: str) -> str:
+    if not request.resumable:
+        return f"by {by}"
     return f"on request ({by}), outside training; checkpoints stay, and {GO_ON}"
 
 

@@ -212,7 +212,7 @@ def exit_code_of(folder: Path) -> int | None:
 def _last_attempt(folder: Path) -> list[str]:
     """Its lines in the log."""
     log = log_of(folder)
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
     return [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
 

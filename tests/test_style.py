@@ -1,5 +1,6 @@
 """Linting and formatting are part of the tests."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -18,3 +19,29 @@ def test_ruff(command):
 def test_no_file_is_too_long():
     sources = [f for room in ("swep_ds", "kernels", "scripts", "tests") for f in (ROOT / room).rglob("*.py")]
     assert not [str(f) for f in sources if len(f.read_text().splitlines()) > 500]
+
+
+def decodes_by_locale(call: ast.Call) -> bool:
+    """Whether a call reads or writes text in whatever encoding the locale names. A lock holds no text."""
+    keywords = {keyword.arg for keyword in call.keywords}
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if "encoding" in keywords or ".lock" in ast.unparse(call):
+        return False
+    if name == "open":
+        modes = [part.value for part in call.args if isinstance(part, ast.Constant)]
+        other = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in ("os", "gzip", "tarfile")
+        return not other and not any("b" in str(mode) for mode in modes)
+    if name in ("run", "Popen", "check_output"):
+        return "text" in keywords
+    return name in ("read_text", "write_text") and isinstance(call.func, ast.Attribute)
+
+
+def test_text_is_utf_8_whatever_the_locale():
+    sources = [f for room in ("swep_ds", "kernels", "scripts") for f in (ROOT / room).rglob("*.py")]
+    calls = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in sources
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and decodes_by_locale(node)
+    ]
+    assert not calls

@@ -18,32 +18,73 @@ export SLURM_KILL_BAD_EXIT=0 SLURM_WAIT=60
 # srun does not take the number of cores per task from the job by itself
 [[ -n $SLURM_CPUS_PER_TASK ]] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+# A line for each start and each checkpoint that was saved (swep_ds/launcher.py): a job whose starts save nothing any more
+# would come back for nothing.
+[[ -n $SWEP_DS_LOGS ]] && export SWEP_DS_PROGRESS=$SWEP_DS_LOGS/.slurm-$job.progress
+[[ -n $SWEP_DS_PROGRESS ]] && echo start >>"$SWEP_DS_PROGRESS"
 trap : TERM USR1 # of a pre-emption: the ranks get it as well, and what they do with it decides
+
+FRUITLESS=3 # starts in a row without a checkpoint
+
+# Whether the last starts saved no checkpoint.
+fruitless() {
+    local starts
+    starts=$(for ((i = 0; i < FRUITLESS; i++)); do echo start; done)
+    [[ -n $SWEP_DS_PROGRESS && $(tail -n "$FRUITLESS" "$SWEP_DS_PROGRESS") == "$starts" ]]
+}
+
+# Ends the job for good.
+quit() {
+    [[ -n $SWEP_DS_PROGRESS ]] && rm -f "$SWEP_DS_PROGRESS"
+    say "$2"
+    exit "$1"
+}
+
+# Puts the job back into the queue if Slurm says that it runs. One that was cancelled ends in the same way as one that was
+# asked to stop, and must not come back; one that lost a node comes back by itself. A controller that is busy or fails
+# over gives no answer, or an error: that says nothing about the job, and it is asked again.
+requeue() {
+    local code=$1 why=$2 state pause problem="squeue gives no answer"
+    for pause in 0 2 5 10 20 30 60 60 60 60 60 60 60 60 60; do
+        sleep "$pause"
+        state=$(squeue --noheader --jobs="$job" --format=%T) || state=
+        read -r state _ <<<"$state"
+        case $state in
+        RUNNING)
+            say "$why: restart $((restarts + 1)) of at most $SWEP_DS_MAX_RESTARTS"
+            scontrol requeue "$job" && exit "$code"
+            problem="scontrol requeue failed"
+            ;;
+        COMPLETING | COMPLETED | CANCELLED | FAILED | TIMEOUT | DEADLINE | PREEMPTED | NODE_FAIL | BOOT_FAIL | \
+            OUT_OF_MEMORY | REVOKED | STOPPED | PENDING | REQUEUED | REQUEUE_HOLD | REQUEUE_FED | SPECIAL_EXIT)
+            say "$why; Slurm has ended the job: not restarted from here"
+            exit "$code"
+            ;;
+        esac
+        say "$problem: it is asked again"
+    done
+    quit "$code" "$why; $problem: not restarted; submit again to go on"
+}
 
 # Ends the job by the exit code of its ranks.
 finish() {
     local code=$1 why
     case $code in
-    0) say "done"; exit 0 ;;
-    2) say "exit code 2: bad input, see the line above: not restarted"; exit 2 ;;
+    0) quit 0 "done" ;;
+    2) quit 2 "exit code 2: bad input, see the line above: not restarted" ;;
     75) why="exit code 75: stopped on request" ;;
     76) why="exit code 76: a rank or its node was lost" ;;
     *)
         if ((code < 128)); then
-            say "exit code $code: a fault, or a training that diverged, see above: not restarted"
-            exit "$code"
+            quit "$code" "exit code $code: a fault, or a training that diverged, see above: not restarted"
         fi
         why="exit code $code: a rank died of signal $((code - 128))"
         ;;
     esac
-    # a job that was cancelled ends in the same way, and must not come back; one that lost a node does by itself
-    if [[ $(squeue --noheader --jobs="$job" --format=%T) != RUNNING ]]; then
-        say "$why; Slurm has ended the job: not restarted from here"
-    elif ((restarts >= SWEP_DS_MAX_RESTARTS)); then
-        say "$why; $SWEP_DS_MAX_RESTARTS restarts are used up: not restarted; submit again to go on"
-    else
-        say "$why: restart $((restarts + 1)) of at most $SWEP_DS_MAX_RESTARTS"
-        scontrol requeue "$job" || say "scontrol requeue failed: submit again to go on"
+    if ((restarts >= SWEP_DS_MAX_RESTARTS)); then
+        quit "$code" "$why; $SWEP_DS_MAX_RESTARTS restarts are used up: not restarted; submit again to go on"
+    elif fruitless; then
+        quit "$code" "$why; $FRUITLESS starts in a row saved no checkpoint: not restarted; submit again with more --time"
     fi
-    exit "$code"
+    requeue "$code" "$why"
 }

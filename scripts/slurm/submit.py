@@ -23,9 +23,12 @@ from typing import Any, NoReturn
 
 from swep_ds.command import main
 from swep_ds.errors import InputError
+from swep_ds.files import read_text
 from swep_ds.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+LEAD_SECONDS = 120  # from the signal to the limit, in *.sbatch
+EARLY_SECONDS = 60  # by which Slurm may send it earlier
 SCRIPTS = {kind: ROOT / "scripts" / "slurm" / f"{kind}.sbatch" for kind in ("train", "sweep")}
 
 
@@ -38,6 +41,7 @@ def submit() -> None:
         raise InputError("--parallel is for sweeps: a training is one job")
     if arguments.max_restarts < 0:
         raise InputError("--max_restarts must not be negative")
+    _check_time(arguments)
     if arguments.kind == "train":
         chosen, options, folder = _training(options)
     else:
@@ -48,13 +52,14 @@ def submit() -> None:
         "SWEP_DS_ROOT": str(ROOT),
         "SWEP_DS_PYTHON": sys.executable,
         "SWEP_DS_MAX_RESTARTS": str(arguments.max_restarts),
+        "SWEP_DS_LOGS": str(folder),
     }
     if not arguments.dry_run:
         print(f"job {_sbatch(command, environment, folder)}, its log is in {folder}")
         return
     print(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]))
     for file in (script, script.with_name("restart.sh")):
-        print(f"\n# {file}\n{file.read_text()}", end="")
+        print(f"\n# {file}\n{read_text(file)}", end="")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,6 +80,54 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry_run", action="store_true", help="print what would be submitted, and submit nothing")
     return parser
+
+
+def _check_time(arguments: argparse.Namespace) -> None:
+    """Raises InputError where the time limit leaves no time before the signal that asks to stop."""
+    times = [arguments.time, *_given(arguments.sbatch, "--time", "-t")]
+    signals = _given(arguments.sbatch, "--signal")
+    time = next((text for text in reversed(times) if text is not None), None)
+    limit = None if time is None else _minutes(time)
+    if limit is None:
+        return
+    lead = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d{1,5}))?", signals[-1], re.ASCII) if signals else None
+    if signals and not lead:
+        raise InputError(f"--sbatch=--signal={signals[-1]}: no signal of Slurm: give one such as USR1@{LEAD_SECONDS}")
+    seconds = int(lead[1] or 60) if lead else LEAD_SECONDS
+    if 60 * limit <= seconds + EARLY_SECONDS:
+        raise InputError(
+            f"--time {time}: a start is asked to stop {seconds} s before its limit, and up to {EARLY_SECONDS} s "
+            f"earlier, and would make no update: give more than {(seconds + EARLY_SECONDS) // 60} minutes"
+        )
+
+
+def _given(options: list[str], *names: str) -> list[str]:
+    """The values that options of sbatch give to one of these names."""
+    values = []
+    for name in names:
+        glued = f"{name}=" if name.startswith("--") else name
+        values += [option.removeprefix(glued).lstrip("= ") for option in options if option.startswith(glued)]
+    return values
+
+
+def _minutes(text: str) -> int | None:
+    """Slurm's time limit, which counts begun minutes; None = no limit.
+
+    Raises:
+        InputError: none of the forms that sbatch takes.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
+        return None
+    days, dash, clock = text.rpartition("-")
+    numbers = clock.split(":")
+    if len(numbers) > 3 or not all(
+        re.fullmatch(r"\d{1,9}", part, re.ASCII) for part in ([days] if dash else []) + numbers
+    ):
+        raise InputError(f"--time {text}: no time of Slurm: give minutes, hours:minutes:seconds or days-hours:minutes")
+    if not dash and len(numbers) < 3:
+        numbers = ["0", *numbers]  # minutes, or minutes:seconds
+    hours, minutes, seconds = map(int, [*numbers, "0", "0"][:3])
+    return (24 * int(days or "0") + hours) * 60 + minutes + -(-seconds // 60) or None
 
 
 def _split(words: list[str]) -> tuple[list[str], bool, list[str]]:
@@ -151,7 +204,8 @@ def _sbatch(command: list[str], environment: dict[str, str], folder: Path) -> st
     """Submits; returns the job's number."""
     try:
         folder.mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a log
-        ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+        streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+        ended = subprocess.run(command, env=os.environ | environment, **streams)
     except FileNotFoundError:
         raise InputError("sbatch: no such command: submit on a machine of a Slurm cluster, or use --dry_run") from None
     except OSError as error:
@@ -160,7 +214,10 @@ def _sbatch(command: list[str], environment: dict[str, str], folder: Path) -> st
         raise InputError(
             f"sbatch refused the job: {' '.join(re.sub('^sbatch: ', '', ended.stderr, flags=re.M).split())}"
         )
-    return ended.stdout.strip().partition(";")[0]
+    job = ended.stdout.strip().partition(";")[0]
+    if not job.isdigit():
+        raise InputError(f"sbatch gave no job's number but {job[:80]!r}: look with squeue whether the job is there")
+    return job
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from swep_ds.analysis.table import METRICS, Table
+from swep_ds.console import Console
 from swep_ds.errors import InputError, printable
 from swep_ds.files import write_atomically
 

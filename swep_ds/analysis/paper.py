@@ -55,7 +55,7 @@ def was_trained_on(source: str) -> bool:
 
 @cache
 def _tree() -> dict[str, Any]:
-    return yaml.safe_load(FILE.read_text())
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
 def frequency_table() -> dict[str, Any]:

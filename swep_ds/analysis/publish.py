@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from swep_ds.analysis import curves, formats, table
 from swep_ds.analysis.runs import Place
+from swep_ds.console import Console
 
 
 def publish(places: Sequence[Place], folder: Path | None, against: str | None = None) -> table.Table:

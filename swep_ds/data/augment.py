@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.rebuild import Rebuilder, Settings
 from swep_ds.errors import InputError, parsing

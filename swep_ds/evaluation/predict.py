@@ -9,11 +9,11 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import torch
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.data.readers import Example
 

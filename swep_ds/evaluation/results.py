@@ -6,11 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import swep_ds
+from swep_ds.console import Console
 from swep_ds.files import write_atomically
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")

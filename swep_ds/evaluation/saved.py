@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import create_model
-from rich.console import Console
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
@@ -128,7 +128,7 @@ def how_to_read(file: Path) -> HowToRead:
         InputError: not JSON, or a field that a recipe would not take either.
     """
     try:
-        tree = json.loads(file.read_text())
+        tree = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(tree, dict):
             raise InputError(f"{file}: no JSON object")
         return validate(HowToRead, tree, file)

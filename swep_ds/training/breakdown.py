@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
-from rich.console import Console
 from rich.table import Table
 
 from swep_ds import distributed as ranks
+from swep_ds.console import Console
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Done

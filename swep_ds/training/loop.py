@@ -16,6 +16,7 @@ from swep_ds import distributed as ranks
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.errors import Stopped, TrainingDiverged
 from swep_ds.evaluation.results import Score
+from swep_ds.launcher import note_checkpoint
 from swep_ds.recipe import TrainSection
 from swep_ds.stalls import ranks_of
 from swep_ds.stop_signals import GO_ON, request
@@ -125,6 +126,8 @@ def train(
             if saves:
                 ranks.progress(f"update {number}, checkpoint")
                 saved = checkpoints.save(engine, replace(done, unlogged=meter.state()), score)
+                if saved and ranks.is_main():
+                    note_checkpoint(number)
                 asked = asked or max(ranks.gather(request.number))  # what came since the last vote needs no other save
             if asked:
                 request.settle(Stopped.exit_code)

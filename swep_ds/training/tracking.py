@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,6 +25,7 @@ from rich.progress import (
 )
 
 from swep_ds import accelerator
+from swep_ds.console import Console
 from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
@@ -162,7 +162,7 @@ class Lines:
     def __init__(self, path: Path, before: Done):
         kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
         write_atomically(path, "".join(kept))
-        self.file, self.warned = path.open("a"), False
+        self.file, self.warned = path.open("a", encoding="utf-8"), False
 
     def write(self, line: dict[str, Any]) -> None:
         self._try(lambda: self.file.write(json.dumps(line) + "\n"))
@@ -217,7 +217,7 @@ def _start_wandb(recipe: Recipe, folder: Path, before: Done) -> WandbRun | None:
     if recipe.tracking.wandb == "off":
         return None
     known = folder / "wandb_id"  # so that a resumed run goes on in the same place
-    run_id = known.read_text().strip() if known.is_file() else ""
+    run_id = known.read_text(encoding="utf-8").strip() if known.is_file() else ""
     first = not (run_id or before.updates)  # later nobody may be there to mend anything, and the run would be lost
     try:
         import wandb

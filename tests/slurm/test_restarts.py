@@ -5,14 +5,28 @@ import subprocess
 
 import pytest
 
+from swep_ds.launcher import note_checkpoint
 from tests.tiny_run import ROOT
 
-# the step ends as told by CODE; every call is noted
+# the step ends as told by CODE, and saves as many checkpoints as SAVES has letters; every call is noted; squeue answers
+# with the words of ANSWERS one after the other, then with the last; scontrol refuses the first REFUSED times
 STAND_INS = {
-    "srun": 'echo "srun $SLURM_WAIT $SLURM_KILL_BAD_EXIT $*" >> calls; exit $CODE',
-    "squeue": "echo ${STATE:-RUNNING}",
-    "scontrol": 'echo "scontrol $*" >> calls; exit ${REFUSED:-0}',
+    "srun": 'echo "srun $SLURM_WAIT $SLURM_KILL_BAD_EXIT $*" >> calls; eval "$SAVES"; exit $CODE',
+    "squeue": """
+echo asked >> asked
+answers=(${ANSWERS:-RUNNING})
+number=$(wc -l < asked)
+((number > ${#answers[@]})) && number=${#answers[@]}
+case ${answers[number - 1]} in
+fails) echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1 ;;
+empty) ;;
+blank) echo "  " ;;
+*) echo "${answers[number - 1]}" ;;
+esac
+""",
+    "scontrol": 'echo "scontrol $*" >> calls; (($(grep -c scontrol calls) > ${REFUSED:-0}))',
     "python": 'echo "python $*" >> calls; exit $CODE',
+    "sleep": "exit 0",
 }
 
 
@@ -24,13 +38,15 @@ def start(tmp_path):
         (tmp_path / name).chmod(0o755)
 
     def call(code: int, kind: str = "train", **more: str) -> tuple[int, str, list[str]]:
-        (tmp_path / "calls").write_text("")
+        for name in ("calls", "asked"):
+            (tmp_path / name).write_text("")
         env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CODE": str(code), "SLURM_JOB_ID": "7"}
         env |= {"SLURM_JOB_NODELIST": "node[1-2]", "SWEP_DS_ROOT": str(ROOT), "SWEP_DS_PYTHON": "python"}
         env |= {"SWEP_DS_MAX_RESTARTS": "2"} | more
         script = ["bash", str(ROOT / "scripts" / "slurm" / f"{kind}.sbatch"), "--set", "a=b c"]
         ended = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert ended.stderr == ""
+        assert "Traceback" not in ended.stderr
+        assert "line " not in ended.stderr  # bash names it where a command of the script fails
         return ended.returncode, ended.stdout, (tmp_path / "calls").read_text().splitlines()
 
     return call
@@ -76,15 +92,65 @@ def test_restarts_are_bounded_slurms_own_too(start):
 
 
 def test_a_job_that_was_cancelled_does_not_come_back(start):
-    code, said, calls = start(75, STATE="COMPLETING")
+    code, said, calls = start(75, ANSWERS="COMPLETING")
     assert (code, len(calls)) == (75, 1)
     assert said.endswith("stopped on request; Slurm has ended the job: not restarted from here\n")
 
 
-def test_a_requeue_that_slurm_refuses_is_said(start):
-    code, said, _ = start(75, REFUSED="1")
+@pytest.mark.parametrize("silence", ["empty", "fails", "blank", "SIGNALING", "fails empty fails empty"])
+def test_no_answer_of_squeue_is_no_end_of_the_job(start, silence):
+    code, said, calls = start(75, ANSWERS=f"{silence} RUNNING")
+    assert (code, calls[1:]) == (75, ["scontrol requeue 7"])
+    assert said.endswith("restart 1 of at most 2\n")
+    code, said, calls = start(75, ANSWERS=f"{silence} COMPLETING")
+    assert (code, len(calls)) == (75, 1)
+    assert said.endswith("Slurm has ended the job: not restarted from here\n")
+
+
+def test_where_squeue_never_answers_nothing_is_decided_and_it_says_so(start, tmp_path):
+    code, said, calls = start(76, ANSWERS="fails")
+    assert (code, len(calls)) == (76, 1)
+    assert said.endswith("squeue gives no answer: not restarted; submit again to go on\n")
+    assert len((tmp_path / "asked").read_text().splitlines()) > 10
+
+
+def test_a_requeue_that_slurm_refuses_is_tried_again_and_said(start):
+    code, said, calls = start(75, REFUSED="2")
+    assert (code, calls[1:]) == (75, ["scontrol requeue 7"] * 3)
+    code, said, _ = start(75, REFUSED="1000")
     assert code == 75
-    assert said.endswith("scontrol requeue failed: submit again to go on\n")
+    assert said.endswith("scontrol requeue failed: not restarted; submit again to go on\n")
+    _, said, calls = start(75, REFUSED="1000", ANSWERS="RUNNING COMPLETING")  # it was heard after all
+    assert len(calls) == 2
+    assert said.endswith("Slurm has ended the job: not restarted from here\n")
+
+
+def test_a_job_whose_starts_save_nothing_is_not_started_for_ever(start, tmp_path):
+    more = {"SWEP_DS_LOGS": str(tmp_path), "SWEP_DS_MAX_RESTARTS": "20"}
+    saves = {"SAVES": 'echo "update 8" >> "$SWEP_DS_PROGRESS"'}
+
+    def restarted(**others: str) -> bool:
+        _, said, calls = start(75, **more, **others)
+        assert ("3 starts in a row saved no checkpoint: not restarted" in said) == (len(calls) == 1)
+        return len(calls) == 2
+
+    assert [restarted() for _ in range(3)] == [True, True, False]
+    assert [restarted(), restarted(), restarted(**saves)] == [True] * 3
+    assert [restarted() for _ in range(3)] == [True, True, False]
+    assert not list(tmp_path.glob(".slurm-*"))
+    assert restarted()
+    start(0, **more)
+    assert not list(tmp_path.glob(".slurm-*"))
+
+
+def test_a_saved_checkpoint_is_noted_for_the_job_script(tmp_path, monkeypatch):
+    note_checkpoint(3)  # outside of Slurm
+    monkeypatch.setenv("SWEP_DS_PROGRESS", str(tmp_path / "progress"))
+    note_checkpoint(4)
+    note_checkpoint(8)
+    assert (tmp_path / "progress").read_text() == "update 4\nupdate 8\n"
+    monkeypatch.setenv("SWEP_DS_PROGRESS", str(tmp_path / "none" / "progress"))
+    note_checkpoint(12)
 
 
 def test_of_an_array_one_task_is_run_and_queued_again(start):

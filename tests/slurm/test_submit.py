@@ -31,12 +31,13 @@ def submit(monkeypatch, capsys):
 def command(printed: str) -> list[str]:
     """The words of the sbatch command behind the variables that it is given."""
     words = shlex.split(printed.splitlines()[0])
-    assert [word.partition("=")[0] for word in words[:3]] == [
+    assert [word.partition("=")[0] for word in words[:4]] == [
         "SWEP_DS_ROOT",
         "SWEP_DS_PYTHON",
         "SWEP_DS_MAX_RESTARTS",
+        "SWEP_DS_LOGS",
     ]
-    return words[3:]
+    return words[4:]
 
 
 def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submit):
@@ -141,6 +142,66 @@ def test_what_sbatch_says_is_passed_on_in_a_line(submit, tmp_path, monkeypatch):
     refusing.chmod(0o755)
     monkeypatch.setenv("PATH", f"{refusing.parent}:/usr/bin:/bin")
     with pytest.raises(InputError, match=r"^sbatch refused the job: error: invalid partition: gpu bye$"):
+        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "time", ["1", "3", "2:30", "3:00", "0:3:0", "00:02:59", "0-0:3", "0-00:03:00", "00:00:01", "0-0:0:59"]
+)
+def test_a_time_limit_within_the_lead_of_the_signal_is_refused(submit, time):
+    with pytest.raises(InputError, match=rf"^--time {time}: a start is asked to stop 120 s before .* than 3 minutes$"):
+        submit("train", *CPU, "--time", time, "--dry_run", "--", *RUN)
+    with pytest.raises(InputError, match=rf"^--time {time}: "):
+        submit("train", *CPU, "--time", "12:00:00", f"--sbatch=--time={time}", "--dry_run", "--", *RUN)
+    with pytest.raises(InputError, match=rf"^--time {time}: "):
+        submit("train", *CPU, f"--sbatch=-t{time}", "--dry_run", "--", *RUN)
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        "4",
+        "3:01",
+        "0:3:1",
+        "0-1",
+        "1-0",
+        "0-0:4",
+        "1-12:30:00",
+        "60",
+        "12:00:00",
+        "UNLIMITED",
+        "infinite",
+        "0",
+        "00:00",
+    ],
+)
+def test_a_time_limit_behind_the_signal_is_submitted_as_it_is(submit, time):
+    assert f"--time={time}" in command(submit("train", *CPU, "--time", time, "--dry_run", "--", *RUN))
+
+
+@pytest.mark.parametrize("time", ["", "1h", "1:2:3:4", "1.5", "-5", "1-", "-1:00", "1--2", "٣٠", "1 2"])
+def test_no_time_of_slurm_is_refused(submit, time):
+    with pytest.raises(InputError, match=r"^--time .*: no time of Slurm: give minutes"):
+        submit("train", *CPU, f"--time={time}", "--dry_run", "--", *RUN)
+
+
+def test_the_lead_of_another_signal_counts(submit):
+    longer = [*CPU, "--sbatch=--signal=B:USR1@600", "--dry_run"]
+    with pytest.raises(InputError, match="--time 11: a start is asked to stop 600 s before its limit"):
+        submit("train", *longer, "--time", "11", "--", *RUN)
+    submit("train", *longer, "--time", "12", "--", *RUN)
+    submit("train", *longer, "--", *RUN)
+    with pytest.raises(InputError, match="--signal=@x: no signal of Slurm"):
+        submit("train", *CPU, "--sbatch=--signal=@x", "--time", "60", "--dry_run", "--", *RUN)
+
+
+def test_sbatch_must_name_the_job(submit, tmp_path, monkeypatch):
+    silent = tmp_path / "bin" / "sbatch"
+    silent.parent.mkdir()
+    silent.write_text("#!/bin/sh\nexit 0\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{silent.parent}:/usr/bin:/bin")
+    with pytest.raises(InputError, match="sbatch gave no job's number but '': look with squeue"):
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
 
 

@@ -36,7 +36,7 @@ def on(ranks: int, name: str, output_dir: str, faults: dict[int, list] | None = 
 
 RUNS = [
     on(2, "whole", "whole"),
-    on(2, "stop", "stopped", {1: ["update 5, backward", "SIGUSR1"]}),
+    on(2, "stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
     on(2, "go on", "stopped", {0: ["evaluation, batch 1", "SIGTERM", 30]}),
     on(2, "finish", "stopped"),
     on(2, "twice", "twice", {0: ["update 3, data", "SIGTERM", 1.5, "SIGTERM"]}),
@@ -90,7 +90,7 @@ def test_one_rank_that_is_asked_stops_all_at_one_update(made, folder):
     one = made["stop"]
     assert one["codes"] == [75, 75]
     [line] = [line for line in one["said"][0].splitlines() if line.startswith("stopped: ")]
-    assert line.startswith("stopped: on request (SIGUSR1) after update 6 of 10; its checkpoint is saved, and the same")
+    assert line.startswith("stopped: on request (SIGINT) after update 6 of 10; its checkpoint is saved, and the same")
     assert "Traceback" not in one["said"][0] + one["said"][1]
     assert one["seconds"] < PROMPT
 

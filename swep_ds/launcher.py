@@ -1,0 +1,216 @@
+"""The environment of the launcher: `deepspeed`, `torchrun`, `srun`, or none for one process. It is read here alone.
+
+A variable without sense is an `InputError` that names it, before anything waits for another rank.
+"""
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from swep_ds.errors import InputError, reason
+
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")  # DeepSpeed's
+CHOICES = {
+    "DS_ACCELERATOR": ACCELERATORS,
+    "SWEP_KERNELS": ("auto", "torch", "triton"),
+    "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL", "off", "info", "detail"),
+}
+MOST = 10**9 - 1
+MOST_RANKS = 10**6
+
+
+class LaunchError(InputError):
+    """The launcher's variables make no sense, so that nobody knows which rank should say so: every process does."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How this process was started."""
+
+    rank: int
+    local_rank: int  # its place among the ranks of its node
+    world_size: int
+    master_addr: str | None  # None: one process that nobody launched
+    master_port: int | None
+    job: str | None  # the same for all ranks of a node and no other job's; None: not known
+
+    def variables(self, port: int) -> dict[str, str]:
+        """What PyTorch and DeepSpeed read; `port` is for one process that nobody launched."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": self.master_addr or "127.0.0.1",
+            "MASTER_PORT": str(self.master_port or port),
+            "SWEP_DS_LOCAL_ID": str(self.local_rank),
+        }
+
+
+def read_launch(env: Mapping[str, str] | None = None) -> Launch:
+    """How this process was started.
+
+    Args:
+        env: None = that of this process.
+
+    Raises:
+        LaunchError: some variables are there and others are not, no numbers, out of their range, or contradict each
+            other; or the host of rank 0 has no address.
+    """
+    env = os.environ if env is None else env
+    try:
+        of_slurm = "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS, default=1) > 1
+        if not of_slurm and "RANK" not in env and "WORLD_SIZE" not in env:
+            return Launch(0, 0, 1, None, None, None)
+        rank, local, world, job = _slurm_ranks(env) if of_slurm else _ranks(env)
+    except InputError as error:
+        raise LaunchError(str(error)) from None
+    try:
+        if of_slurm:
+            number = 100 * _number(env, "SLURM_JOB_ID", 0) + _number(env, "SLURM_STEP_ID", 0, 2**32 - 1)
+            port = _number(env, "MASTER_PORT", 1, 65535, default=20000 + number % 12000)
+        else:
+            port = _number(env, "MASTER_PORT", 1, 65535)
+        address = _address(env["MASTER_ADDR"] if "MASTER_ADDR" in env else _first_host(env))
+    except InputError as error:
+        if job or "LOCAL_WORLD_SIZE" in env:  # a launcher has started the first rank of the node as well
+            raise
+        raise LaunchError(str(error)) from None
+    return Launch(rank, local, world, address, port, job)
+
+
+def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:
+    """(rank, local rank, number of ranks, job) of `deepspeed`, `torchrun` or whoever sets the variables."""
+    if missing := [name for name in VARIABLES if name not in env]:
+        raise InputError(
+            f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
+            "`deepspeed`, `torchrun` or `srun`, or unset RANK and WORLD_SIZE for one process"
+        )
+    world = _number(env, "WORLD_SIZE", 1, MOST_RANKS)
+    rank = _number(env, "RANK", 0, world - 1, "WORLD_SIZE")
+    local = _number(env, "LOCAL_RANK", 0, rank, "RANK")
+    here = _number(env, "LOCAL_WORLD_SIZE", 1, world, "WORLD_SIZE", default=world)  # torchrun's
+    _number(env, "LOCAL_RANK", 0, here - 1, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "WORLD_SIZE")
+    # only the deepspeed launcher sets CROSS_SIZE; it is the parent of a node's ranks
+    return rank, local, world, f"parent {os.getppid()}" if "CROSS_SIZE" in env else None
+
+
+def _slurm_ranks(env: Mapping[str, str]) -> tuple[int, int, int, str]:
+    world = _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS)
+    rank = _number(env, "SLURM_PROCID", 0, world - 1, "SLURM_STEP_NUM_TASKS")
+    local = _number(env, "SLURM_LOCALID", 0, rank, "SLURM_PROCID")
+    return rank, local, world, f"Slurm {env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+
+
+def _first_host(env: Mapping[str, str]) -> str:
+    command = ["scontrol", "show", "hostnames", env.get("SLURM_STEP_NODELIST", "")]
+    try:
+        listed = subprocess.run(
+            command, capture_output=True, check=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL
+        )
+        return listed.stdout.split()[0]
+    except (OSError, ValueError, IndexError, subprocess.CalledProcessError) as error:
+        why = "it names no host" if isinstance(error, IndexError) else error
+        raise InputError(f"{' '.join(command)} failed ({why}): export MASTER_ADDR in the job script") from None
+
+
+def is_first_on_node() -> bool:
+    """Whether this is the first rank of its node; True where the variable that tells makes no sense."""
+    env = os.environ
+    if "RANK" in env:
+        local = env.get("SWEP_DS_LOCAL_ID", env.get("LOCAL_RANK", "0"))
+    else:
+        local = env.get("SLURM_LOCALID", "0") if "SLURM_STEP_ID" in env else "0"
+    return not re.fullmatch(r"\d{1,9}", local, re.ASCII) or int(local) == 0
+
+
+def is_alone() -> bool:
+    """Whether this process has no other ranks to wait for, as far as the environment tells."""
+    world = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    return world.strip() == "1"
+
+
+def slurm_restarts() -> int:
+    """How often Slurm has started this job again; 0 outside of it.
+
+    Raises:
+        InputError: SLURM_RESTART_COUNT is no such number.
+    """
+    return _number(os.environ, "SLURM_RESTART_COUNT", 0, default=0)
+
+
+def note_checkpoint(update: int) -> None:
+    """Tells scripts/slurm/restart.sh that this start of a job has saved a checkpoint."""
+    file = os.environ.get("SWEP_DS_PROGRESS")
+    if file:
+        with suppress(OSError), open(file, "a", encoding="utf-8") as lines:
+            lines.write(f"update {update}\n")
+
+
+def visible_devices(variable: str, count: int) -> list[str]:
+    """The names of the devices that this process sees, for `variable` of a process that is to see some of them.
+
+    Args:
+        variable: such as CUDA_VISIBLE_DEVICES.
+        count: how many devices there are.
+
+    Raises:
+        InputError: the variable names others than these.
+    """
+    given = os.environ.get(variable)
+    if not given:
+        return [str(number) for number in range(count)]
+    names = [name.strip() for name in given.split(",")]
+    if len(names) != count or len(set(names)) != count or not all(names):
+        _refuse(variable, given, f"must name each device once, and {count} of those named can be used")
+    return names
+
+
+def check_libraries() -> None:
+    """Raises InputError where a variable that a library reads on import holds what the library refuses."""
+    for name, choices in CHOICES.items():
+        if name in os.environ and os.environ[name] not in choices:
+            _refuse(name, os.environ[name], f"must be one of {', '.join(choices)}")
+    accelerator = os.environ.get("DS_ACCELERATOR", "cpu")
+    if accelerator not in ("cuda", "cpu"):  # DeepSpeed looks for the others when it is imported, which takes seconds
+        try:
+            import deepspeed.accelerator  # noqa: F401
+        except Exception as error:
+            _refuse("DS_ACCELERATOR", accelerator, f"cannot be used here ({reason(error)})")
+
+
+def _number(
+    env: Mapping[str, str], name: str, least: int, most: int = MOST, of: str = "", *, default: int | None = None
+) -> int:
+    """A whole number from `least` to `most`, which follows from the variable `of`."""
+    text = env.get(name)
+    if text is None:
+        if default is None:
+            raise InputError(f"environment variable {name} is not set: start with `deepspeed`, `torchrun` or `srun`")
+        return default
+    if re.fullmatch(r"\d{1,10}", text, re.ASCII) and least <= int(text) <= most:
+        return int(text)
+    limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
+    _refuse(name, text, f"must be a whole number {limits}{f' ({of} is {env[of]})' if of else ''}")
+
+
+def _address(name: str) -> str:
+    try:
+        if not name.strip():
+            raise ValueError("it is empty")
+        socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # UnicodeError, a ValueError, of a label that is too long
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        _refuse("MASTER_ADDR", name, f"has no address ({why}): give name or address of the host of rank 0")
+    return name
+
+
+def _refuse(name: str, value: str, rule: str) -> NoReturn:
+    shown = value if len(value) <= 80 else f"{value[:80]}..."
+    fix = "" if ": " in rule else ": correct it or unset it"
+    raise InputError(f"environment variable {name}={shown!r} {rule}{fix}")
