@@ -97,6 +97,7 @@ def resolve_ds_config(
         for block in ("checkpoint", "nebula", "datastates_ckpt")
         if block in config
     ]
+    faults += _silently_wrong(config.get("zero_optimization", {}))
     if config.get("amp", {}).get("enabled"):
         faults.append("amp: the recipe's train.precision decides the precision: remove this block")
     if "scheduler" in config:
@@ -132,6 +133,14 @@ def resolve_ds_config(
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{source}: DeepSpeed refuses it ({reason}): mend the field it names") from None
     return config
+
+
+def _silently_wrong(zero: dict[str, Any]) -> list[str]:
+    """Settings with which DeepSpeed 0.19 trains or saves other weights than without, and says nothing."""
+    if zero.get("round_robin_gradients"):
+        # at stages 1 and 2 it takes a parameter's float32 weights and optimizer state from another one's place
+        return ["zero_optimization.round_robin_gradients: DeepSpeed then saves wrong weights: remove it"]
+    return []
 
 
 def check_offload(config: dict[str, Any]) -> None:
