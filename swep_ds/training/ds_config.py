@@ -14,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from pydantic import ValidationError
@@ -21,6 +22,7 @@ from pydantic import ValidationError
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 
+OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 AUTO = "auto"
 # objects wherever they stand
 BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "optimizer", "optimizer.params")
@@ -42,9 +44,10 @@ def resolve_ds_config(
         on_cpu: whether there is no accelerator.
 
     Raises:
-        InputError: no such file, not JSON, it contradicts the recipe (all disagreements in one message), or DeepSpeed
-            refuses a field.
+        InputError: no such file, not JSON, it contradicts the recipe (all disagreements in one message), DeepSpeed
+            refuses a field, or this DeepSpeed is too old.
     """
+    _check_deepspeed()
     config = read_ds_config(source)
     train, faults = recipe.train, []
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
@@ -133,6 +136,16 @@ def resolve_ds_config(
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{source}: DeepSpeed refuses it ({reason}): mend the field it names") from None
     return config
+
+
+def _check_deepspeed() -> None:
+    """For where pip did not check it: a package that is found through PYTHONPATH, or an image's own DeepSpeed."""
+    here = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
+    if here < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
+        raise InputError(
+            f"DeepSpeed {deepspeed.__version__} ({Path(deepspeed.__file__).parent}): versions before "
+            f"{OLDEST_DEEPSPEED} can lose gradients without a word: pip install 'deepspeed>={OLDEST_DEEPSPEED}'"
+        )
 
 
 def _silently_wrong(zero: dict[str, Any]) -> list[str]:
