@@ -1,17 +1,24 @@
 # `make quickstart` sets everything up and runs the main job on its embedded default; `make test` passes the tests.
+# `make test-lowest` proves the lower bounds of pyproject.toml: the lowest versions, in an environment of their own.
 # PYTHON picks the interpreter, VENV the environment's folder, JOBS how many test files run at a time.
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
+LOWEST ?= .venv-lowest
+PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py \
+	$(addprefix tests/training/,test_engine.py test_gradients.py test_resume.py test_stages.py)
 
-.PHONY: quickstart test install
+.PHONY: quickstart test test-lowest install
 quickstart: install
 	$(BIN)/deepspeed scripts/train.py --ds_config ds_configs/zero2.json
 
 test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test-lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PROVEN)
 
 install: $(VENV)/.installed
 
@@ -19,4 +26,9 @@ $(VENV)/.installed: requirements/cpu.txt pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(LOWEST)/.installed: requirements/lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/lowest.txt
 	touch $@

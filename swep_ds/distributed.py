@@ -29,6 +29,7 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
+from swep_ds import accelerator
 from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped, parsing
 from swep_ds.launcher import VARIABLES, Launch, is_first_on_node, read_launch
 from swep_ds.lifeline import Hub, Line, Spoke

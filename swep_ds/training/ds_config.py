@@ -12,6 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.config import DeepSpeedConfig
@@ -22,6 +23,7 @@ from swep_ds.files import read_json, user_path
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown
 
+OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
 # how DeepSpeed spreads a run's state and work, which may change between two starts of it
 SPREAD = ("zero_optimization", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "aio")
@@ -41,9 +43,10 @@ def resolve_ds_config(
         on_cpu: whether there is no accelerator.
 
     Raises:
-        InputError: no such file, not JSON, it contradicts the recipe (all disagreements in one message), or DeepSpeed
-            refuses a field.
+        InputError: no such file, not JSON, it contradicts the recipe (all disagreements in one message), DeepSpeed
+            refuses a field, or this DeepSpeed is too old.
     """
+    _check_deepspeed()
     config = read_ds_config(source)
     train, faults = recipe.train, []
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
@@ -87,7 +90,7 @@ def resolve_ds_config(
     if _left_by_a_run(Path(source)):
         for field in given:
             _drop(config, field)  # what that run's recipe decided, and here this one's does
-    faults += refused_fields(config) + _idle(config)
+    faults += refused_fields(config) + _idle(config) + _silently_wrong(config.get("zero_optimization", {}))
     for field, (value, origin) in given.items():
         present = _get(config, field)
         if present is not None and present != AUTO and not _equal(present, value):
@@ -117,6 +120,24 @@ def resolve_ds_config(
             refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
             raise ValueError(f"{error.title}: {refused}") from None
     return config
+
+
+def _check_deepspeed() -> None:
+    """For where pip did not check it: a package that is found through PYTHONPATH, or an image's own DeepSpeed."""
+    here = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
+    if here < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
+        raise InputError(
+            f"DeepSpeed {deepspeed.__version__} ({Path(deepspeed.__file__).parent}): versions before "
+            f"{OLDEST_DEEPSPEED} can lose gradients without a word: pip install 'deepspeed>={OLDEST_DEEPSPEED}'"
+        )
+
+
+def _silently_wrong(zero: dict[str, Any]) -> list[str]:
+    """Settings with which DeepSpeed 0.19 trains or saves other weights than without, and says nothing."""
+    if zero.get("round_robin_gradients"):
+        # at stages 1 and 2 it takes a parameter's float32 weights and optimizer state from another one's place
+        return ["zero_optimization.round_robin_gradients: DeepSpeed then saves wrong weights: remove it"]
+    return []
 
 
 def _idle(config: dict[str, Any]) -> list[str]:

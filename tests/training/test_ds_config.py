@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import deepspeed
 import pytest
 
 from swep_ds.errors import InputError
@@ -265,3 +266,21 @@ def test_autocast_is_deepspeeds_block_of_that_name(write):
     assert "torch_autocast" not in resolve(write({}))
     assert "torch_autocast.dtype" in message(write({"torch_autocast": {"dtype": "float16"}}), precision="autocast")
     assert "torch_autocast.enabled" in message(write({"torch_autocast": {"enabled": True}}))
+
+
+def test_a_setting_with_which_wrong_weights_are_saved_is_refused(write):
+    """With two ranks at stages 1 and 2 the float32 weights are another parameter's (tests/training/gradient_matrix.py
+    shows it, once this is let through)."""
+    for stage in (1, 2):
+        source = write({"zero_optimization": {"stage": stage, "round_robin_gradients": True}})
+        assert "zero_optimization.round_robin_gradients" in message(source)
+    resolve(write({"zero_optimization": {"stage": 2, "round_robin_gradients": False}}))
+
+
+@pytest.mark.parametrize("version", [(0, 18, 3), (0, 19, 3), (0, 19, 7)])
+def test_a_deepspeed_that_loses_gradients_is_refused(write, monkeypatch, version):
+    for part, number in zip(("major", "minor", "patch"), version, strict=True):
+        monkeypatch.setattr(deepspeed, f"__version_{part}__", number)
+    monkeypatch.setattr(deepspeed, "__version__", ".".join(map(str, version)))
+    with pytest.raises(InputError, match=r"DeepSpeed 0\.1\d\.\d .*: pip install 'deepspeed>=0\.19\.8'$"):
+        resolve(write({}))

@@ -1,0 +1,64 @@
+"""The versions that pyproject.toml admits are those that the two pinned sets prove."""
+
+import re
+import sys
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from swep_ds.training.ds_config import OLDEST_DEEPSPEED
+from tests.tiny_run import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it along
+    import tomli as tomllib
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RUNTIME = [Requirement(line) for line in PROJECT["dependencies"]]
+OPTIONAL = [Requirement(line) for lines in PROJECT["optional-dependencies"].values() for line in lines]
+NOT_PROVEN_LOW = ("ruff", "wandb")  # whose lower bound the set of `make test` proves
+
+
+def pins(name: str) -> dict[str, list[Version]]:
+    """The versions of each package in a file of `requirements/`; several where they differ by Python version."""
+    found: dict[str, list[Version]] = {}
+    for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            [specifier] = pin.specifier
+            assert specifier.operator == "==", line
+            found.setdefault(canonicalize_name(pin.name), []).append(Version(specifier.version))
+    return found
+
+
+def bound(requirement: Requirement, operator: str) -> Version:
+    [version] = [Version(one.version) for one in requirement.specifier if one.operator == operator]
+    return version
+
+
+@pytest.mark.parametrize("requirement", RUNTIME + OPTIONAL, ids=lambda one: one.name)
+def test_bounds_lie_where_the_pinned_sets_prove_them(requirement):
+    tested = pins("cpu")[canonicalize_name(requirement.name)]
+    lowest = min(tested) if requirement.name in NOT_PROVEN_LOW else min(pins("lowest")[requirement.name])
+    assert lowest == bound(requirement, ">=")
+    assert all(version in requirement.specifier for version in tested)
+    next_ones = [Version(f"{v.major}.{v.minor + 1}") for v in tested] + [Version(f"{v.major + 1}") for v in tested]
+    assert bound(requirement, "<") in next_ones
+
+
+def test_deepspeed_with_silent_gradient_faults_is_shut_out():
+    [deepspeed] = [one for one in RUNTIME if one.name == "deepspeed"]
+    assert not [*deepspeed.specifier.filter(["0.18.3", "0.18.9", "0.19.0", "0.19.3"])]
+    assert str(bound(deepspeed, ">=")) == OLDEST_DEEPSPEED
+
+
+def test_the_readme_names_the_versions_that_are_admitted():
+    [torch] = [one for one in RUNTIME if one.name == "torch"]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    lowest, beyond = bound(torch, ">="), bound(torch, "<")
+    python = re.fullmatch(r">=(3\.\d+),<3\.(\d+)", PROJECT["requires-python"])
+    expected = f"({lowest} to {beyond.major}.{beyond.minor - 1}, Python {python[1]} to 3.{int(python[2]) - 1})"
+    assert f"with its own PyTorch {expected}" in text

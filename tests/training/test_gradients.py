@@ -1,0 +1,85 @@
+"""Gradients, not losses: what DeepSpeed gives the optimizer is what a plain PyTorch loop computes.
+
+In bf16 on two ranks over gloo, at every ZeRO stage, with several backwards an update and more than one update. Faults
+of this kind (DeepSpeed's issues 7839, 7967, 7981, 7985, 8224) lose a backward, or add one twice, and raise nothing.
+"""
+
+import json
+import math
+import sys
+from itertools import product
+
+import pytest
+
+from tests.tiny_run import ROOT, ds_config, execute
+
+pytestmark = pytest.mark.slow
+
+STAGES = (1, 2, 3)
+EXECUTIONS = {"joint": ("swep", "joint"), "split": ("swep", "split"), "r_drop": ("r_drop", "split")}
+CASES = {
+    f"zero{stage}-{execution}{'-overlap' * overlap}{'-offload' * offload}": (stage, execution, overlap, offload)
+    for stage, execution, overlap, offload in product(STAGES, EXECUTIONS, (False, True), (False, True))
+}
+FAULTY = ("zero1-joint", "zero2-split-overlap", "zero3-r_drop")
+# A tensor's distance from the plain loop's, relative to the size of what it is the sum of. Rounding to bf16 (2^-9) in a
+# few sums makes up to 0.012; the smallest part of any sum is 0.1.
+TOLERANCE = 0.03
+# A softmax does not change when all of its inputs shift: these gradients are nothing but rounding errors.
+WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.0.output.LayerNorm.bias")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[str, list[dict]]:
+    folder = tmp_path_factory.mktemp("gradients")
+    cases = []
+    for name, (stage, execution, overlap, offload) in CASES.items():
+        changes = {"reduce_bucket_size": 2000}  # elements: several buckets
+        if overlap:
+            changes["overlap_comm"] = True
+        if offload:
+            changes["offload_optimizer"] = {"device": "cpu"}
+        if offload and stage == 3:
+            changes["offload_param"] = {"device": "cpu"}
+        method, execution = EXECUTIONS[execution]
+        config = str(ds_config(folder, stage, **changes))
+        cases.append({"name": name, "method": method, "execution": execution, "ds_config": config})
+    cases += [case | {"name": f"{case['name']}-loses", "loses": True} for case in cases if case["name"] in FAULTY]
+    (folder / "cases.json").write_text(json.dumps(cases))
+    script = ROOT / "tests" / "training" / "gradient_matrix.py"
+    execute([sys.executable, str(script), str(folder / "cases.json")], seconds=540)
+    return json.loads((folder / "results.json").read_text())
+
+
+def wrong(update: dict) -> list[str]:
+    """The parameters whose gradient is not the plain loop's."""
+    return [
+        name
+        for name, gradient in update["gradients"].items()
+        if not name.endswith(WITHOUT_GRADIENT)
+        and not gradient["distance"] <= TOLERANCE * math.hypot(*gradient["parts"])
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_a_plain_loop(results, case):
+    for update in results[case]:
+        assert wrong(update) == []
+        norm = math.hypot(*(gradient["norm"] for gradient in update["gradients"].values()))
+        assert update["norm"] == pytest.approx(norm, rel=0.01)  # what clipping and the log go by
+
+
+def test_no_part_of_a_gradient_can_be_lost_unseen(results):
+    for update in (update for case in CASES for update in results[case]):
+        for name, gradient in update["gradients"].items():
+            parts = [part for part in gradient["parts"] if part > 0]  # a pass without noise adds nothing to its network
+            assert parts, name
+            if not name.endswith(WITHOUT_GRADIENT):
+                assert min(parts) > 2 * TOLERANCE * math.hypot(*parts), name
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_a_lost_backward_of_one_rank_is_seen(results, case):
+    *before, update = results[f"{case}-loses"]
+    assert not any(map(wrong, before))
+    assert len(wrong(update)) > 0.8 * len(update["gradients"])
