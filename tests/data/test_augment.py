@@ -125,7 +125,7 @@ def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
 
 
 def test_an_output_with_too_long_a_name(tmp_path):
-    with pytest.raises(InputError, match="--output .* cannot be looked up .*too long"):
+    with pytest.raises(InputError, match=r"--output .* cannot be looked up .*too long"):
         Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
 
 
