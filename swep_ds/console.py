@@ -6,12 +6,16 @@ from typing import IO
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from swep_ds.terminal import Rendered, escaped
 
 
 class Console(rich.console.Console):
     """Rich's console, which shows control characters in what it prints escaped, and boxes as the encoding allows."""
+
+    def render_str(self, text: str, **options) -> Text:
+        return super().render_str(escaped(text), **options)  # before its width is measured
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

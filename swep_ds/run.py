@@ -22,13 +22,14 @@ from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import halves
-from swep_ds.errors import Ended, InputError
+from swep_ds.errors import Ended, InputError, parsing
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.results import Score, Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.examples import load_examples
 from swep_ds.export import NOISE, export_model, export_noise
 from swep_ds.files import read_json, write_atomically
+from swep_ds.kernels.dispatch import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models import packing
@@ -325,6 +326,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         )
     )
     ranks.agree(lambda: check_machine(config))
+    ranks.agree(check_kernels)
     slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
     if slow and ranks.is_main():
         log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
@@ -342,6 +344,12 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         [validation] = evaluation.prepare({chosen_on: half})
     tests = evaluation.prepare(examples)
     return Job(objective, tokenizer, config, len(training), features, batches, tests, validation, evaluation)
+
+
+def check_kernels() -> None:
+    """Raises InputError where the perturbation kernels that SWEP_KERNELS names cannot run on this rank's device."""
+    with parsing("SWEP_KERNELS: the perturbation kernels cannot run", "unset it, or set it to torch"):
+        implementation(ranks.device().type, torch.float32)
 
 
 def window_settings(recipe: Recipe) -> WindowSettings:
