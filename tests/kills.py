@@ -29,7 +29,7 @@ import psutil
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from swep_ds.distributed import free_port  # noqa: E402
+from tests.ports import free_port  # noqa: E402
 from tests.tiny_run import DEEPSPEED, ds_config, metrics, prepare  # noqa: E402
 
 RANKS = 2

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.tiny_run import execute
-
-ALONE = 1  # s
+from tests.fork_server import HANGS, run_script
+from tests.ports import free_port
 
 
 class OneGpu:
@@ -35,11 +33,10 @@ def become(case: str, rank: int) -> None:
     if case == "no way to rank 0" and rank == 2:
 
         def refuse(*_, **__):
-            time.sleep(0.5)  # the others are connected
             raise ConnectionRefusedError("of the test")
 
         ranks.Spoke = refuse
-    ranks.ALONE_SECONDS = ALONE
+    ranks.ALONE_SECONDS = 0 if case == "alone" else HANGS
     with ranks.process_group():
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=6)
         if case == "alone" and rank == 1:
@@ -51,7 +48,6 @@ def become(case: str, rank: int) -> None:
 def fork(folder: Path) -> None:
     """Makes each case; `results.json` has the ranks' exit codes and what they said."""
     from swep_ds.command import main
-    from swep_ds.distributed import free_port
 
     results = {}
     for case in CASES:
@@ -75,7 +71,7 @@ CASES = ("few devices", "no way to rank 0", "alone")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, tuple[list[int], list[str]]]:
     folder = tmp_path_factory.mktemp("distributed")
-    execute([sys.executable, "-m", "tests.test_distributed", str(folder)], seconds=90)
+    run_script(Path(__file__), str(folder))
     return json.loads((folder / "results.json").read_text())
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from swep_ds.export import model_card, save_tokenizer
 from swep_ds.recipe import Recipe
 from tests import tiny
-from tests.tiny_run import ds_config, launch, prepare
+from tests.fork_server import HANGS, run_script
+from tests.tiny_run import ds_config, prepare
 
 # Makes runs as scripts/train.py does and keeps the engine's logits right before the export.
 TRAIN = """
@@ -90,9 +91,9 @@ def runs(tmp_path_factory) -> Path:
     ]
     (folder / "runs.json").write_text(json.dumps(listed))
     (folder / "train.py").write_text(TRAIN)
-    launch(2, folder / "train.py", str(folder / "runs.json"))
+    run_script(folder / "train.py", str(folder / "runs.json"), ranks=2)
     arguments = [str(folder / name) for name in RUNS]
-    subprocess.run([sys.executable, "-I", "-c", LOAD, *arguments], cwd=folder, check=True, timeout=120)
+    subprocess.run([sys.executable, "-I", "-c", LOAD, *arguments], cwd=folder, check=True, timeout=HANGS)
     return folder
 
 

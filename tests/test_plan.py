@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ from swep_ds.plan import plan
 from swep_ds.recipe import Recipe
 from swep_ds.run import load_tokenizer, training_batches, training_features
 from swep_ds.training.memory import States
-from tests.tiny_run import ROOT, execute, prepare
+from tests.fork_server import ROOT, run_script
+from tests.tiny_run import prepare
 
-TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
+TRAIN = ROOT / "scripts" / "train.py"
 SHIPPED = ROOT / "ds_configs"
 CONFIGS = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]
 T5_11B, DEBERTA_XXLARGE = CONFIGS["t5-11b"], CONFIGS["deberta-v2-xxlarge"]
@@ -228,11 +228,20 @@ def test_devices_that_are_none(text):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    ended = execute([*TRAIN, *arguments], check=False, seconds=120)
+    ended = run_script(TRAIN, *arguments, check=False)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "usage" not in ended.stderr
+
+
+# As scripts/train.py; its last line is the most memory that it took, in KiB.
+WITH_ITS_PEAK = f"""
+import atexit, resource, runpy, sys
+atexit.register(lambda: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+sys.argv[0] = {str(TRAIN)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.mark.slow
@@ -243,11 +252,9 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
 def test_large_models_take_little_memory_to_plan(config, task, parameters, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     sets = [f"model.name={tmp_path}", f"task={task}", "train.precision=bf16", "data.max_length=384"]
-    folder = ["--output_dir", "runs/one", "--resume", "never"]
-    shell = [*TRAIN, "--plan", "8x80", *folder, *(part for one in sets for part in ("--set", one))]
-    peak = "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-    measured = f"import resource, subprocess; subprocess.run({shell!r}, check=True); {peak}"
-    out = execute([sys.executable, "-c", measured]).stdout
+    options = ["--plan", "8x80", "--output_dir", "runs/one", "--resume", "never"]
+    (tmp_path / "measured.py").write_text(WITH_ITS_PEAK)
+    out = run_script(tmp_path / "measured.py", *options, *(part for one in sets for part in ("--set", one))).stdout
     assert f"parameters: {parameters:,} of the model" in out
     assert "activations of the widest micro-batch, 32 x 384 tokens" in out
     assert "scripts/train.py --ds_config ds_configs/" in out

@@ -1,17 +1,14 @@
 """The preflight: what it reads of files, how it tells a thousand ranks apart, and two real ranks that disagree."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 
 from swep_ds import preflight
-from swep_ds.distributed import free_port
-from tests.tiny_run import ROOT, ds_config, execute, prepare
+from tests.fork_server import ROOT, run_script
+from tests.tiny_run import ds_config, prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -125,12 +122,22 @@ def test_what_is_wrong_everywhere_is_no_agreement(value):
 
 # Real ranks
 
+# As scripts/train.py, each rank in a folder of its own, with a file that has what it prints.
+ELSEWHERE = f"""
+import os, runpy, sys
+rank = os.environ["RANK"]
+os.dup2(os.open(f"said{{rank}}", os.O_CREAT | os.O_WRONLY), 1)
+os.chdir(f"place{{rank}}")
+sys.argv[0] = {str(TRAIN)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 
 @pytest.mark.slow
 def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(tmp_path):
     recipe, output = str(prepare(tmp_path)), tmp_path / "runs" / "new"
     settings = ["--recipe", recipe, "--ds_config", str(ds_config(tmp_path, 2)), "--output_dir", str(output)]
-    ended = execute([sys.executable, str(TRAIN), "--preflight", *settings])
+    ended = run_script(TRAIN, "--preflight", *settings)
     assert ended.stdout.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
     assert re.search(rf"data\.train {tmp_path}/train\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n", ended.stdout)
     assert re.search(rf"output_dir {output} +writable, shared\n", ended.stdout)
@@ -142,30 +149,22 @@ def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(tmp_path):
 def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
     """Two ranks in different folders, as on nodes without a common file system."""
     prepare(tmp_path)
-    port, started = free_port(), []
     for rank in range(2):
         place = tmp_path / f"place{rank}"
         place.mkdir()
         (place / "train.json").write_text((tmp_path / "train.json").read_text() + " " * rank)
         if rank == 0:
             (place / "test.json").write_text((tmp_path / "test.json").read_text())
-        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        env |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        settings = ["--recipe", str(tmp_path / "recipe.yaml"), "--ds_config", str(ds_config(tmp_path, 2))]
-        settings += ["--set", "data.train=train.json", "--set", "data.eval.test=test.json", "--output_dir", "run"]
-        command = [sys.executable, str(TRAIN), "--preflight", *settings]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, cwd=place, env=os.environ | env, **pipes))
-    try:
-        ended = [process.communicate(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [2, 2]
-    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s .*; barrier [\d,]+ us", ended[0][0])
-    assert "where it differs" in ended[0][0]
-    assert ended[1][0] == ""
-    (line,) = [line for _, err in ended for line in err.splitlines() if line.startswith("error: ")]
+    settings = ["--recipe", str(tmp_path / "recipe.yaml"), "--ds_config", str(ds_config(tmp_path, 2))]
+    settings += ["--set", "data.train=train.json", "--set", "data.eval.test=test.json", "--output_dir", "run"]
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    ended = run_script(tmp_path / "elsewhere.py", "--preflight", *settings, ranks=2, check=False, cwd=tmp_path)
+    assert ended.returncode == 2
+    said = [(tmp_path / f"said{rank}").read_text() for rank in range(2)]
+    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s .*; barrier [\d,]+ us", said[0])
+    assert "where it differs" in said[0]
+    assert said[1] == ""
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     size = (tmp_path / "train.json").stat().st_size
     for part in (
         rf"data\.train train\.json: 1 file\(s\), {size:,} bytes, \w+ on rank 0 \(.*\), 1 file\(s\), {size + 1:,} bytes",

@@ -6,29 +6,36 @@ import sys
 
 import pytest
 
-from tests.tiny_run import ROOT
+from tests.tiny_run import execute
 
 FORKS = """
 import os, signal, time
 from swep_ds.stop_signals import request
 request.catch(stoppable=True, alone=True)
 with request.deferred():
+    here, there = os.pipe()
     child = os.fork()
     if not child:
-        time.sleep(30)
+        os.write(there, b".")
+        time.sleep(3600)
         os._exit(0)
-    time.sleep(0.3)
+    os.read(here, 1)  # the child has come past what Python does first in it
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-    time.sleep(0.2)
-    assert request.number == 0
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while not request.number:
+        time.sleep(0.01)
+    assert request.number == signal.SIGUSR1  # the first signal of this process, so the child's was none
+    os._exit(0)
 """
 COMPILES = """
 import os, signal, subprocess, time
 from swep_ds.command import main
+from swep_ds.stop_signals import request
 def command():
     os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(0.2)
+    while not request.number:
+        time.sleep(0.01)
     subprocess.run(["sh", "-c", "kill -USR1 $$"], check=True)
 main(command, stoppable=True)
 """
@@ -79,9 +86,7 @@ main(globals()[sys.argv[1]], stoppable=sys.argv[2:] == ["stoppable"])
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    return execute([sys.executable, "-c", script, *arguments], check=False)
 
 
 def test_a_signal_to_a_process_that_a_library_forked_is_no_request():

@@ -13,6 +13,7 @@ from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.sweep import SWEEPS, Sweep, describe, read_sweep
 from tests import tiny_run
+from tests.fork_server import run_script
 
 SHIPPED = sorted(SWEEPS.glob("*.yaml"))
 SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
@@ -359,10 +360,10 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
     }
     path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
     output, config = tmp_path / "runs", str(tiny_run.ds_config(tmp_path, 0))
-    command = [sys.executable, str(SWEEP), path, "--output_dir", str(output)]
+    command = [SWEEP, path, "--output_dir", str(output)]
 
     away.write_text("")  # there when the recipes are looked at
-    ended = tiny_run.execute([*command, "--ds_config", config, "--jobs", "2"], check=False)
+    ended = run_script(*command, "--ds_config", config, "--jobs", "2", check=False)
     assert ended.returncode == 1
     assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
     assert "mle-seed0: done in" in ended.stdout
@@ -382,7 +383,7 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
 
     finished = (output / "mle-seed0" / "results.json").stat().st_mtime_ns
     away.write_text(here.read_text())
-    ended = tiny_run.execute([*command, "--ds_config", config])
+    ended = run_script(*command, "--ds_config", config)
     assert (output / "mle-seed0" / "results.json").stat().st_mtime_ns == finished
     assert "mle-seed0" not in ended.stdout.replace("swep", "")
     table = json.loads((output / "table.json").read_text())
@@ -391,25 +392,25 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
     # the intervals are of the questions that were asked, and sweep.json alone is enough to make the table again
     [_, swep] = table["blocks"][0]["rows"]
     assert swep["differences"]["test"]["f1"]["low"] <= swep["differences"]["test"]["f1"]["mean"]
-    ended = tiny_run.execute([sys.executable, str(TABLE), str(output), "--output", str(tmp_path / "again")])
+    ended = run_script(TABLE, str(output), "--output", str(tmp_path / "again"))
     assert json.loads((tmp_path / "again" / "table.json").read_text()) == table
     assert tiny_run.losses(output / "swep-elsewhere-seed0")
 
 
 @pytest.mark.slow
 def test_a_sweep_without_a_ds_config_says_so_and_its_table_needs_none(tmp_path):
-    command = [sys.executable, str(SWEEP), write(tmp_path, **MINIMAL), "--output_dir", str(tmp_path / "runs")]
-    ended = tiny_run.execute([*command, "--table"], check=False, seconds=60)
+    command = [SWEEP, write(tmp_path, **MINIMAL), "--output_dir", str(tmp_path / "runs")]
+    ended = run_script(*command, "--table", check=False)
     assert ended.returncode == 2
     assert (
         f"error: --output_dir {tmp_path / 'runs'}: no such folder: name the one that the sweep ran in" in ended.stderr
     )
     (tmp_path / "runs").mkdir()
-    ended = tiny_run.execute([*command, "--table"], check=False, seconds=60)
+    ended = run_script(*command, "--table", check=False)
     assert ended.returncode == 1
     assert "missing: MLE, seed 0: not run" in ended.stdout
-    ended = tiny_run.execute(command, check=False, seconds=60)
+    ended = run_script(*command, check=False)
     assert (ended.returncode, ended.stderr) == (2, "error: the sweep names no ds_config: give --ds_config\n")
-    ended = tiny_run.execute([*command, "--ds_config", "none.json"], check=False, seconds=60)
+    ended = run_script(*command, "--ds_config", "none.json", check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: ds_config none.json: no such file: name one in the sweep or with --ds_config\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.tiny_run import ROOT, TORCHRUN, ds_config, execute, launch, losses, prepare, squad
+from tests.fork_server import run_script
+from tests.tiny_run import ROOT, SEVERAL_RUNS, TORCHRUN, ds_config, execute, launch, losses, prepare, squad
 
 TRAIN = ROOT / "scripts" / "train.py"
 PYTHON = [sys.executable, str(TRAIN)]
@@ -39,7 +40,7 @@ def error_line(stderr: str) -> str:
 
 
 def test_bad_settings_are_one_line_and_exit_code_2(folder):
-    ended = execute([*PYTHON, *arguments(folder, "never", "train.epocs=1")], check=False, seconds=60)
+    ended = execute([*PYTHON, *arguments(folder, "never", "train.epocs=1")], check=False)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
     assert "train.epocs is not a field; did you mean 'epochs'?" in error_line(ended.stderr)
@@ -109,7 +110,7 @@ def errors(folder) -> dict[str, str]:
             runs[-1]["resume"] = "nowhere"
     runs = [run | {"recipe": str(folder / "recipe.yaml"), "fails": True} for run in runs]
     (folder / "runs.json").write_text(json.dumps(runs))
-    execute([sys.executable, str(ROOT / "tests" / "training" / "several_runs.py"), str(folder / "runs.json")])
+    run_script(SEVERAL_RUNS, str(folder / "runs.json"))
     return {name: Path(f"{folder / name}.error").read_text() for name in (*DATA, *SETTINGS)}
 
 
@@ -171,7 +172,7 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
     settings = ["train.learning_rate=1e30", "train.max_grad_norm=0", "train.checkpoint_every=1"]
-    ended = execute([*PYTHON, *arguments(folder, "diverged", *settings, stage=0)], check=False)
+    ended = run_script(TRAIN, *arguments(folder, "diverged", *settings, stage=0), check=False)
     assert ended.returncode not in (0, 2)
     assert re.search(
         r"error: loss, gradient or weights are no finite numbers by update \d+ .*: lower train\.learning_rate",
@@ -185,5 +186,5 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
 @pytest.mark.slow
 def test_wandb_offline_keeps_its_run_in_the_runs_folder(folder):
     pytest.importorskip("wandb")
-    execute([*PYTHON, *arguments(folder, "tracked", "train.max_updates=2", "tracking.wandb=offline")])
+    run_script(TRAIN, *arguments(folder, "tracked", "train.max_updates=2", "tracking.wandb=offline"))
     assert list((folder / "tracked" / "wandb").glob("offline-run-*/*.wandb"))

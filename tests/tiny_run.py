@@ -10,12 +10,13 @@ from pathlib import Path
 
 import yaml
 
-from swep_ds.distributed import free_port
 from tests import tiny, tiny_models
+from tests.fork_server import HANGS, IMPORTED_WITH, ROOT
+from tests.ports import free_port
 
-ROOT = Path(__file__).parent.parent
 DEEPSPEED = Path(sys.executable).parent / "deepspeed"
 TORCHRUN = Path(sys.executable).parent / "torchrun"
+SEVERAL_RUNS = ROOT / "tests" / "training" / "several_runs.py"
 
 
 def squad(count: int, seed: int = 0) -> dict:
@@ -79,24 +80,22 @@ def ds_config(folder: Path, stage: int, **changes) -> Path:
 
 
 def launch(world_size: int, script: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
-    """Runs a script under the `deepspeed` launcher with `world_size` ranks over gloo."""
+    """Runs a script under the `deepspeed` launcher, whose processes import everything anew."""
     options = ["-q", "--num_accelerators", str(world_size), "--master_port", str(free_port())]
     return execute([str(DEEPSPEED), *options, str(script), *arguments], check)
 
 
-def execute(command: list[str], check: bool = True, seconds: int = 240) -> subprocess.CompletedProcess:
+def execute(command: list[str], check: bool = True) -> subprocess.CompletedProcess:
     """Runs a command from the repository's root, on CPU, one thread a process, in a process group of its own."""
-    env = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = os.environ | IMPORTED_WITH
     process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes)
     try:
-        out, err = process.communicate(timeout=seconds)
+        out, err = process.communicate(timeout=HANGS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the launcher's ranks would run on without it
         out, err = process.communicate()
-        raise AssertionError(
-            f"{' '.join(command)} still runs after {seconds} s\n{out[-4000:]}\n{err[-4000:]}"
-        ) from None
+        raise AssertionError(f"{' '.join(command)} still runs after {HANGS} s\n{out[-4000:]}\n{err[-4000:]}") from None
     if check and process.returncode != 0:
         raise AssertionError(f"{' '.join(command)} exited {process.returncode}\n{out[-4000:]}\n{err[-4000:]}")
     return subprocess.CompletedProcess(command, process.returncode, out, err)

@@ -27,6 +27,7 @@ from swep_ds.recipe import Recipe
 from swep_ds.run_folder import RunFolder
 from swep_ds.training.ds_config import resolve_ds_config
 from tests import tiny_run
+from tests.fork_server import HANGS
 
 CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
 SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
@@ -428,7 +429,7 @@ def test_a_browser_shows_it(against, made, tmp_path):
     ]
     address = (made / "run" / "report.html").as_uri()
     command = [browser, *options, f"--screenshot={picture}", "--window-size=1000,3000", "--dump-dom", address]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=True).stdout
     assert Page(shown.replace("<!DOCTYPE html>", "")).texts.keys() >= {
         "run",
         "scores",

@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +14,8 @@ from swep_ds.data.rebuild import Settings
 from swep_ds.distributed import process_group
 from swep_ds.errors import InputError
 from tests import tiny, tiny_masked_lm
-from tests.tiny_run import ROOT, execute, launch, squad
+from tests.fork_server import ROOT, run_script
+from tests.tiny_run import squad
 
 AUGMENT = ROOT / "scripts" / "augment.py"
 QUESTIONS = 200  # 7 chunks
@@ -190,6 +188,20 @@ def test_the_setup_knows_other_weights_of_the_same_name(tmp_path):
 
 # The script
 
+# As scripts/augment.py, killed when it has written two chunks.
+KILLED = f"""
+import os, runpy, signal, sys
+from swep_ds.data.augment import Chunks
+write, written = Chunks.write, []
+def write_and_die(*arguments):
+    write(*arguments)
+    written.append(arguments)
+    if len(written) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+Chunks.write = write_and_die
+runpy.run_path({str(AUGMENT)!r}, run_name="__main__")
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -197,29 +209,18 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("augment")
     tiny_masked_lm.save(path / "model", tiny.wordpiece())
     (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
-    launch(2, AUGMENT, *arguments(path, "two.json"))
-    command = [sys.executable, str(AUGMENT), *arguments(path, "one.json")]
-    kill_after_two_chunks(command, path / "one.json.chunks")
+    run_script(AUGMENT, *arguments(path, "two.json"), ranks=2)
+    (path / "killed.py").write_text(KILLED)
+    killed = run_script(path / "killed.py", *arguments(path, "one.json"), check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     kept = {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")}
-    assert 2 <= len(kept) < 7
+    assert len(kept) == 2
     assert not (path / "one.json").exists()
-    ended = execute([*command, "--seed", "1"], check=False)
+    ended = run_script(AUGMENT, *arguments(path, "one.json"), "--seed", "1", check=False)
     (path / "refused.txt").write_text(f"{ended.returncode}\n{error_line(ended.stderr)}")
     assert {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")} == kept
-    (path / "one.txt").write_text(execute(command).stdout)
+    (path / "one.txt").write_text(run_script(AUGMENT, *arguments(path, "one.json")).stdout)
     return path
-
-
-def kill_after_two_chunks(command: list[str], chunks: Path) -> None:
-    env = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
-    end = time.monotonic() + 120
-    while len(list(chunks.glob("0*.json"))) < 2:
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.mark.slow
@@ -227,7 +228,7 @@ def test_a_killed_run_goes_on_to_the_file_of_two_ranks(folder):
     one, two = ((folder / name).read_bytes() for name in ("one.json", "two.json"))
     assert one == two
     assert not list(folder.glob("*.chunks"))
-    assert "of 7 chunks are done" in (folder / "one.txt").read_text()
+    assert "2 of 7 chunks are done" in (folder / "one.txt").read_text()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,9 @@ from swep_ds.data.pairs import convert_pairs
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
 from tests import tiny
-from tests.tiny_run import ROOT, execute
+from tests.fork_server import ROOT, run_script
+
+SCRIPT = ROOT / "scripts" / "convert_pairs.py"
 
 WORDS = " ".join(tiny.SENTENCES).split()
 
@@ -150,8 +151,7 @@ def test_a_file_of_neither_layout_needs_no_tokenizer(tmp_path):
 def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
     (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
     paths = [str(tmp_path / name) for name in ("pairs.txt", "pairs.jsonl", "nowhere")]
-    script = str(ROOT / "scripts" / "convert_pairs.py")
-    ended = execute([sys.executable, script, *paths[:2], "--tokenizer", paths[2]], check=False)
+    ended = run_script(SCRIPT, *paths[:2], "--tokenizer", paths[2], check=False)
     assert ended.returncode == 2
     assert f"error: --tokenizer {paths[2]}: no tokenizer to load there" in ended.stderr
 
@@ -167,6 +167,6 @@ def test_nothing_is_overwritten_and_a_missing_file_is_named(tmp_path):
 def test_the_script_says_what_it_wrote_and_dropped(tmp_path):
     pairs = [{"context": "A cat.", "question": "What?", "answer": answer} for answer in ("cat", "dog", "cow")]
     (tmp_path / "pairs.txt").write_text("\n".join(map(json.dumps, pairs)))
-    script, output = str(ROOT / "scripts" / "convert_pairs.py"), tmp_path / "pairs.jsonl"
-    ended = execute([sys.executable, script, str(tmp_path / "pairs.txt"), str(output)])
+    output = tmp_path / "pairs.jsonl"
+    ended = run_script(SCRIPT, str(tmp_path / "pairs.txt"), str(output))
     assert ended.stdout.splitlines()[-2:] == [f"{output}: 1 pairs", "dropped: 2 (answer not in the context)"]

@@ -2,14 +2,14 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores
 from swep_ds.evaluation.scores import score
-from tests.tiny_run import ROOT, ds_config, execute, launch, prepare, squad
+from tests.fork_server import run_script
+from tests.tiny_run import ROOT, ds_config, prepare, squad
 
 SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
 RUNS = [(0, 1), (0, 2), (3, 2)]  # ZeRO stage, ranks
@@ -34,10 +34,7 @@ def runs(tmp_path_factory) -> dict[tuple[int, int], Path]:
                 listed.append({"recipe": str(recipe), "set": overrides, "ds_config": config, "output_dir": output})
         (folder / "runs.json").write_text(json.dumps(listed))
         script = ROOT / "tests" / "training" / "several_runs.py"
-        if world_size == 1:
-            execute([sys.executable, str(script), str(folder / "runs.json")])
-        else:
-            launch(world_size, script, str(folder / "runs.json"))
+        run_script(script, str(folder / "runs.json"), ranks=world_size)
     return folders
 
 

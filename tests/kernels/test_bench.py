@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import perturb_reference as reference
 import pytest
@@ -65,4 +67,4 @@ def test_host_times_of_every_way():
     assert set(times) == {"least", "perturb", "operator"}
     for row in times.values():
         assert set(row) == {"empty, forward", "empty, both", "4 tokens, forward", "4 tokens, both"}
-        assert all(value > 0 for value in row.values())
+        assert all(map(math.isfinite, row.values()))

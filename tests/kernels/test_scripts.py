@@ -1,6 +1,7 @@
 """The scripts around the kernels: bad arguments end in one line and exit code 2, good ones in tables and files."""
 
 import json
+import math
 
 import pytest
 import run_script
@@ -72,7 +73,7 @@ def test_the_benchmark_on_a_cpu(tmp_path):
     assert {(r["implementation"], r["pass"]) for r in records} == {
         (name, p) for name in ("fused", "eager", "copy") for p in ("forward", "backward", "both")
     }
-    assert all(r["seconds"] > 0 for r in records)
+    assert all(math.isfinite(r["seconds"]) for r in records)
     assert printed.count("| float32 |") == len(records)
 
 

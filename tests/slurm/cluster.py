@@ -25,7 +25,7 @@ HOST = socket.gethostname().partition(".")[0]
 NODES = (HOST, f"{HOST}-b")  # rank 0 runs on the first, under whose name the others look for it
 CORES = 4  # of a node, as Slurm is told: jobs run at the same time
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel")
-SECONDS_TO_START = 20
+SECONDS_TO_START = 180  # on a busy machine; a daemon that ends is noticed at once
 # AuthInfo's and SchedulerParameters' times bring a requeue from minutes to seconds
 CONFIG = """
 ClusterName=test
@@ -154,11 +154,11 @@ def _idle(env: dict[str, str]) -> int:
 def _end(daemons: list[subprocess.Popen], env: dict[str, str]) -> None:
     """Jobs first, then the daemons, then what is left of either."""
     if len(daemons) > 1 and daemons[1].poll() is None:
-        subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=env, capture_output=True, timeout=20)
+        subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=env, capture_output=True, timeout=180)
     for daemon in reversed(daemons):
         daemon.send_signal(signal.SIGTERM)
         try:
-            daemon.wait(10)
+            daemon.wait(60)
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()

@@ -2,55 +2,57 @@
 
 A run is {"name", "ranks", "set", "output_dir"}, and if wanted "faults": {rank: [step, fault, ...]}. Where a rank comes
 to a step as `ranks.progress` names it, it meets the faults one after the other: the name of a signal that it sends
-itself, a number of seconds to wait, or "raise". A rank that stops itself (SIGSTOP) is killed after `STOPPED_SECONDS`.
-`results.json` beside the list has for each run the exit codes, what was said on stderr, and the seconds from the first
-fault to the last rank's end.
+itself and, if that is a request to stop, has taken before it goes on; "wait", for ever; or "raise". A rank that stops
+itself (SIGSTOP) is killed once another one has warned of it. "repeat_seconds" is what separates two requests.
+`results.json` beside the list has for each run the exit codes and what was said on stderr; a run that hangs is killed.
 """
 
 import json
 import os
+import re
 import signal
 import sys
 import time
 from pathlib import Path
 
-import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 (what engines and models import when they are made)
-import transformers.models.bert.modeling_bert  # noqa: F401
-
 from swep_ds import distributed as ranks
+from swep_ds import stop_signals
 from swep_ds.command import main
 from swep_ds.recipe import Recipe
 from swep_ds.run import run
+from tests.ports import free_port
 
-LONGEST = 60  # s, of a run
-STOPPED_SECONDS = 8.0
+LONGEST = 600  # s, of a run
 
 
-def meet(faults: list, marker: Path) -> None:
-    marker.touch()
+def meet(faults: list[str]) -> None:
     for fault in faults:
         if fault == "raise":
             raise ZeroDivisionError("of the test")
-        if isinstance(fault, str):
-            os.kill(os.getpid(), signal.Signals[fault])
+        if fault == "wait":
+            time.sleep(2 * LONGEST)
         else:
-            time.sleep(fault)
+            os.kill(os.getpid(), signal.Signals[fault])
+            while signal.Signals[fault] in stop_signals.SIGNALS and not stop_signals.request.number:
+                time.sleep(0.01)
 
 
 def train(one: dict, folder: Path, rank: int) -> None:
     faults = one.get("faults", {}).get(str(rank), [None])
-    progress, marker = ranks.progress, folder / f"{one['name']}.fault"
+    progress = ranks.progress
 
     def progress_and_meet(step: str) -> None:
         progress(step)
         if step == faults[0] and not met:
             met.append(step)
-            meet(faults[1:], marker)
+            meet(faults[1:])
 
     met = []
     ranks.progress = progress_and_meet
+    stop_signals.JOIN_SECONDS = LONGEST
+    stop_signals.REPEAT_SECONDS = one.get("repeat_seconds", stop_signals.REPEAT_SECONDS)
     if faults[0] == "imports":
-        meet(faults[1:], marker)
+        meet(faults[1:])
     recipe = Recipe.load(str(folder / one.get("recipe", "recipe.yaml")), one["set"])
     with ranks.process_group():
         run(recipe, str(folder / "zero2.json"), folder / one["output_dir"], "auto")
@@ -65,30 +67,33 @@ def become(rank: int, one: dict, folder: Path, port: int) -> None:
     main(lambda: train(one, folder, rank), stoppable=True)
 
 
+def is_called_silent(rank: int, errors: Path) -> bool:
+    return re.search(rf"rank {rank} \([^)]*\) has been silent", errors.read_text()) is not None
+
+
 def make(one: dict, folder: Path) -> dict:
-    port, children = ranks.free_port(), {}
+    port, children = free_port(), {}
     for rank in range(one["ranks"]):
         pid = os.fork()
         if pid == 0:
             become(rank, one, folder, port)
         children[pid] = rank
-    codes, began, stopped = {}, time.time(), {}
+    errors = [folder / f"{one['name']}.{rank}.err" for rank in range(one["ranks"])]
+    codes, began, stopped = {}, time.monotonic(), set()
     while len(codes) < len(children):
         pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
         if pid and os.WIFSTOPPED(status):
-            stopped[pid] = time.time()
+            stopped.add(pid)
         elif pid:
             codes[children[pid]] = os.waitstatus_to_exitcode(status)
             continue
-        late = time.time() - began > LONGEST
+        late = time.monotonic() - began > LONGEST
         for pid, rank in children.items():
-            if rank not in codes and (late or time.time() - stopped.get(pid, time.time()) > STOPPED_SECONDS):
+            warned = pid in stopped and any(is_called_silent(rank, file) for file in errors)
+            if rank not in codes and (late or warned):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    marker = folder / f"{one['name']}.fault"
-    seconds = time.time() - marker.stat().st_mtime if marker.exists() else None
-    said = [(folder / f"{one['name']}.{rank}.err").read_text() for rank in range(one["ranks"])]
-    return {"codes": [codes[rank] for rank in range(one["ranks"])], "said": said, "seconds": seconds}
+    return {"codes": [codes[rank] for rank in range(one["ranks"])], "said": [file.read_text() for file in errors]}
 
 
 if __name__ == "__main__":

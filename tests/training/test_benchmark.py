@@ -1,6 +1,7 @@
 """What a benchmark of updates says about each method, on a tiny model; no timing is judged."""
 
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -12,17 +13,18 @@ from swep_ds.errors import InputError
 from swep_ds.training.benchmark import _recorded_rise, largest_batch, sample
 from swep_ds.training.scaling import COUNTS
 from tests.data.test_batches import ranks, windows
-from tests.tiny_run import ROOT, ds_config, execute, prepare
+from tests.fork_server import ROOT, run_script
+from tests.tiny_run import ds_config, prepare
 
-BENCH = [sys.executable, str(ROOT / "scripts" / "bench_training.py")]
+BENCH = ROOT / "scripts" / "bench_training.py"
 # forwards of the model in an update; Adv-Aug reads its inputs in each of its 5 ascent steps
 EXPECTED = {"mle": 1, "adv_aug": 2 + 5, "swep": 2, "swep:joint": 2, "published": 3, "published:random": 3}
 
 
-def bench(folder, *arguments: str, stage: int = 2, check: bool = True):
+def bench(folder, *arguments: str, stage: int = 2, check: bool = True, script: Path = BENCH):
     recipe, config = str(prepare(folder)), str(ds_config(folder, stage))
     few = ["--updates", "2", "--warmup", "3", "--json", str(folder / "bench.json")]
-    return execute([*BENCH, "--recipe", recipe, "--ds_config", config, *few, *arguments], check)
+    return run_script(script, "--recipe", recipe, "--ds_config", config, *few, *arguments, check=check)
 
 
 @pytest.mark.slow
@@ -37,7 +39,7 @@ def test_methods_are_measured_side_by_side(tmp_path):
         with_noise, 3 * d**2 + 3 * d
     )
     assert rows["mle"]["time_ratio"] == rows["mle"]["memory_ratio"] == 1
-    assert rows["published"]["time_ratio"] > 0
+    assert math.isfinite(rows["published"]["time_ratio"])
     assert rows["published:random"]["time_ratio"] is None
     assert all(0 < row["state_bytes"] < row["peak_bytes"] for row in rows.values())
     # weights, gradients and Adam's two moments of the noise generator, 4 bytes each; padding and buckets aside
@@ -107,9 +109,20 @@ def test_ssmba_is_measured_as_mle(tmp_path):
     assert (ended.returncode, ended.stderr) == (2, "error: --methods ssmba: ssmba's update is mle's: measure mle\n")
 
 
+# Every operation has a row: which ones are the slowest is not the same from run to run.
+BENCH_WITH_ALL_ROWS = f"""
+import runpy, sys
+from swep_ds.training import hot_spots
+hot_spots.SHOWN = 10**6
+sys.argv[0] = {str(BENCH)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.slow
 def test_an_update_is_profiled(tmp_path):
-    ended = bench(tmp_path, "--profile", "--methods", "swep:split")
+    (tmp_path / "bench.py").write_text(BENCH_WITH_ALL_ROWS)
+    ended = bench(tmp_path, "--profile", "--methods", "swep:split", script=tmp_path / "bench.py")
     rows = json.loads((tmp_path / "bench.json").read_text())["hot_spots"]["swep:split"]
     calls = {row["name"]: row["calls"] for row in rows}
     # in both passes six linear layers in each of two layers, the answer's, and the noise generator's two: idle, and not
@@ -129,7 +142,7 @@ def test_an_update_is_profiled(tmp_path):
 def test_bad_arguments_are_told_before_anything_is_loaded(monkeypatch, arguments, message):
     monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
     with pytest.raises(InputError, match=message):
-        runpy.run_path(BENCH[1])["bench"]()
+        runpy.run_path(str(BENCH))["bench"]()
 
 
 def test_an_epoch_that_is_too_short_is_told(tmp_path):
@@ -147,4 +160,4 @@ def test_a_method_that_is_none_is_named_with_the_nearest(tmp_path):
 def test_the_published_procedure_has_no_loop(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench_training.py", "--loop", "--methods", "published"])
     with pytest.raises(InputError, match="published: it has no engine: leave --loop and --profile out"):
-        runpy.run_path(BENCH[1])["bench"]()
+        runpy.run_path(str(BENCH))["bench"]()

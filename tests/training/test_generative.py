@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.tiny_run import ROOT, ds_config, launch, losses, prepare
+from tests.fork_server import run_script
+from tests.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def made(folder) -> dict[tuple[str, int], Path]:
                 add(f"zero{stage}-autocast", ds_config(folder, stage), **{"train.precision": "autocast"})
         listed = folder / f"runs{world_size}.json"
         listed.write_text(json.dumps(runs))
-        said = launch(world_size, ROOT / "tests" / "training" / "several_runs.py", str(listed)).stdout
+        said = run_script(SEVERAL_RUNS, str(listed), ranks=world_size).stdout
         (folder / f"said{world_size}").write_text(said)
     return folders
 

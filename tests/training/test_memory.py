@@ -5,7 +5,7 @@ import json
 import pytest
 
 from swep_ds.training.memory import model_states
-from tests.tiny_run import ROOT, launch
+from tests.fork_server import ROOT, run_script
 
 SHAPES = [(100, 10), (10, 10), (10,)]  # 1110 parameters
 N, LARGEST, BUCKET = 1110, 1000, 500
@@ -88,7 +88,7 @@ def test_offload_to_disk_is_not_known():
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
     file = tmp_path / "measured.json"
-    launch(world_size, ROOT / "tests" / "training" / "engine_memory.py", str(file))
+    run_script(ROOT / "tests" / "training" / "engine_memory.py", str(file), ranks=world_size)
     measured = json.loads(file.read_text())
     assert len(measured["engines"]) == 15
     for model, stage, offload, precision, held, reached, total, peak, held_back in measured["engines"]:

@@ -7,15 +7,15 @@ in new processes. One launch per world size makes all first starts, one more all
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.fork_server import run_script
 from tests.tiny_checkpoint import rewrite_state
-from tests.tiny_run import ROOT, complete, ds_config, error, execute, launch, losses, metrics, prepare
+from tests.tiny_run import SEVERAL_RUNS, complete, ds_config, error, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -50,10 +50,7 @@ def make(folder: Path, ranks: int, runs: list[dict], check: bool = True):
     # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
     runs = sorted(runs, key=lambda one: "zero3" in one["ds_config"])
     (folder / "runs.json").write_text(json.dumps(runs))
-    script = ROOT / "tests" / "training" / "several_runs.py"
-    if ranks == 1:
-        return execute([sys.executable, str(script), str(folder / "runs.json")], check)
-    return launch(ranks, script, str(folder / "runs.json"), check=check)
+    return run_script(SEVERAL_RUNS, str(folder / "runs.json"), ranks=ranks, check=check)
 
 
 def tag(run: Path, update: int) -> Path:

@@ -8,7 +8,7 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering
 
 from tests import tiny_models
-from tests.tiny_run import ROOT, launch
+from tests.fork_server import ROOT, run_script
 
 pytestmark = pytest.mark.slow
 SCRIPT = ROOT / "tests" / "training" / "load_sharded.py"
@@ -24,7 +24,7 @@ def folder(tmp_path_factory) -> Path:
         if name.endswith("-bf16"):
             model = model.base_model.bfloat16()  # no head in the folder
         model.save_pretrained(path / name)
-    launch(2, SCRIPT, "compare", *(str(path / name) for name in NAMES))
+    run_script(SCRIPT, "compare", *(str(path / name) for name in NAMES), ranks=2)
     return path
 
 
@@ -41,7 +41,7 @@ def test_no_rank_ever_holds_the_whole_model(tmp_path):
         tmp_path / "large", max_shard_size="30MB"
     )
     tiny_models.model("bert").save_pretrained(tmp_path / "small")
-    launch(2, SCRIPT, "memory", str(tmp_path / "small"), str(tmp_path / "large"))
+    run_script(SCRIPT, "memory", str(tmp_path / "small"), str(tmp_path / "large"), ranks=2)
     for rank in (0, 1):
         seen = json.loads((tmp_path / f"large.rank{rank}").read_text())
         assert seen["whole"] > 4 * 118e6

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ import torch
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import load_file
 
-from tests.tiny_run import ROOT, ds_config, execute, launch, losses, metrics, prepare, squad
+from tests.fork_server import run_script
+from tests.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare, squad
 
 pytestmark = pytest.mark.slow
 
@@ -46,12 +46,8 @@ def two(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
 def make(folder: Path, ranks: int, runs: list[dict], check: bool = True) -> None:
     # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
     (folder / "runs.json").write_text(json.dumps(sorted(runs, key=lambda one: "zero3" in one["ds_config"])))
-    script = ROOT / "tests" / "training" / "several_runs.py"
-    if ranks == 1:
-        execute([sys.executable, str(script), str(folder / "runs.json")])
-    else:
-        ended = launch(ranks, script, str(folder / "runs.json"), check=check)
-        assert check or ended.returncode != 0
+    ended = run_script(SEVERAL_RUNS, str(folder / "runs.json"), ranks=ranks, check=check)
+    assert check or ended.returncode != 0
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,20 @@
+"""TCP ports for what tests start: of workers that run at the same time, each has its range."""
+
+import itertools
+import os
+import socket
+from contextlib import suppress
+
+FIRST, SIZE, WORKERS = 10_000, 500, 20  # below those that the package takes, and those of outgoing connections
+
+_number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+_ports = itertools.cycle(range(FIRST + _number * SIZE, FIRST + (_number + 1) * SIZE))
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that no other test is given for long."""
+    for port in itertools.islice(_ports, SIZE):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise OSError(f"none of {SIZE} ports is free")
