@@ -172,7 +172,7 @@ def test_an_end_and_an_interrupt_pass_through_a_parser():
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 300, "a\0b", "x" * 5000, "a\x1b[31m\0"])
 def test_a_path_that_cannot_be_looked_up_is_one_line_that_names_the_option(name):
-    with pytest.raises(InputError, match="--output .* cannot be looked up") as caught:
+    with pytest.raises(InputError, match=r"--output .* cannot be looked up") as caught:
         path_of("--output")(name)
     assert str(caught.value).isprintable()
     for check in (check_output, check_output_folder):
