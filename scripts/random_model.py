@@ -109,6 +109,8 @@ def write() -> None:
         write_model(model, random_weights(model), arguments.folder)
     tokenizer = load_tokenizer("quickstart:t5" if config.is_encoder_decoder else "quickstart:encoder")
     tokenizer.model_max_length = 512
+    if getattr(config, "type_vocab_size", 0) == 1:  # as RoBERTa's, whose tokenizers give no token types
+        tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.save_pretrained(arguments.folder)
     write_texts(arguments.folder / "train.json")
 

@@ -1,5 +1,6 @@
 """Models of random weights for measuring: every weight is there, and texts fill their windows."""
 
+import json
 import runpy
 
 import pytest
@@ -8,7 +9,8 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
-from swep_ds.models.names import load_tokenizer
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.names import check_vocabulary, load_tokenizer
 from tests import tiny_models
 from tests.tiny_run import ROOT
 
@@ -46,3 +48,16 @@ def test_windows_are_full(tmp_path):
     lengths = features.dataset["length"]
     assert len(lengths) > 64
     assert sum(length == 384 for length in lengths) > len(lengths) / 2
+
+
+def test_the_tokenizer_gives_what_the_model_takes(tmp_path):
+    """XLM-R's kind has one token type, so its windows must carry none."""
+    settings = {"model_type": "xlm-roberta-xl", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings |= {"intermediate_size": 32, "vocab_size": 9000, "max_position_embeddings": 514, "type_vocab_size": 1}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    folder = tmp_path / "model"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["random_model.py", str(tmp_path / "config.json"), str(folder)])
+        SCRIPT["write"]()
+    model = ExtractiveQA.load(str(folder), activation_checkpointing=False).model
+    check_vocabulary(load_tokenizer(str(folder)), model, "model x")
