@@ -32,16 +32,15 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
     """
     what = what or str(path)
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a pipe would wait for a writer
     except FileNotFoundError:
         raise InputError(f"{what}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{what}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
         raise InputError(f"{what}: is no regular file: name one")
-    return file
+    return os.fdopen(number, "rb")
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:

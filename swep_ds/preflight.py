@@ -28,6 +28,7 @@ from swep_ds.console import Console
 from swep_ds.data.readers import DATA_SUFFIXES
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
+from swep_ds.files import user_path
 from swep_ds.models.names import resolve_model
 from swep_ds.recipe import Recipe
 from swep_ds.stalls import ranks_of
@@ -49,7 +50,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
             are not there, an output folder that cannot be written to or that the ranks do not share.
     """
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
-    report = observe(recipe, ds_config) | {f"output_dir {output_dir}": try_output(output_dir)}
+    report = ranks.agree(lambda: observe(recipe, ds_config)) | {f"output_dir {output_dir}": try_output(output_dir)}
     hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)
     say("\n".join(summary(hosts, reports)))
     say(time_collectives())
@@ -71,9 +72,9 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     code = Path(__file__).parent
     report["code of this package"] = seen(code.rglob("*.py"), code)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
-    report[f"ds_config {ds_config}"] = _local(Path(ds_config)) or "missing"
+    report[f"ds_config {ds_config}"] = _local(user_path(ds_config, "--ds_config")) or "missing"
     data, model = recipe.data, recipe.model.name
-    report[f"model.name {model}"] = _local(Path(resolve_model(model))) or _cached(model, "model")
+    report[f"model.name {model}"] = _local(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
     sources = {"data.train": data.train, "data.augmented": data.augmented}
     sources |= {"pretrain.train": recipe.pretrain and recipe.pretrain.train}
     sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
@@ -96,7 +97,7 @@ def _driver() -> str:
 def _data(source: str) -> str:
     if source.startswith("quickstart:"):
         return "in this package"
-    if there := _local(Path(source).expanduser()):
+    if there := _local(user_path(source, "data")):
         return there
     return "missing" if DATA_SUFFIXES & set(Path(source).suffixes) else _cached(re.split("[:@]", source)[0], "dataset")
 

@@ -7,8 +7,14 @@ import huggingface_hub.constants
 import pytest
 
 from swep_ds import preflight
+<<<<<<< HEAD
 from tests.fork_server import ROOT, run_script
 from tests.tiny_run import ds_config, prepare
+=======
+from swep_ds.distributed import free_port
+from swep_ds.errors import InputError
+from tests.tiny_run import ROOT, ds_config, execute, prepare
+>>>>>>> h-settings
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -174,3 +180,9 @@ def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
         assert re.search(part, line), line
     assert "torch" not in line
     assert not [file.name for file in tmp_path.glob("place*/*") if not file.name.endswith(".json")]
+
+
+@pytest.mark.parametrize("source", ["~nobody-of-this-name/x.json", "x" * 300])
+def test_a_source_that_cannot_be_looked_up_is_bad_input(source):
+    with pytest.raises(InputError, match="cannot be looked up"):
+        preflight._data(source)
