@@ -7,14 +7,9 @@ import huggingface_hub.constants
 import pytest
 
 from swep_ds import preflight
-<<<<<<< HEAD
+from swep_ds.errors import InputError
 from tests.fork_server import ROOT, run_script
 from tests.tiny_run import ds_config, prepare
-=======
-from swep_ds.distributed import free_port
-from swep_ds.errors import InputError
-from tests.tiny_run import ROOT, ds_config, execute, prepare
->>>>>>> h-settings
 
 TRAIN = ROOT / "scripts" / "train.py"
 
