@@ -61,8 +61,8 @@ def export_model(
             return
         save_tokenizer(tokenizer, unfinished)
         reading = {"data": {name: getattr(recipe.data, name) for name in WINDOWS}, "eval": recipe.eval.model_dump()}
-        (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n")
-        (unfinished / "README.md").write_text(model_card(recipe, scores))
+        (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
+        (unfinished / "README.md").write_text(model_card(recipe, scores), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
 
