@@ -26,7 +26,7 @@ def write_together(step: Callable[[], T] | None, path: Path) -> T | None:
             value = step()
     except Ended as error:
         fault = error
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
         file, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or str(error)
         where = f"on rank {ranks.rank()}, host {socket.gethostname()}"
         fault = WriteFailed(f"cannot write {file}: {' '.join(reason.split())[:200]} ({where})")

@@ -64,6 +64,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             config=config,
         )
     engine.checkpoint_engine = writer = Writer(engine)
+    # DeepSpeed's looks for a pattern, to which brackets in a folder's name belong
+    engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
     engine._copy_recovery_script = writer.keeping_fault(engine._copy_recovery_script)
     return engine
 
