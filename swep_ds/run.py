@@ -313,8 +313,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         )
     )
     ranks.agree(lambda: check_offload(config))
-    with parsing("the perturbation kernels cannot run", "unset SWEP_KERNELS, or set it to torch"):
-        implementation(ranks.device().type, torch.float32)
+    ranks.agree(check_kernels)
     slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
     if slow and ranks.is_main():
         log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
@@ -330,6 +329,12 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         [validation] = evaluation.prepare({chosen_on: half})
     tests = evaluation.prepare(examples)
     return Job(objective, tokenizer, config, len(training), features, batches, tests, validation, evaluation)
+
+
+def check_kernels() -> None:
+    """Raises InputError where SWEP_KERNELS asks for kernels that cannot run here."""
+    with parsing("the perturbation kernels cannot run", "unset SWEP_KERNELS, or set it to torch"):
+        implementation(ranks.device().type, torch.float32)
 
 
 def window_settings(recipe: Recipe) -> WindowSettings:

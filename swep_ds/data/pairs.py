@@ -17,6 +17,7 @@ from typing import Any
 import rich.progress
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.console import Console
 from swep_ds.errors import InputError
 from swep_ds.files import write_atomically
 
@@ -42,7 +43,7 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
     counts: Counter = Counter()
 
     def rows() -> Iterator[str]:
-        with rich.progress.open(source, encoding="utf-8", description=source.name) as lines:
+        with rich.progress.open(source, encoding="utf-8", description=source.name, console=Console()) as lines:
             for number, pair in _pairs(source, lines, load_tokenizer):
                 reason = pair if isinstance(pair, str) else _fault(pair)
                 counts[reason or "written"] += 1
