@@ -19,6 +19,7 @@ import rich.progress
 from rich.markup import escape
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.console import Console
 from swep_ds.errors import InputError, printable, reason
 from swep_ds.files import check_output, open_input, parse_json, write_atomically
 
@@ -47,8 +48,8 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
     counts: Counter = Counter()
 
     def rows() -> Iterator[str]:
-        size = source.stat().st_size
-        with rich.progress.wrap_file(open_input(source), size, description=escape(printable(source.name))) as file:
+        size, shown = source.stat().st_size, escape(printable(source.name))
+        with rich.progress.wrap_file(open_input(source), size, description=shown, console=Console()) as file:
             lines = _lines(source, file)
             for number, pair in _pairs(source, lines, load_tokenizer):
                 reason = pair if isinstance(pair, str) else _fault(pair)
