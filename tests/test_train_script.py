@@ -171,7 +171,12 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
-    settings = ["train.learning_rate=1e30", "train.max_grad_norm=0", "train.checkpoint_every=1"]
+    settings = [
+        "train.learning_rate=1000",
+        "train.weight_decay=1000",
+        "train.max_grad_norm=0",
+        "train.checkpoint_every=1",
+    ]
     ended = run_script(TRAIN, *arguments(folder, "diverged", *settings, stage=0), check=False)
     assert ended.returncode not in (0, 2)
     assert re.search(

@@ -23,7 +23,7 @@ from tests.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare
 UPDATES, EVERY, STOPS = 6, 2, (3, 5)  # starts that another one follows end after 3 and 5: it goes on from 2 and 4
 OPTIONS = {
     "offload": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
-    "shuffled": {"round_robin_gradients": True, "parameter_alignment": True},
+    "aligned": {"parameter_alignment": True},
 }
 # (ranks, ZeRO stage) of the three starts of a run
 BY_RANKS = {f"ranks-{stage}": [(2, stage), (1, stage), (2, stage)] for stage in (0, 1, 2, 3)}
