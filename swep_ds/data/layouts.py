@@ -55,7 +55,9 @@ class _Faults:
             raise self.first
         named = ", ".join(others[:MOST_NAMED])
         more = f" and {len(others) - MOST_NAMED} others" if len(others) > MOST_NAMED else ""
-        raise InputError(f"{self.first}; {len(others)} more of this file's questions have faults: {named}{more}") from None
+        raise InputError(
+            f"{self.first}; {len(others)} more of this file's questions have faults: {named}{more}"
+        ) from None
 
 
 def squad(source: str, document: dict[str, Any], training: bool) -> Iterator[Example]:

@@ -23,7 +23,7 @@ from swep_ds.export import READING, WINDOWS
 from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import load_weights, make_hollow
-from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.names import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import DataSection, EvalSection, Section, check_data_set_names, validate
 
@@ -164,7 +164,7 @@ def load_saved(name: str) -> Saved:
         raise InputError(f"{named}: is of type {config.model_type}, which answers no questions: {advice}")
     hollow = make_hollow(auto_class, config, source, named)
     model = load_weights(auto_class, config, hollow, source, named, new_head=False, advice=advice)
-    check_vocabulary(tokenizer, model, named)
+    fit_tokenizer(tokenizer, model, named)
     model = model.eval().to(ranks.device())
     windows = WindowSettings(task="generative" if generative else "extractive")
     windows = replace(windows, max_length=min(windows.max_length, longest_window(tokenizer, model)))
