@@ -114,7 +114,7 @@ def check_mapped_finite(model: PreTrainedModel, source: str, report: dict[str, A
     files = [file for file in weight_files(loaded_folder(source), named) if file.suffix == ".safetensors"]
     for file in files:
         with safe_open(file, "pt") as content:
-            names = content.keys() - report["unexpected_keys"]
+            names = {*content.keys()} - {*report["unexpected_keys"]}
             _check_finite(((name, content.get_tensor(name)) for name in sorted(names)), model, named)
     if not files:  # pickled weights are not mapped
         check_finite(model, named)
