@@ -19,7 +19,7 @@ class Ended(Exception):
 
 
 class InputError(Ended):
-    """Bad input or configuration: the user can mend this. The message names the file, the field and the mend."""
+    """Bad input or configuration: the user can fix this. The message names the file, the field and the fix."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -33,7 +33,7 @@ class WriteFailed(Ended):
 
 
 class Stopped(Ended):
-    """Stopped on request, after a checkpoint: the same command goes on from there."""
+    """Stopped on request, after a checkpoint: the same command resumes from there."""
 
     exit_code = EXIT_STOPPED
     title = "stopped"

@@ -1,6 +1,6 @@
 """Files: given by users, shared with other processes.
 
-Every file that somebody else wrote is opened by `open_input` and every JSON text parsed by `parse_json`, so that
+Every file that a user names is opened by `open_input` and every JSON text parsed by `parse_json`, so that
 whatever can be wrong with one is one line.
 """
 
@@ -234,7 +234,7 @@ def is_locked(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS gives no exclusive lock to a file opened to read
     except BlockingIOError:
         return True
     finally:

@@ -35,7 +35,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models import packing
 from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.names import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import Recipe, flatten
 from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
@@ -408,7 +408,7 @@ def load_model(
         qa = ExtractiveQA.load(source, packed=recipe.train.packing, compiled=recipe.train.compile and weights, **how)
     if tokenizer is None:
         return qa
-    check_vocabulary(tokenizer, qa.model, f"model.name {recipe.model.name}")
+    fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(

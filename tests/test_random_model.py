@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.names import check_vocabulary, load_tokenizer
+from swep_ds.models.names import fit_tokenizer, load_tokenizer
 from tests import tiny_models
 from tests.tiny_run import ROOT
 
@@ -60,4 +60,4 @@ def test_the_tokenizer_gives_what_the_model_takes(tmp_path):
         patched.setattr("sys.argv", ["random_model.py", str(tmp_path / "config.json"), str(folder)])
         SCRIPT["write"]()
     model = ExtractiveQA.load(str(folder), activation_checkpointing=False).model
-    check_vocabulary(load_tokenizer(str(folder)), model, "model x")
+    fit_tokenizer(load_tokenizer(str(folder)), model, "model x")

@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import json
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ from swep_ds.console import Console
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.rebuild import Rebuilder, Settings
 from swep_ds.errors import InputError, parsing
-from swep_ds.files import open_input, read_json, user_path, write_atomically
+from swep_ds.files import open_input, open_lock, read_json, user_path, write_atomically
 from swep_ds.models.names import resolve_model
 from swep_ds.writing import on_main, write_together
 
@@ -41,7 +40,7 @@ LINES = 20  # of progress, where there is no terminal
 def augment(source: str, model_name: str, output: Path, settings: Settings, max_examples: int | None) -> None:
     """Writes samples of the questions of `source`, or of its first `max_examples`, to `output`. All ranks together.
 
-    Started again with the same arguments after a stop, on any number of ranks, it goes on with the missing chunks.
+    Started again with the same arguments after a stop, on any number of ranks, it resumes with the missing chunks.
 
     Args:
         source: as `read_examples` takes it for training.
@@ -144,9 +143,7 @@ class Chunks:
             raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # no file that a link leads to, and no pipe, whose opening would wait
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._lock = os.fdopen(os.open(self.folder / ".lock", flags, 0o666), "wb")  # held until the process ends
+            self._lock = open_lock(self.folder / ".lock")  # held until the process ends
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
@@ -202,7 +199,10 @@ class Chunks:
 
 @contextmanager
 def _progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar on rank 0's terminal; without a terminal a plain line now and then. Yields what is told of chunks done."""
+    """A bar on rank 0's terminal; without a terminal a plain line now and then.
+
+    Yields a function that takes how many more chunks are done.
+    """
     console = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True)
     if console.is_terminal:
         columns = (TextColumn("[bold]chunks"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())

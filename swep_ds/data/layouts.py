@@ -1,6 +1,6 @@
 """The layouts of question-answering data: SQuAD documents, MRQA lines, rows of the `datasets` layout.
 
-Whatever is wrong with a single question is collected, and told at the end of its file: how many questions, and which.
+Faults of single questions are collected and reported together at the end of their file.
 """
 
 import re
@@ -15,7 +15,7 @@ from swep_ds.errors import InputError
 
 # [SEP] stands behind titles in several MRQA sets, and a BERT tokenizer would read it as its own separator.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")
-_FAULTS_NAMED = 5  # questions of a file that a message names
+MOST_NAMED = 100  # questions of a file that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +35,28 @@ class Example:
     article: str
 
 
-@dataclass
 class _Faults:
     """The questions of a file that cannot be used."""
 
-    first: InputError | None = None
-    others: int = 0
-    named: tuple[str, ...] = ()
+    def __init__(self):
+        self.first: InputError | None = None
+        self.labels: list[str] = []
 
     def add(self, error: InputError, label: str) -> None:
-        if self.first is None:
-            self.first = error
-            return
-        self.others += 1
-        if len(self.named) < _FAULTS_NAMED:
-            self.named += (label,)
+        self.first = self.first or error
+        self.labels.append(label)
 
-    def tell(self) -> None:
+    def report(self) -> None:
+        """Raises InputError with the first fault and the other questions that have any."""
         if self.first is None:
             return
-        if not self.others:
+        _, *others = self.labels
+        if not others:
             raise self.first
-        more = self.others - len(self.named)
+        named = ", ".join(others[:MOST_NAMED])
+        more = f" and {len(others) - MOST_NAMED} others" if len(others) > MOST_NAMED else ""
         raise InputError(
-            f"{self.first}; {self.others} more of this file's questions have faults: {', '.join(self.named)}"
-            + (f" and {more} others" if more else "")
+            f"{self.first}; {len(others)} more of this file's questions have faults: {named}{more}"
         ) from None
 
 
@@ -83,7 +80,7 @@ def squad(source: str, document: dict[str, Any], training: bool) -> Iterator[Exa
                     faults.add(error, label)
                 else:
                     yield example
-    faults.tell()
+    faults.report()
 
 
 def _squad_question(where: str, id_: str, context: str, qa: dict[str, Any], title: str, training: bool) -> Example:
@@ -110,7 +107,7 @@ def rows(source: str, labelled: Iterable[tuple[str, Any]], training: bool) -> It
             faults.add(error, label)
         else:
             yield example
-    faults.tell()
+    faults.report()
 
 
 def _row(where: str, id_: str, row: dict[str, Any], contexts: dict[str, str], training: bool) -> Example:
@@ -155,7 +152,7 @@ def mrqa(source: str, lines: Iterator[tuple[int, Any]], training: bool) -> Itera
                 faults.add(error, label)
             else:
                 yield Example(id_, question, context, texts, span, context)
-    faults.tell()
+    faults.report()
 
 
 def _title(mapping: dict[str, Any], otherwise: str) -> str:

@@ -1,6 +1,5 @@
 """Saved models: evaluated on data sets, or asked a question."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +19,11 @@ from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
 from swep_ds.export import READING, WINDOWS
+from swep_ds.files import read_json
 from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import load_weights, make_hollow
-from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.names import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import DataSection, EvalSection, Section, check_data_set_names, validate
 
@@ -49,18 +49,19 @@ def evaluate_saved(
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
         if batch_size < 1:
             raise InputError(f"--batch_size {batch_size}: must be at least 1")
+        sources = {}
+        for given in data:
+            name, separator, source = given.partition("=")
+            if not separator or not name or "/" in name:
+                raise InputError(f"--data {given}: write it as name=source, the name without '/'")
+            if name in sources:
+                raise InputError(f"--data {given}: the name {name!r} is given twice")
+            sources[name] = source
         try:
-            check_data_set_names([one.partition("=")[0] for one in data if one.partition("=")[0]])
+            check_data_set_names([*sources])
         except ValueError as error:
             raise InputError(f"--data: {error}") from None
-        tests = {}
-        for one in data:
-            name, separator, source = one.partition("=")
-            if not separator or not name or "/" in name:
-                raise InputError(f"--data {one}: write it as name=source, the name without '/'")
-            if name in tests:
-                raise InputError(f"--data {one}: the name {name!r} is given twice")
-            tests[name] = read_examples(source, training=False)
+        tests = {name: read_examples(source, training=False) for name, source in sources.items()}
         saved = load_saved(model_name)
         for name, examples in tests.items():
             texts = [example.context[:1000] for example in examples[:20]]
@@ -128,15 +129,12 @@ def how_to_read(file: Path) -> HowToRead:
         InputError: not JSON, or a field that a recipe would not take either.
     """
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree = read_json(file)
         if not isinstance(tree, dict):
             raise InputError(f"{file}: no JSON object")
         return validate(HowToRead, tree, file)
-    except ValueError as error:
-        fault = f"{file}: not JSON ({error})"
     except InputError as error:
-        fault = str(error)
-    raise InputError(f"{fault}: mend it, or delete it to read with default windows")
+        raise InputError(f"{error}: correct it, or delete it to read with default windows") from None
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ def load_saved(name: str) -> Saved:
         raise InputError(f"{named}: is of type {config.model_type}, which answers no questions: {advice}")
     hollow = make_hollow(auto_class, config, source, named)
     model = load_weights(auto_class, config, hollow, source, named, new_head=False, advice=advice)
-    check_vocabulary(tokenizer, model, named)
+    fit_tokenizer(tokenizer, model, named)
     model = model.eval().to(ranks.device())
     windows = WindowSettings(task="generative" if generative else "extractive")
     windows = replace(windows, max_length=min(windows.max_length, longest_window(tokenizer, model)))

@@ -59,7 +59,7 @@ def _check_settings(settings: dict[str, Any], named: str) -> None:
             fault = "must be from 0 to 1"
         elif field in SWITCHES and type(value) not in (bool, type(None)):
             fault = "must be true or false"
-        elif "attn_implementation" in field and value not in ATTENTIONS:
+        elif "attn_implementation" in field and type(value) is not bool and value not in ATTENTIONS:
             fault = "may need code from the hub, which is never run: take the field out, and set model.attention"
         elif "experts_implementation" in field and value not in EXPERTS:
             fault = "may need code from the hub, which is never run: take the field out"
@@ -70,10 +70,12 @@ def _check_settings(settings: dict[str, Any], named: str) -> None:
 
 
 def _fields(settings: Any) -> Iterator[tuple[str, Any]]:
+    """The names and values of all objects, but for label2id, whose names are free."""
     if isinstance(settings, dict):
         for field, value in settings.items():
             yield str(field), value
-            yield from _fields(value)
+            if field != "label2id":
+                yield from _fields(value)
 
 
 def blaming(error: InputError, settings: dict[str, Any], make: Callable[[dict[str, Any]], Any]) -> InputError:

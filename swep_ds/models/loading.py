@@ -10,7 +10,7 @@ from swep_ds.errors import InputError, reason
 from swep_ds.models.configs import CORRECT, NO_MODEL, blaming, load_config
 from swep_ds.models.folders import reading
 from swep_ds.models.masks import use_given_masks
-from swep_ds.models.weights import check_files_finite, check_finite, check_kinds, check_loaded, check_size
+from swep_ds.models.weights import check_finite, check_kinds, check_loaded, check_mapped_finite, check_size
 
 
 def load_trainable(
@@ -121,7 +121,7 @@ def load_weights(
     if not mapped:
         check_finite(model, named)
     elif not dist.is_initialized() or dist.get_rank() == 0:
-        check_files_finite(source, report, named)
+        check_mapped_finite(model, source, report, named)
     return model
 
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokeni
 from swep_ds.errors import InputError
 from swep_ds.models.configs import load_config
 from swep_ds.models.loading import load_weights, make_hollow
-from swep_ds.models.names import check_vocabulary, load_tokenizer, resolve_model
+from swep_ds.models.names import fit_tokenizer, load_tokenizer, resolve_model
 
 PLACES_AT_A_TIME = 256  # of which float64 probabilities over the vocabulary are in memory
 
@@ -31,7 +31,7 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
     model = load_weights(
         AutoModelForMaskedLM, config, hollow, source, named, new_head=False, advice=FIX, dtype=torch.float32
     )
-    check_vocabulary(tokenizer, model, named)
+    fit_tokenizer(tokenizer, model, named)
     return model.eval().to(device), tokenizer
 
 

@@ -86,11 +86,16 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     return tokenizer
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, named: str) -> None:
-    """Whether a model, `named` so by the user, takes all that its tokenizer gives: token ids and token types.
+def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, named: str) -> None:
+    """Checks that a model takes all ids that its tokenizer gives, and leaves out token types that it has no input for.
+
+    transformers gives DistilBERT the tokenizer of BERT, token types included.
+
+    Args:
+        named: how the user named the model, as in "model.name ./bert".
 
     Raises:
-        InputError: it does not.
+        InputError: the model has too few word embeddings or token types.
     """
     tried = tokenizer(TRIED, TRIED, return_token_type_ids=True)
     numbers = [*tokenizer.get_vocab().values(), *tried.input_ids, *tokenizer(TRIED).input_ids]
@@ -101,16 +106,16 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel,
             f"{named}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
             "not belong together, name a folder with the model's own tokenizer files"
         )
-    if "token_type_ids" not in tokenizer.model_input_names or model.config.is_encoder_decoder:
-        return  # those that generate are given none
-    types = 1 + max(*tried.token_type_ids, tokenizer.pad_token_type_id)
-    taken = getattr(model.config, "type_vocab_size", 0)  # 0: takes them, and reads none
-    if "token_type_ids" not in inspect.signature(model.forward).parameters or 0 < taken < types:
-        raise InputError(
-            f"{named}: its tokenizer gives {types} token types, which {type(model).__name__} does not take: name a "
-            "folder with the model's own tokenizer files, or take token_type_ids out of model_input_names in its "
-            "tokenizer_config.json"
-        )
+    inputs = tokenizer.model_input_names
+    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+        tokenizer.model_input_names = [name for name in inputs if name != "token_type_ids"]
+    elif "token_type_ids" in inputs:
+        types = 1 + max(*tried.token_type_ids, tokenizer.pad_token_type_id)
+        if 0 < getattr(model.config, "type_vocab_size", 0) < types:  # 0: takes them, and reads none
+            raise InputError(
+                f"{named}: its tokenizer gives {types} token types, and its config.json has type_vocab_size "
+                f"{model.config.type_vocab_size}: name a folder with the model's own tokenizer files"
+            )
 
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], named: str, source: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 from swep_ds.errors import InputError
 from swep_ds.models.folders import loaded_folder, reading, weight_files
 
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16", torch.float64, torch.float32, torch.float16, torch.bfloat16)
 BESIDE = 2**24  # numbers that need not be in the files: a new head, buffers
 
 
@@ -84,9 +85,9 @@ def check_kinds(source: str, report: dict[str, Any], named: str) -> None:
     Raises:
         InputError: naming the first that is not.
     """
-    for file in _safetensors(source, named):
-        with reading(named, f"its {file.name} is damaged", "fetch it again"), safe_open(file, "pt") as content:
-            kinds = {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
+    for file in weight_files(loaded_folder(source), named):
+        with reading(named, f"its {file.name} is damaged", "fetch it again"):
+            kinds = _kinds(file)
         for name, kind in kinds.items():
             if kind not in FLOATS and name.endswith((".weight", ".bias")) and name not in report["unexpected_keys"]:
                 raise InputError(
@@ -95,27 +96,38 @@ def check_kinds(source: str, report: dict[str, Any], named: str) -> None:
                 )
 
 
-def check_finite(model: PreTrainedModel, named: str) -> None:
-    """Raises InputError naming the first weight of `model` that holds a NaN or an infinity."""
-    _check_finite(model.state_dict().items(), f"{named}: its weights")
-
-
-def check_files_finite(source: str, report: dict[str, Any], named: str) -> None:
-    """`check_finite` of a model whose weights are mapped: file by file, so that no more than one is in memory."""
-    for file in _safetensors(source, named):
+def _kinds(file: Path) -> dict[str, str | torch.dtype]:
+    if file.suffix == ".safetensors":
         with safe_open(file, "pt") as content:
-            names = (name for name in content.keys() if name not in report["unexpected_keys"])  # noqa: SIM118
-            _check_finite(((name, content.get_tensor(name)) for name in names), f"{named}: its {file.name}")
+            return {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
+    weights = torch.load(file, map_location="meta", weights_only=True)
+    return {name: value.dtype for name, value in weights.items() if isinstance(value, torch.Tensor)}
 
 
-def _check_finite(tensors: Iterable[tuple[str, Tensor]], what: str) -> None:
+def check_finite(model: PreTrainedModel, named: str) -> None:
+    """Raises InputError naming the first weight of `model` that holds a NaN or an infinity; a buffer may be a mask."""
+    _check_finite(model.state_dict().items(), model, named)
+
+
+def check_mapped_finite(model: PreTrainedModel, source: str, report: dict[str, Any], named: str) -> None:
+    """`check_finite` of mapped weights: file by file, so that no more than one is in memory."""
+    files = [file for file in weight_files(loaded_folder(source), named) if file.suffix == ".safetensors"]
+    for file in files:
+        with safe_open(file, "pt") as content:
+            names = {*content.keys()} - {*report["unexpected_keys"]}
+            _check_finite(((name, content.get_tensor(name)) for name in sorted(names)), model, named)
+    if not files:  # pickled weights are not mapped
+        check_finite(model, named)
+
+
+def _check_finite(tensors: Iterable[tuple[str, Tensor]], model: PreTrainedModel, named: str) -> None:
+    buffers = dict(model.named_buffers())
     for name, tensor in tensors:
-        # without a copy, as isfinite() would make
-        if tensor.is_floating_point() and tensor.numel() and not all(v.isfinite() for v in tensor.aminmax()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = tensor.aminmax()  # without a copy, as isfinite() would make; both are NaN where one number is
+        if low.isnan() or (name not in buffers and (low.isinf() or high.isinf())):
             raise InputError(
-                f"{what} are damaged: {name} holds NaN or infinity: fetch them again, or name another model"
+                f"{named}: its weights are damaged: {name} holds NaN or infinity: fetch them again, or name another "
+                "model"
             )
-
-
-def _safetensors(source: str, named: str) -> list[Path]:
-    return [file for file in weight_files(loaded_folder(source), named) if file.suffix == ".safetensors"]

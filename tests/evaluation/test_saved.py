@@ -62,7 +62,7 @@ def test_a_damaged_reading(folder, content, said):
     message = refused(load_saved, str(folder))
     assert message.startswith(f"{folder / READING}: ")
     assert said in message
-    assert message.endswith(": mend it, or delete it to read with default windows")
+    assert message.endswith(": correct it, or delete it to read with default windows")
 
 
 def test_another_models_tokenizer(folder):

@@ -10,7 +10,7 @@ import torch
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window
+from swep_ds.models.names import check_knows, fit_tokenizer, load_tokenizer, longest_window
 from swep_ds.models.seq2seq import GenerativeQA
 from tests import tiny, tiny_models
 
@@ -47,7 +47,7 @@ def try_out(folder: Path) -> None:
         qa = GenerativeQA.load(str(folder), beams=1, max_answer_tokens=3, activation_checkpointing=False)
     else:
         qa = ExtractiveQA.load(str(folder), activation_checkpointing=False)
-    check_vocabulary(tokenizer, qa.model, "model.name x")
+    fit_tokenizer(tokenizer, qa.model, "model.name x")
     if longest_window(tokenizer, qa.model) < 40:
         return  # a window of data.max_length is refused
     encoded = tokenizer(TEXT, TEXT, return_tensors="pt")

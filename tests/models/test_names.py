@@ -1,5 +1,6 @@
 """Tokenizers: those that are published as a SentencePiece model alone, and whether they fit their model."""
 
+import copy
 import io
 import json
 import re
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.errors import InputError
-from swep_ds.models.names import check_knows, check_vocabulary, load_tokenizer, longest_window
+from swep_ds.models.names import check_knows, fit_tokenizer, load_tokenizer, longest_window
 from tests import tiny, tiny_models
 
 T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
@@ -41,9 +42,9 @@ def test_a_sentencepiece_model_alone_gives_a_fast_tokenizer(architecture, file, 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
     model = tiny_models.model("t5", vocab_size=len(tiny.wordpiece()))
-    check_vocabulary(tiny.wordpiece(), model, "model x")
+    fit_tokenizer(copy.deepcopy(tiny.wordpiece()), model, "model x")
     with pytest.raises(InputError, match=r"^model x: its tokenizer has more tokens than .* \(340, 200\): they do not"):
-        check_vocabulary(tiny.byte_bpe(), model, "model x")
+        fit_tokenizer(tiny.byte_bpe(), model, "model x")
 
 
 def refused(load, *arguments) -> str:
@@ -118,16 +119,26 @@ def test_numbers_of_tokens_beyond_the_table(tmp_path):
     vocabulary = tree["model"]["vocab"]
     vocabulary["th"] = 9999
     file.write_text(json.dumps(tree))
-    message = refused(check_vocabulary, load_tokenizer(str(tmp_path)), tiny_models.model(vocab_size=200), "model x")
+    message = refused(fit_tokenizer, load_tokenizer(str(tmp_path)), tiny_models.model(vocab_size=200), "model x")
     assert "(10000, 200)" in message
 
 
-@pytest.mark.parametrize("architecture", ["roberta", "distilbert"])
-def test_token_types_that_the_model_does_not_take(architecture):
-    settings = {"vocab_size": 340} | ({"type_vocab_size": 1} if architecture == "roberta" else {})
-    model = tiny_models.model(architecture, **settings)
-    check_vocabulary(tiny.byte_bpe(), model, "model x")
-    assert "gives 2 token types" in refused(check_vocabulary, tiny.wordpiece(), model, "model x")
+def test_token_types_beyond_the_models():
+    model = tiny_models.model("roberta", vocab_size=340, type_vocab_size=1)
+    fit_tokenizer(tiny.byte_bpe(), model, "model x")
+    assert "gives 2 token types" in refused(fit_tokenizer, tiny.wordpiece(), model, "model x")
+
+
+@pytest.mark.parametrize("architecture", ["distilbert", "modernbert", "t5"])
+def test_token_types_of_a_model_without_any_are_left_out(architecture, tmp_path):
+    """As the tokenizer that transformers has for DistilBERT gives them."""
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    assert "token_type_ids" in tokenizer.model_input_names
+    fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200), "model x")
+    tokenizer.save_pretrained(tmp_path)
+    tiny_models.config(architecture).save_pretrained(tmp_path)
+    for kept in (tokenizer, load_tokenizer(str(tmp_path))):
+        assert "token_type_ids" not in kept.model_input_names
 
 
 @pytest.mark.parametrize("length", ["512", [512], {}, True, 0, -5])
@@ -170,4 +181,4 @@ def test_special_tokens_beyond_the_table(tmp_path):
     tree["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [9999]
     file.write_text(json.dumps(tree))
     model = tiny_models.model(vocab_size=200)
-    assert "(10000, 200)" in refused(check_vocabulary, load_tokenizer(str(tmp_path)), model, "model x")
+    assert "(10000, 200)" in refused(fit_tokenizer, load_tokenizer(str(tmp_path)), model, "model x")

@@ -15,6 +15,7 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.saved import load_saved
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.models.weights import check_finite
 from tests import tiny, tiny_models
 
 Weights = dict[str, Tensor]
@@ -211,16 +212,29 @@ def test_a_header_that_lies(mapped, tmp_path):
     assert "cannot load" in refused(load, tmp_path, mapped)
 
 
-def test_pickled_weights_alone(tmp_path):
+@pytest.mark.parametrize("mapped", [False, True])
+def test_pickled_weights_alone(mapped, tmp_path):
     model = tiny_models.model("bert")
     model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    loaded = load(tmp_path).model
+    file = tmp_path / "pytorch_model.bin"
+    torch.save(model.state_dict(), file)
+    loaded = load(tmp_path, mapped).model
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in loaded.named_parameters())
-    torch.save({**model.state_dict(), QUERY: torch.full((16, 16), torch.nan)}, tmp_path / "pytorch_model.bin")
-    assert f"{QUERY} holds NaN" in refused(load, tmp_path)
+    torch.save({**model.state_dict(), QUERY: torch.full((16, 16), torch.nan)}, file)
+    assert f"{QUERY} holds NaN" in refused(load, tmp_path, mapped)
+    for kind in (torch.int8, torch.complex64, torch.bool):
+        torch.save({**model.state_dict(), QUERY: model.get_parameter(QUERY).to(kind)}, file)
+        assert f"{QUERY} as {kind}, not in floating point" in refused(load, tmp_path, mapped)
     for content in ([1, 2], "text", {"a": 1}):
-        torch.save(content, tmp_path / "pytorch_model.bin")
-        assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: ")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"damaged")
-    assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
+        torch.save(content, file)
+        assert refused(load, tmp_path, mapped).startswith(f"model.name {tmp_path}: ")
+    file.write_bytes(b"damaged")
+    assert refused(load, tmp_path, mapped).startswith(f"model.name {tmp_path}: cannot load (")
+
+
+def test_a_buffer_may_be_a_mask():
+    model = tiny_models.model("bert")
+    model.register_buffer("mask", torch.tensor([0, -torch.inf]))
+    check_finite(model, "model x")
+    model.mask[0] = torch.nan
+    assert "mask holds NaN" in refused(check_finite, model, "model x")
