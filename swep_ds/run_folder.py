@@ -225,8 +225,9 @@ class RunFolder:
         for file in (*(self.path / name for name in FILES), *answers):
             if os.path.lexists(file) and not file.is_file():
                 raise InputError(f"{file}: is no file, and the run writes one there: move it away")
-        for folder in (self.path, *(self.path / name for name in FOLDERS)):
-            if os.path.lexists(folder) and (not folder.is_dir() or (folder.name in REPLACED and folder.is_symlink())):
+        for name in ("", *FOLDERS):
+            folder = self.path / name
+            if os.path.lexists(folder) and (not folder.is_dir() or (name in REPLACED and folder.is_symlink())):
                 raise InputError(f"{folder}: is no folder, and the run writes one there: move it away")
             if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 raise InputError(f"{folder}: cannot be written to (Permission denied): change its permissions")

@@ -29,7 +29,7 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import distributed as ranks
-from swep_ds.errors import InputError, WriteFailed, parsing
+from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, parsing
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
 from swep_ds.recipe import differences
@@ -254,7 +254,7 @@ class Checkpoints:
 
     def _restore(self, engine, tag: Path, manifest: Manifest) -> None:
         if self._is_same(manifest):
-            with parsing(f"{tag}: the checkpoint is damaged", MEND):
+            with parsing(f"{tag}: the checkpoint is damaged", MEND, but=NOT_OF_THE_INPUT):
                 engine.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
             ranks.agree(lambda: convert(engine, tag, manifest))
