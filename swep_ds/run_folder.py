@@ -30,7 +30,6 @@ FILES = (RECIPE, BATCH, "ds_config.json", "metrics.jsonl", "health.jsonl", "wand
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
 FOLDERS = (PRETRAIN, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
 REPLACED = ("model", ".model.unfinished")  # as a whole, so that a link to a folder elsewhere would not do
-LONGEST_NAME = 255 - len("..4194304")  # bytes of a file's name, beside what `write_atomically` adds to it
 DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # about; paths have a limit
 MOST = 2**31  # windows of an update
 MOST_RANKS = 4096  # that are named to somebody who is looking for another number
@@ -135,7 +134,6 @@ class RunFolder:
                 to; or no such checkpoint.
         """
         user_path(str(self.path / DEEPEST), "--output_dir")
-        answers = self._answers(recipe)
         self._check_owner(recipe, resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -150,7 +148,7 @@ class RunFolder:
             ) from None
         self._check_owner(recipe, resume)  # as another process left it that held the lock until now
         self._clear_leftovers()
-        self._check_names(answers)
+        self._check_names([self.path / PREDICTIONS / f"{name}.json" for name in tested_on(recipe)])
         if resume in ("auto", "never"):
             return find_checkpoints(self.checkpoints)
         path = user_path(resume, "--resume")
@@ -205,20 +203,6 @@ class RunFolder:
                     file.unlink()
         except OSError as error:
             raise InputError(f"{error.filename}: cannot be deleted ({error.strerror}): delete it") from None
-
-    def _answers(self, recipe: Recipe) -> list[Path]:
-        """Where the answers to each data set go.
-
-        Raises:
-            InputError: no file can have such a name.
-        """
-        for name in tested_on(recipe):
-            if len(f"{name}.json".encode()) > LONGEST_NAME:
-                raise InputError(
-                    f"data.eval: the name {name[:40]}... becomes a file name, and is {len(name.encode())} bytes long: "
-                    f"shorten it to {LONGEST_NAME - len('.json')}"
-                )
-        return [self.path / PREDICTIONS / f"{name}.json" for name in tested_on(recipe)]
 
     def _check_names(self, answers: Sequence[Path]) -> None:
         """Raises InputError where something lies in the way of what the run is going to write."""

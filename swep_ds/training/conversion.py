@@ -62,7 +62,7 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
     _compare(saved_shapes(model, stage, here), here)
     partitioned = 3 in (stage, engine.zero_optimization_stage())  # then there is nothing of them in it but the names
     modules = (model["module"], engine.module.state_dict())
-    _compare(*({name: not partitioned and tuple(tensor.shape) for name, tensor in one.items()} for one in modules))
+    _compare(*({name: not partitioned and tuple(tensor.shape) for name, tensor in state.items()} for state in modules))
     _check_progress(engine, model, manifest)
     for part in _parts_to_read(engine, tag, stage, model, optimizers, same_layout):
         if not all(flat[WEIGHTS].isfinite().all() for flat in part.flats):
@@ -234,6 +234,6 @@ def _copy(saved: Sequence[Part], kept: Part, tag: Path) -> None:
                     target.zero_()  # a parameter that never had a gradient has no moments
         if filled != to.count:
             raise InputError(
-                f"{tag}: the checkpoint has {filled} of {to.count} elements of {name}: go on with the number of ranks "
+                f"{tag}: the checkpoint has {filled} of {to.count} elements of {name}: resume on the number of ranks "
                 "and the ZeRO stage that wrote it"
             )

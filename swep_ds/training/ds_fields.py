@@ -142,6 +142,7 @@ REFUSED = dict.fromkeys(
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} in its place',
     "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} in its place',
     "zero_optimization.cpu_offload_use_pin_memory": "write pin_memory in the block offload_optimizer in its place",
+    "zero_optimization.elastic_checkpoint": "checkpoints then take another form, from which no run resumes: remove it",
     "zero_optimization.module_granularity_threshold": _NOT_GATHERED,
     "zero_optimization.stage3_module_granularity_threshold": _NOT_GATHERED,
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
