@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time, and never over somebody else's files."""
+"""A run's folder: one run at a time, and never over other files."""
 
 import fcntl
 import json
@@ -32,7 +32,7 @@ FOLDERS = (PRETRAIN, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
 REPLACED = ("model", ".model.unfinished")  # as a whole, so that a link to a folder elsewhere would not do
 DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # about; paths have a limit
 MOST = 2**31  # windows of an update
-MOST_RANKS = 4096  # that are named to somebody who is looking for another number
+MOST_RANKS = 4096  # that are named where another number is needed
 # a network file system lets a dead node's lock go after a minute or two: what Slurm starts again waits for that
 LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 2.0
 
@@ -190,7 +190,7 @@ class RunFolder:
         return [file.name for file in _entries(self.path) if not (file.name in own or _is_left(file))]
 
     def _clear_leftovers(self) -> None:
-        """Deletes temporary files of processes that were killed while they wrote; nobody else writes here now."""
+        """Deletes temporary files of processes that were killed while they wrote; no other process writes here now."""
         tags = [file for file in _entries(self.checkpoints) if checkpoint_number(file.name) is not None]
         holders = {self.path: FILES, self.checkpoints: (LATEST,)} | dict.fromkeys(tags, (MANIFEST,))
         try:

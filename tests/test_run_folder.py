@@ -15,6 +15,7 @@ import pytest
 
 from swep_ds import run_folder
 from swep_ds.errors import InputError
+from swep_ds.files import is_locked
 from swep_ds.recipe import Recipe
 from swep_ds.run_folder import Batch, RunFolder, check_alike, settings_that_bind
 from tests.hostile import CONTENTS, NO_FILES, with_every_value_changed
@@ -186,17 +187,14 @@ def test_a_path_without_a_checkpoint(tmp_path):
 def held(path: Path):
     """By another process, which is given."""
     script = (
-        "import sys, pathlib\n"
-        "from swep_ds.recipe import Recipe\n"
-        "from swep_ds.run_folder import RunFolder\n"
-        "path = pathlib.Path(sys.argv[1])\n"
-        "folder = RunFolder(path)\n"
-        "folder.take(Recipe.load(str(path / 'recipe.yaml')), 'auto')\n"
+        "import fcntl, sys\n"
+        "lock = open(sys.argv[1], 'a')\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
         "print('locked', flush=True)\n"
         "sys.stdin.read()\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", script, str(path)], **pipes) as holder:
+    with subprocess.Popen([sys.executable, "-c", script, str(path / ".lock")], **pipes) as holder:
         try:
             assert holder.stdout.readline() == "locked\n"
             yield holder
@@ -212,7 +210,9 @@ def test_another_process_holds_the_folder(used, monkeypatch, capsys):
         assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 0 s\n"
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
         Timer(0.5, holder.kill).start()
-        assert take(used)[1] is None
+        folder, tag = take(used)
+        assert tag is None
+        assert is_locked(folder.path / ".lock")
         assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 120 s\n"
 
 

@@ -4,7 +4,7 @@ A rank of DeepSpeed keeps float32 weights and the optimizer's moments in flat te
 `find_shares` says which elements of which parameter lie where in them, of the files as of the engine, and what overlaps
 is copied, once the files are known to be of this model, name by name and shape by shape. All four stages and any
 numbers of ranks are that one case; weights in half precision are then made from the float32 ones, as after any update.
-The files are mapped into memory: a rank reads what it keeps, and nobody holds a parameter more.
+The files are mapped into memory: a rank reads what it keeps, and none holds a parameter more.
 
 DeepSpeed's own way (universal checkpoints) writes the whole state to disk a second time and ends in a bare assertion
 between ZeRO-2 and ZeRO-3.
