@@ -39,8 +39,12 @@ class Stopped(Ended):
     title = "stopped"
 
 
+# PyTorch raises RuntimeError where a device's memory is full or a rank is gone
+NOT_OF_THE_INPUT = (RuntimeError, MemoryError)
+
+
 @contextmanager
-def parsing(what: str, fix: str) -> Iterator[None]:
+def parsing(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Around a library that parses what a user gave: whatever it raises becomes an `InputError`.
 
     transformers, tokenizers, pyarrow, datasets and DeepSpeed raise any exception on malformed input, from
@@ -50,13 +54,14 @@ def parsing(what: str, fix: str) -> Iterator[None]:
     Args:
         what: the file and field, as in "model.name ./bert: its config.json cannot be parsed".
         fix: what the user can do, in the imperative.
+        but: exceptions that are no fault of the input, such as of a full memory, and pass.
 
     Raises:
         InputError: "<what> (<reason>): <fix>".
     """
     try:
         yield
-    except Ended:
+    except (Ended, *but):
         raise
     except BaseException as error:
         # a panic of a library in Rust, such as tokenizers, is no Exception

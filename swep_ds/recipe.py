@@ -375,7 +375,7 @@ def _number(text: str) -> str | float:
 
 
 def _explain(error: Any, model: type[BaseModel]) -> str:
-    """One pydantic error as field, fault and mend."""
+    """One pydantic error as field, fault and fix."""
     location, method = [str(part) for part in error["loc"]], None
     if len(location) > 1 and location[0] == "method" and location[1] in METHODS:
         method = location.pop(1)  # the union's tag is not part of the field's name

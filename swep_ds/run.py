@@ -41,7 +41,15 @@ from swep_ds.recipe import Recipe, flatten
 from swep_ds.run_folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.conversion import parameter_shapes
-from swep_ds.training.ds_config import QUIET, SPREAD, check_machine, read_ds_config, resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import (
+    REPORTS,
+    SPREAD,
+    check_machine,
+    check_monitors,
+    read_ds_config,
+    resolve_ds_config,
+    zero_stage,
+)
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Table, Tracker, peak_memory_bytes
@@ -257,7 +265,7 @@ def _setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         "updates": job.batches.updates,
         "global batch": job.batches.global_batch,
         "training data": job.features.fingerprint,
-        **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*QUIET, *SPREAD)},
+        **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*REPORTS, *SPREAD)},
         **settings_that_bind(recipe),
         **_architecture(job.objective),
     }
@@ -326,6 +334,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         )
     )
     ranks.agree(lambda: check_machine(config))
+    ranks.agree(lambda: check_monitors(config) if ranks.is_main() else None)
     ranks.agree(check_kernels)
     slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
     if slow and ranks.is_main():

@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time, and never over somebody else's files."""
+"""A run's folder: one run at a time, and never over other files."""
 
 import fcntl
 import json
@@ -30,10 +30,9 @@ FILES = (RECIPE, BATCH, "ds_config.json", "metrics.jsonl", "health.jsonl", "wand
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
 FOLDERS = (PRETRAIN, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
 REPLACED = ("model", ".model.unfinished")  # as a whole, so that a link to a folder elsewhere would not do
-LONGEST_NAME = 255 - len("..4194304")  # bytes of a file's name, beside what `write_atomically` adds to it
 DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # about; paths have a limit
 MOST = 2**31  # windows of an update
-MOST_RANKS = 4096  # that are named to somebody who is looking for another number
+MOST_RANKS = 4096  # that are named where another number is needed
 # a network file system lets a dead node's lock go after a minute or two: what Slurm starts again waits for that
 LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 2.0
 
@@ -135,7 +134,6 @@ class RunFolder:
                 to; or no such checkpoint.
         """
         user_path(str(self.path / DEEPEST), "--output_dir")
-        answers = self._answers(recipe)
         self._check_owner(recipe, resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -150,7 +148,7 @@ class RunFolder:
             ) from None
         self._check_owner(recipe, resume)  # as another process left it that held the lock until now
         self._clear_leftovers()
-        self._check_names(answers)
+        self._check_names([self.path / PREDICTIONS / f"{name}.json" for name in tested_on(recipe)])
         if resume in ("auto", "never"):
             return find_checkpoints(self.checkpoints)
         path = user_path(resume, "--resume")
@@ -192,7 +190,7 @@ class RunFolder:
         return [file.name for file in _entries(self.path) if not (file.name in own or _is_left(file))]
 
     def _clear_leftovers(self) -> None:
-        """Deletes temporary files of processes that were killed while they wrote; nobody else writes here now."""
+        """Deletes temporary files of processes that were killed while they wrote; no other process writes here now."""
         tags = [file for file in _entries(self.checkpoints) if checkpoint_number(file.name) is not None]
         holders = {self.path: FILES, self.checkpoints: (LATEST,)} | dict.fromkeys(tags, (MANIFEST,))
         try:
@@ -206,27 +204,14 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{error.filename}: cannot be deleted ({error.strerror}): delete it") from None
 
-    def _answers(self, recipe: Recipe) -> list[Path]:
-        """Where the answers to each data set go.
-
-        Raises:
-            InputError: no file can have such a name.
-        """
-        for name in tested_on(recipe):
-            if len(f"{name}.json".encode()) > LONGEST_NAME:
-                raise InputError(
-                    f"data.eval: the name {name[:40]}... becomes a file name, and is {len(name.encode())} bytes long: "
-                    f"shorten it to {LONGEST_NAME - len('.json')}"
-                )
-        return [self.path / PREDICTIONS / f"{name}.json" for name in tested_on(recipe)]
-
     def _check_names(self, answers: Sequence[Path]) -> None:
         """Raises InputError where something lies in the way of what the run is going to write."""
         for file in (*(self.path / name for name in FILES), *answers):
             if os.path.lexists(file) and not file.is_file():
                 raise InputError(f"{file}: is no file, and the run writes one there: move it away")
-        for folder in (self.path, *(self.path / name for name in FOLDERS)):
-            if os.path.lexists(folder) and (not folder.is_dir() or (folder.name in REPLACED and folder.is_symlink())):
+        for name in ("", *FOLDERS):
+            folder = self.path / name
+            if os.path.lexists(folder) and (not folder.is_dir() or (name in REPLACED and folder.is_symlink())):
                 raise InputError(f"{folder}: is no folder, and the run writes one there: move it away")
             if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 raise InputError(f"{folder}: cannot be written to (Permission denied): change its permissions")

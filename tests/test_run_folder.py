@@ -15,7 +15,7 @@ import pytest
 
 from swep_ds import run_folder
 from swep_ds.errors import InputError
-from swep_ds.evaluation.results import write_predictions
+from swep_ds.files import is_locked
 from swep_ds.recipe import Recipe
 from swep_ds.run_folder import Batch, RunFolder, check_alike, settings_that_bind
 from tests.hostile import CONTENTS, NO_FILES, with_every_value_changed
@@ -187,17 +187,14 @@ def test_a_path_without_a_checkpoint(tmp_path):
 def held(path: Path):
     """By another process, which is given."""
     script = (
-        "import sys, pathlib\n"
-        "from swep_ds.recipe import Recipe\n"
-        "from swep_ds.run_folder import RunFolder\n"
-        "path = pathlib.Path(sys.argv[1])\n"
-        "folder = RunFolder(path)\n"
-        "folder.take(Recipe.load(str(path / 'recipe.yaml')), 'auto')\n"
+        "import fcntl, sys\n"
+        "lock = open(sys.argv[1], 'a')\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
         "print('locked', flush=True)\n"
         "sys.stdin.read()\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", script, str(path)], **pipes) as holder:
+    with subprocess.Popen([sys.executable, "-c", script, str(path / ".lock")], **pipes) as holder:
         try:
             assert holder.stdout.readline() == "locked\n"
             yield holder
@@ -213,7 +210,9 @@ def test_another_process_holds_the_folder(used, monkeypatch, capsys):
         assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 0 s\n"
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
         Timer(0.5, holder.kill).start()
-        assert take(used)[1] is None
+        folder, tag = take(used)
+        assert tag is None
+        assert is_locked(folder.path / ".lock")
         assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 120 s\n"
 
 
@@ -422,22 +421,18 @@ def test_a_folder_that_cannot_be_written_to_is_found_at_the_start(used, monkeypa
     assert f"{used / name}: cannot be written to (Permission denied)" in message(used)
 
 
-def test_names_of_data_sets_fit_into_a_folder(tmp_path):
-    longest = "ß" * 120 + "xy"  # 242 bytes
-    taken = take(tmp_path / "a", recipe(data={"train": "t", "eval": {longest[:-1]: "y"}}))[0]
-    write_predictions(taken.path, longest[:-1], {})
-    assert "becomes a file name, and is 242 bytes long: shorten it to 241" in message(
-        tmp_path / "b", recipe(data={"train": "t", "eval": {longest: "y"}})
-    )
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize("path", ["a\0b", "x" * 300, "/".join(["y" * 200] * 25), "~nobody-of-this-name/run"])
 def test_paths_that_cannot_be(tmp_path, path):
     assert "cannot be looked up" in message(tmp_path / "run", resume=path)
     if not path.startswith("~"):  # scripts/train.py expands it
         assert message(tmp_path / path).startswith(f"--output_dir {tmp_path}")
     assert [file.name for file in tmp_path.iterdir()] in ([], ["run"])
+
+
+def test_the_folder_itself_may_be_a_link_whatever_its_name(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "model").symlink_to(tmp_path / "disk")
+    assert take(tmp_path / "model")[1] is None
 
 
 def test_a_link_to_nothing_is_no_folder(tmp_path):

@@ -24,7 +24,7 @@ from swep_ds.training.saved_state import read_state
 
 MANIFEST = "complete.json"
 LATEST = "latest"
-MEND = "delete that folder to go on from an earlier one, or train anew with another --output_dir"
+FIX = "delete that folder to resume from an earlier one, or train anew with another --output_dir"
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ def read_manifest(tag: Path) -> Manifest:
 
 
 def damaged(tag: Path, why: str) -> InputError:
-    return InputError(f"{tag}: the checkpoint is damaged ({' '.join(why.split())[:300]}): {MEND}")
+    return InputError(f"{tag}: the checkpoint is damaged ({' '.join(why.split())[:300]}): {FIX}")
 
 
 def _parse(text: str) -> Manifest:

@@ -29,14 +29,14 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import distributed as ranks
-from swep_ds.errors import InputError, WriteFailed, parsing
+from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, parsing
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
 from swep_ds.recipe import differences
 from swep_ds.training.checkpoint_files import (
+    FIX,
     LATEST,
     MANIFEST,
-    MEND,
     Done,
     Manifest,
     checkpoint_name,
@@ -122,7 +122,7 @@ class Checkpoints:
 
     def _fail(self, message: str) -> None:
         if self.on_failure == "stop":
-            raise WriteFailed(f"{message}: mend that and start again, or set train.on_checkpoint_failure to go_on")
+            raise WriteFailed(f"{message}: fix that and start again, or set train.on_checkpoint_failure to go_on")
         if ranks.is_main():
             log.warning("%s", message)
 
@@ -227,12 +227,12 @@ class Checkpoints:
             def look_inside(tag: Path = tag, manifest: Manifest = manifest) -> str | None:
                 return find_fault(engine, tag, manifest, same_layout=self._is_same(manifest))
 
-            found = ranks.gather(ranks.agree(look))
-            if not any(found):  # on any rank: only then is every file known to be whole
-                found = ranks.gather(ranks.agree(look_inside))
-            if not any(found):
+            faulty = ranks.gather(ranks.agree(look))
+            if not any(faulty):  # on any rank: only then is every file known to be whole
+                faulty = ranks.gather(ranks.agree(look_inside))
+            if not any(faulty):
                 return tag, manifest
-            faults += filter(None, found)
+            faults += filter(None, faulty)
             if ranks.is_main() and tag != tags[-1]:
                 log.warning("%s", faults[-1])
         raise InputError(faults[0])
@@ -254,7 +254,7 @@ class Checkpoints:
 
     def _restore(self, engine, tag: Path, manifest: Manifest) -> None:
         if self._is_same(manifest):
-            with parsing(f"{tag}: the checkpoint is damaged", MEND):
+            with parsing(f"{tag}: the checkpoint is damaged", FIX, but=NOT_OF_THE_INPUT):
                 engine.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
             ranks.agree(lambda: convert(engine, tag, manifest))

@@ -4,7 +4,7 @@ A rank of DeepSpeed keeps float32 weights and the optimizer's moments in flat te
 `find_shares` says which elements of which parameter lie where in them, of the files as of the engine, and what overlaps
 is copied, once the files are known to be of this model, name by name and shape by shape. All four stages and any
 numbers of ranks are that one case; weights in half precision are then made from the float32 ones, as after any update.
-The files are mapped into memory: a rank reads what it keeps, and nobody holds a parameter more.
+The files are mapped into memory: a rank reads what it keeps, and none holds a parameter more.
 
 DeepSpeed's own way (universal checkpoints) writes the whole state to disk a second time and ends in a bare assertion
 between ZeRO-2 and ZeRO-3.
@@ -62,7 +62,7 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
     _compare(saved_shapes(model, stage, here), here)
     partitioned = 3 in (stage, engine.zero_optimization_stage())  # then there is nothing of them in it but the names
     modules = (model["module"], engine.module.state_dict())
-    _compare(*({name: not partitioned and tuple(tensor.shape) for name, tensor in one.items()} for one in modules))
+    _compare(*({name: not partitioned and tuple(tensor.shape) for name, tensor in state.items()} for state in modules))
     _check_progress(engine, model, manifest)
     for part in _parts_to_read(engine, tag, stage, model, optimizers, same_layout):
         if not all(flat[WEIGHTS].isfinite().all() for flat in part.flats):
@@ -234,6 +234,6 @@ def _copy(saved: Sequence[Part], kept: Part, tag: Path) -> None:
                     target.zero_()  # a parameter that never had a gradient has no moments
         if filled != to.count:
             raise InputError(
-                f"{tag}: the checkpoint has {filled} of {to.count} elements of {name}: go on with the number of ranks "
+                f"{tag}: the checkpoint has {filled} of {to.count} elements of {name}: resume on the number of ranks "
                 "and the ZeRO stage that wrote it"
             )

@@ -9,6 +9,7 @@ gradient_accumulation_steps is the recipe's times the number of weighted passes.
 
 import math
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,19 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
 from swep_ds.errors import InputError, parsing
-from swep_ds.files import read_json, user_path
+from swep_ds.files import check_output_folder, read_json, user_path
 from swep_ds.recipe import Recipe
-from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown
+from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
 # how DeepSpeed spreads a run's state and work, which may change between two starts of it
 SPREAD = ("zero_optimization", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "aio")
 SPREAD += ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+# what it reports, which may change too
+REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "timers", "flops_profiler", "comms_logger")
+REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # of monitors
 MOST_FAULTS = 20  # of a file that are listed
 
 
@@ -195,8 +200,25 @@ def check_machine(config: dict[str, Any]) -> None:
         )
 
 
+def check_monitors(config: dict[str, Any]) -> None:
+    """Whether rank 0 can write what DeepSpeed reports; it would fail there alone.
+
+    Raises:
+        InputError: a monitor's package is not installed, or a folder cannot be written to.
+    """
+    on = {name: block for name, block in config.items() if isinstance(block, dict) and block.get("enabled")}
+    for name, package in PACKAGES.items():
+        if name in on and not find_spec(package):
+            raise InputError(f"{name}: needs the package {package}: pip install {package}, or remove this block")
+    for name in ("tensorboard", "csv_monitor"):
+        if name in on:
+            check_output_folder(f"{name}.output_path", Path(on[name].get("output_path") or "."))
+    if file := on.get("flops_profiler", {}).get("output_file"):
+        check_output_folder("flops_profiler.output_file", Path(file).parent)
+
+
 def read_ds_config(source: str) -> dict[str, Any]:
-    """A ds_config file whose fields and their types are right; the values may be "auto".
+    """A ds_config file whose fields and their types are right, without its comments; the values may be "auto".
 
     Raises:
         InputError: no such file, not JSON, a key given twice, an unknown field (names the nearest one), a value of
@@ -210,7 +232,7 @@ def read_ds_config(source: str) -> dict[str, Any]:
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
     if faults := field_faults(config):
         raise InputError(f"--ds_config {source}: " + _listed(faults))
-    return config
+    return without_idle(config)
 
 
 def _listed(faults: list[str]) -> str:

@@ -63,8 +63,8 @@ FIELDS: dict[str, Any] = {
     },
     "prescale_gradients": bool,
     "gradient_predivide_factor": float,
-    "communication_data_type": str,
-    "data_types": {"grad_accum_dtype": str},
+    "communication_data_type": str | None,
+    "data_types": {"grad_accum_dtype": str | None},
     "steps_per_print": int,
     "wall_clock_breakdown": bool,
     "memory_breakdown": bool,
@@ -78,7 +78,7 @@ FIELDS: dict[str, Any] = {
         "module_depth": int,
         "top_modules": int,
         "detailed": bool,
-        "output_file": str,
+        "output_file": str | None,
     },
     "comms_logger": CommsLoggerConfig,
     "tensorboard": TensorBoardConfig,
@@ -103,30 +103,51 @@ RANGES = {
 }
 CHOICES = {
     "zero_optimization.stage": (0, 1, 2, 3),
-    "communication_data_type": ("fp32", "bf16", "fp16"),
-    "data_types.grad_accum_dtype": ("fp32", "bf16", "fp16"),
+    "communication_data_type": ("fp32", "bf16", "fp16", None),
+    "data_types.grad_accum_dtype": ("fp32", "bf16", "fp16", None),
     "log_level": ("debug", "info", "warning", "error", "critical"),
 }
-_OWN_CHECKPOINTS = "checkpoints are written and read in this package's own way: remove this block"
+_CHECKPOINTS = "checkpoints are written and read in this package's way: remove this block"
 _NOT_GATHERED = "DeepSpeed then leaves some of this package's weights spread: remove this field"
-REFUSED = {
-    "checkpoint": _OWN_CHECKPOINTS,
-    "nebula": _OWN_CHECKPOINTS,
-    "datastates_ckpt": _OWN_CHECKPOINTS,
+_UNUSED = "this package makes no use of it: remove it"
+# what DeepSpeed or its documentation knows and this package does without; switched off, it is passed over
+REFUSED = dict.fromkeys(
+    (
+        *("autotuning", "compile", "compression_training", "curriculum_learning", "data_efficiency"),
+        *("dataloader_drop_last", "disable_allgather", "eigenvalue", "expert_parallel", "graph_harvesting"),
+        *(
+            "hybrid_engine",
+            "pipeline",
+            "progressive_layer_drop",
+            "quantize_training",
+            "sparse_attention",
+            "sparse_gradients",
+        ),
+        *("tensor_parallel", "weight_quantization"),
+    ),
+    _UNUSED,
+) | {
+    "checkpoint": _CHECKPOINTS,
+    "nebula": _CHECKPOINTS,
+    "datastates_ckpt": _CHECKPOINTS,
     "amp": "the recipe's train.precision decides the precision: remove this block",
     "bfloat16": "DeepSpeed reads bf16 in its place: name that",
     "scheduler": "the recipe's train.warmup_fraction and train.schedule decide it: remove this block",
     "activation_checkpointing": "would do nothing: remove this block and set the recipe's "
     "train.activation_checkpointing to true",
+    "elasticity": "the recipe decides the batch, and a run may resume on other ranks anyway: remove this block",
+    "monitor_config": "write its blocks (tensorboard, csv_monitor, wandb, comet) beside the others, without it",
     "fp16.auto_cast": "a batch holds whole numbers, which are not to be cast: remove this field",
     "gradient_allreduce_op": "gradients are averaged over the ranks: remove this field",
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} in its place',
     "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} in its place',
     "zero_optimization.cpu_offload_use_pin_memory": "write pin_memory in the block offload_optimizer in its place",
+    "zero_optimization.elastic_checkpoint": "checkpoints then take another form, from which no run resumes: remove it",
     "zero_optimization.module_granularity_threshold": _NOT_GATHERED,
     "zero_optimization.stage3_module_granularity_threshold": _NOT_GATHERED,
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
 }
+COMMENTS = ("_", "#", "//")  # names that begin so are comments, for which JSON has no other place
 
 
 def field_faults(config: dict[str, Any]) -> list[str]:
@@ -138,9 +159,26 @@ def field_faults(config: dict[str, Any]) -> list[str]:
 
 
 def refused_fields(config: dict[str, Any]) -> list[str]:
-    """Fields that DeepSpeed may know and that this package does without, each with its fix."""
+    """Fields that this package does without, each with its fix; of what `without_idle` left."""
     names = [*config, *(f"{block}.{name}" for block in ("fp16", "zero_optimization") for name in config.get(block, {}))]
     return [f"{name}: {REFUSED[name]}" for name in names if name in REFUSED]
+
+
+def without_idle(block: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A copy of a config without faults that lacks its comments, and fields of `REFUSED` that are switched off."""
+    return {
+        name: without_idle(value, f"{prefix}{name}.") if isinstance(value, dict) and name not in REFUSED else value
+        for name, value in block.items()
+        if not (name.startswith(COMMENTS) or (f"{prefix}{name}" in REFUSED and _is_off(value)))
+    }
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a field of `REFUSED` asks for nothing: it is false, null, "auto" or 0, or a block of such values."""
+    if isinstance(value, dict):
+        values = [value["enabled"]] if "enabled" in value else value.values()
+        return all(value in (None, False, AUTO) for value in values)
+    return value in (None, False, AUTO)
 
 
 def shown(value: Any) -> str:
@@ -153,9 +191,9 @@ def _block_faults(prefix: str, block: dict[str, Any], fields: dict[str, Any]) ->
     faults = []
     for name, value in block.items():
         field = f"{prefix}{name}"
-        if field in REFUSED:
+        if name.startswith(COMMENTS) or field in REFUSED:
             continue
-        if field in CHOICES and (type(value) not in (int, str) or value not in CHOICES[field]):
+        if field in CHOICES and not any(type(value) is type(choice) and value == choice for choice in CHOICES[field]):
             *first, last = map(json.dumps, CHOICES[field])
             faults.append(f"{field} is {shown(value)}: write {', '.join(first)} or {last}")
         elif name not in fields:

@@ -1,14 +1,13 @@
 """The DeepSpeed engine around an objective: an ordinary one, with the recipe's optimizer and schedule."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import deepspeed
 import torch
 from transformers.optimization import Adafactor
 
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import NOT_OF_THE_INPUT, parsing
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
@@ -70,19 +69,10 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     return engine
 
 
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """DeepSpeed's refusal of a ds_config as an `InputError`: all ranks have the same file, and meet it alike.
-
-    It refuses by any exception but RuntimeError, which PyTorch raises where the memory is full or a rank is gone.
-    """
-    try:
-        with parsing("ds_config: DeepSpeed builds no engine of it", "fix the field it names, or take a shipped file"):
-            yield
-    except InputError as refusal:
-        if isinstance(refusal.__cause__, RuntimeError | MemoryError):
-            raise refusal.__cause__ from None
-        raise
+def _refusals() -> AbstractContextManager[None]:
+    """DeepSpeed's refusal of a ds_config as an `InputError`: all ranks have the same file, and meet it alike."""
+    what, fix = "ds_config: DeepSpeed builds no engine of it", "fix the field it names, or take a shipped file"
+    return parsing(what, fix, but=NOT_OF_THE_INPUT)
 
 
 def schedule(

@@ -36,7 +36,7 @@ def assert_passed_over(tags: list[Path], caplog) -> None:
     [record] = caplog.records
     said = record.getMessage()
     assert said.startswith(f"{tags[1]}: the checkpoint is damaged (")
-    assert said.endswith(checkpoint_files.MEND)
+    assert said.endswith(checkpoint_files.FIX)
     assert "\n" not in said
     assert len(said) < 1000
 

@@ -187,6 +187,18 @@ def test_what_deepspeed_makes_of_a_checkpoint_is_one_line(tmp_path, monkeypatch)
         mine.restore(engine, mine.tag(1))
 
 
+def test_a_rank_that_is_lost_while_others_load_damages_no_checkpoint(tmp_path, monkeypatch):
+    mine, engine = open_in(tmp_path, 3), Engine()
+    mine.save(engine, Done(1))
+
+    def fails(*_, **__):
+        raise RuntimeError("connection closed by peer")
+
+    monkeypatch.setattr(engine, "load_checkpoint", fails)
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        mine.restore(engine, mine.tag(1))
+
+
 FOREIGN = ("update-00000001-backup", "update-1", "update-0000000x", "update-000000001", ".update-00000001.tmp")
 FOREIGN += ("update-" + 8 * "\N{ARABIC-INDIC DIGIT ONE}", "UPDATE-00000001", "update-00000001 ", "update--0000001")
 

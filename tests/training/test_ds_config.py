@@ -150,13 +150,6 @@ def test_all_disagreements_in_one_error_name_both_sides(write):
         assert part in said
 
 
-@pytest.mark.parametrize("block", ["checkpoint", "nebula", "datastates_ckpt"])
-def test_another_way_to_write_checkpoints_is_refused(write, block):
-    assert f"{block}: checkpoints are written and read in this package's own way: remove this" in message(
-        write({block: {}})
-    )
-
-
 def test_train_batch_size_counts_the_ranks(write):
     path = write({"train_batch_size": 24})
     resolve(path, world_size=2)
