@@ -2,8 +2,10 @@
 is."""
 
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,19 +131,20 @@ def test_a_sweeps_description_of_any_kind(tmp_path):
 
 
 def test_a_run_that_is_deleted_while_its_report_is_made(run, monkeypatch):
-    """After any file that is looked at."""
-    looked, copy, said = Path.is_file, shutil.copytree(run, run.with_name("copy")), []
+    """After any file that is read."""
+    opened, copy, said = os.open, shutil.copytree(run, run.with_name("copy")), []
     for last in (1, 2, 4):
         left = last
 
-        def look(path: Path) -> bool:
+        def read(*arguments: Any, **settings: Any) -> int:
             nonlocal left
-            there, left = looked(path), left - 1
+            number, left = opened(*arguments, **settings), left - 1
             if left == 0:
+                monkeypatch.undo()
                 shutil.rmtree(run)
-            return there
+            return number
 
-        monkeypatch.setattr(Path, "is_file", look)
+        monkeypatch.setattr(os, "open", read)
         said.append(one_line(lambda: report.make_report(run)))
         monkeypatch.undo()
         assert not run.exists()

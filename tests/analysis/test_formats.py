@@ -186,7 +186,7 @@ def test_the_script_prints_writes_and_names_what_is_missing(script, tmp_path, ca
     whole = json.loads((tmp_path / "out" / "table.json").read_text())
     assert [row["seeds"] for block in whole["blocks"] for row in block["rows"]] == [[0, 1], [0, 1], [0, 1], [0]]
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: cannot be written to"):
+    with pytest.raises(InputError, match="is no folder: name another"):
         script(tmp_path / "runs", "--output", tmp_path / "file")
 
 

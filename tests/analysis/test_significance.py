@@ -163,8 +163,8 @@ def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs
     assert {name: list(own) for name, own in found.items()} == {"SWEP": ["squad", "amazon"], "Same": ["squad", "nyt"]}
     lacking, nyt, amazon = scores.notes
     assert lacking == f"{folder / 'squad.json'}: no answer to 1 of 20 questions, such as squad19: wrong."
-    assert nyt.startswith(f"No interval with {folder / 'nyt.json'}: cannot be read (Expecting")
-    assert nyt.endswith(").")
+    assert nyt.startswith(f"No interval with {folder / 'nyt.json'}: not JSON: ")
+    assert nyt.endswith(".")
     assert amazon.startswith("No interval with ")
     assert "No such file" in amazon
 

@@ -47,7 +47,7 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
     cases += [case | {"name": f"{case['name']}-loses", "loses": True} for case in cases if case["name"] in FAULTY]
     (folder / "cases.json").write_text(json.dumps(cases))
     script = ROOT / "tests" / "training" / "gradient_matrix.py"
-    execute([sys.executable, str(script), str(folder / "cases.json")], seconds=540)
+    execute([sys.executable, str(script), str(folder / "cases.json")])
     return json.loads((folder / "results.json").read_text())
 
 
