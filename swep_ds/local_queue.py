@@ -157,8 +157,9 @@ def work_off(
                         console.print(f"{cell.name}: skipped, {cell.fault()}")
                         progress.advance(bar)
                         continue
+                    words = [*launcher(ranks), *command, *cell.options()]
                     try:
-                        run = Run(cell, [*launcher(ranks), *command, *cell.options()], free[-1])
+                        run = Run(cell, words, free[-1])
                     except OSError as error:
                         failed.append(cell)
                         console.print(f"{cell.name}: FAILED, it cannot be started ({error})", style="bold red")

@@ -173,7 +173,9 @@ def whole_checkpoints(run: Path) -> list[int]:
         return file.suffix != ".pt" or (zipfile.is_zipfile(file) and zipfile.ZipFile(file).testzip() is None)
 
     manifests = [(file.parent, json.loads(file.read_text())) for file in run.glob("checkpoints/update-*/complete.json")]
-    whole_ones = [tag for tag, there in manifests if all(whole(tag / name, n) for name, n in there["files"].items())]
+    whole_ones = [
+        tag for tag, there in manifests if all(whole(tag / name, file["size"]) for name, file in there["files"].items())
+    ]
     return sorted(int(tag.name.removeprefix("update-")) for tag in whole_ones)
 
 

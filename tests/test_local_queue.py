@@ -237,6 +237,15 @@ def test_a_queue_that_breaks_stops_its_runs(folder, monkeypatch):
     assert alive(several[0].folder) == []
 
 
+def test_a_run_that_cannot_be_started_has_failed_and_the_others_go_on(folder, capsys):
+    several = cells(folder, "work", "work")
+    several[0].log.mkdir(parents=True)  # where its log would be
+    failed, stopped = work_off(folder, several, jobs=1)
+    assert (failed, stopped) == (["work"], False)
+    assert several[1].results() is not None
+    assert "FAILED, it cannot be started (" in capsys.readouterr().out
+
+
 # Devices
 
 

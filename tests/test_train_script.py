@@ -66,7 +66,7 @@ def change(document: dict, field: str, value: object) -> dict:
 DOCUMENT = squad(8)
 SECOND = DOCUMENT["data"][0]["paragraphs"][1]["qas"][0]["id"]
 DATA = {  # name -> (file's content, what the message must say beside the file's name)
-    "malformed": ('{"data": [', "malformed JSON at line 1"),
+    "malformed": ('{"data": [', "not JSON: line 1"),
     "offset": (change(DOCUMENT, "answer_start", 1), f"question '{SECOND}': the answer"),
     "context": (change(DOCUMENT, "context", "  "), "context"),
     "empty": ({"data": []}, "holds no questions"),
@@ -141,7 +141,7 @@ def test_bad_data_under_the_deepspeed_launcher_with_two_ranks(folder):
     (folder / "bad.json").write_text("{")
     ended = launch(2, TRAIN, *arguments(folder, "bad", f"data.train={folder / 'bad.json'}"), check=False)
     assert ended.returncode == 2
-    assert "bad.json: malformed JSON at line 1" in error_line(ended.stderr)
+    assert "bad.json: not JSON: line 1" in error_line(ended.stderr)
 
 
 # Good ends, and a bad one

@@ -53,5 +53,5 @@ def test_share_of_ssmbas_texts(tmp_path):
         file.write_text(text)
         with pytest.raises(InputError, match=r"--augmented .*: not (JSON|written by scripts/augment\.py)"):
             share_of_samples(file)
-    with pytest.raises(InputError, match=r"--augmented .*: cannot be read"):
+    with pytest.raises(InputError, match=r"--augmented .*: no such file"):
         share_of_samples(tmp_path / "none.json")
