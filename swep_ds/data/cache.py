@@ -40,7 +40,7 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
                     "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, "
                     "for extractive answers, keep such windows (data.windows_without_answer: cls)"
                 )
-            facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}))
+            facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}), encoding="utf-8")
             os.replace(windows, cached)
             os.replace(facts, cached.with_suffix(".json"))
     except OSError as error:
