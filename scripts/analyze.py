@@ -14,13 +14,13 @@ import argparse
 import json
 from pathlib import Path
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of, write_atomically
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = Parser(description=__doc__)
     commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
     made = {name: commands.add_parser(name) for name in ("words", "heatmap", "tsne", "frequency")}
     for (name, one), command in zip(made.items(), (words, heatmap, tsne, frequency), strict=True):

@@ -8,15 +8,13 @@ text around each.
 Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
 """
 
-import argparse
-
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.errors import InputError, printable
 from swep_ds.files import path_of, read_text
 
 
 def answer() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
     parser.add_argument("--question", required=True)
     text = parser.add_mutually_exclusive_group(required=True)

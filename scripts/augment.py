@@ -12,12 +12,12 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 
 import argparse
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.files import path_of
 
 
 def augment() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--data", required=True, metavar="SOURCE", help="training data, as data.train names it")
     parser.add_argument("--model", required=True, help="hub id or local folder of a masked language model")
     parser.add_argument(

@@ -11,7 +11,6 @@ record for each and probabilities, once for the best answer alone. Exit codes as
 give other answers.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.data.quickstart import SOURCE
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
@@ -35,7 +34,7 @@ Figures = dict[str, Any]
 
 
 def bench() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--data", default=f"quickstart:{SOURCE}", help="a source as of data.train")
     parser.add_argument("--model", default="quickstart:encoder", help="whose tokenizer it is")
     parser.add_argument("--questions", type=int, default=88_000, help="to prepare (default: 88000, SQuAD's)")

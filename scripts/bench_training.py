@@ -16,7 +16,7 @@ Prints tables; --json FILE keeps them. Exit codes as scripts/train.py.
 import argparse
 import json
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
@@ -30,7 +30,7 @@ ALL = [name for name in METHODS if name != "ssmba"]
 
 
 def bench() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
     parser.add_argument("--ds_config", default="ds_configs/zero2.json")

@@ -9,14 +9,12 @@ Reads what Info-HCVAE (Lee et al., ACL 2020) publishes, lines of token ids, and 
 Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
 """
 
-import argparse
-
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.files import path_of
 
 
 def convert() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("source", type=path_of("FILE"), help="file of generated pairs")
     parser.add_argument("output", type=path_of("OUTPUT.jsonl"), metavar="OUTPUT.jsonl", help="a new file")
     parser.add_argument(

@@ -10,12 +10,12 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 
 import argparse
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.files import check_output_folder, path_of
 
 
 def evaluate() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
     parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help="may be repeated")
     parser.add_argument(

@@ -4,7 +4,6 @@ The shipped models lie in swep_ds/data/quickstart: encoder (a BERT, about 25 min
 Both were made with the defaults; pretrain.py and pretrain_t5.py tell how.
 """
 
-import argparse
 from dataclasses import replace
 
 from swep_ds import command
@@ -15,7 +14,7 @@ MODELS = {"encoder": pretrain, "t5": pretrain_t5}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("folder", type=path_of("FOLDER"), help="where to save tokenizer and model")
     parser.add_argument("--model", choices=MODELS, default="encoder", help="default: %(default)s")
     parser.add_argument("--updates", type=int, help="default: those of the shipped model")

@@ -7,7 +7,6 @@ Nothing is downloaded, and no more than 1 GiB of weights is in memory at a time.
 Exit codes as scripts/train.py.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.data.readers import read_examples
 from swep_ds.distributed import process_group
 from swep_ds.errors import InputError, parsing
@@ -88,7 +87,7 @@ def write_texts(file: Path) -> None:
 
 
 def write() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("model", help=f"{', '.join(CONFIGS)}, or a config.json")
     parser.add_argument("folder", type=path_of("FOLDER"))
     arguments = parser.parse_args()

@@ -7,14 +7,12 @@ A run writes its report.html itself when it is done; of one that is not, the pag
 Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
 """
 
-import argparse
-
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.files import check_output, path_of
 
 
 def report() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("run", type=path_of("RUN"), help="a run's folder")
     parser.add_argument(
         "--against", type=path_of("--against"), metavar="RUN", help="folder of a run on the same data sets, as of MLE"

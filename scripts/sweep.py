@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.files import path_of
 from swep_ds.sweep import Cell, describe, read_sweep
@@ -24,7 +24,7 @@ TRAIN = Path(__file__).with_name("train.py")
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = Parser(description=__doc__)
     options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
     options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")

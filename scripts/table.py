@@ -10,16 +10,15 @@ Exit codes: 0 done; 1 runs are missing from the table, which names them; 2 bad i
 mend it).
 """
 
-import argparse
 import sys
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.errors import EXIT_FAULT
 from swep_ds.files import check_output_folder, path_of
 
 
 def table() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "folders", nargs="+", type=path_of("FOLDERS"), metavar="FOLDER", help="of a sweep, of a run, or of runs"
     )

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import path_of
 from swep_ds.launcher import is_first_on_node
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = Parser(description=__doc__)
     options.add_argument("--ds_config", help="DeepSpeed configuration; shipped ones are in ds_configs/")
     options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")

@@ -3,14 +3,26 @@
 Scripts import this first: from then on what is printed fails no run, and Ctrl-C is one line.
 """
 
+import argparse
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
-from swep_ds.errors import EXIT_DONE, Ended
+from swep_ds.errors import EXIT_DONE, Ended, InputError
 from swep_ds.launcher import check_libraries, is_alone
 from swep_ds.stop_signals import request
 from swep_ds.terminal import protect, report, warn
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows the description as it is written; wrong options are an `InputError`, not a page of usage from each rank."""
+
+    def __init__(self, description: str | None = None):
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}: --help lists the options")
 
 
 def main(command: Callable[[], None], *, stoppable: bool = False) -> None:

@@ -30,7 +30,7 @@ from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
 from swep_ds import accelerator
-from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped, parsing
+from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped, parsing, reason
 from swep_ds.launcher import VARIABLES, Launch, is_first_on_node, read_launch
 from swep_ds.lifeline import Hub, Line, Spoke
 from swep_ds.rendezvous import meet
@@ -103,7 +103,12 @@ def _join(launch: Launch) -> None:
     elif local >= (devices := get_accelerator().device_count()):
         missing = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
     else:
-        get_accelerator().set_device(local)
+        try:
+            get_accelerator().set_device(local)
+        except RuntimeError as error:  # such as of a device that another process has for itself
+            missing = (
+                f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
+            )
     # the store is kept until the group has its own
     store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), missing)
     with parsing("the ranks cannot form a process group", "look at the network between them, and at its variables"):

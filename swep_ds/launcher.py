@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa"
 CHOICES = {
     "DS_ACCELERATOR": ACCELERATORS,
     "SWEP_KERNELS": ("auto", "torch", "triton"),
-    "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL", "off", "info", "detail"),
+    "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL"),
 }
 MOST = 10**9 - 1
 MOST_RANKS = 10**6
+RESOLVE_SECONDS = 30.0  # for the host of rank 0 to get its name, as a pod of Kubernetes does once it runs
 
 
 class LaunchError(InputError):
@@ -72,7 +74,9 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
         raise LaunchError(str(error)) from None
     try:
         if of_slurm:
-            number = 100 * _number(env, "SLURM_JOB_ID", 0) + _number(env, "SLURM_STEP_ID", 0, 2**32 - 1)
+            # so that jobs whose numbers are close, as of those that share a node, have different ports
+            job_id, step = (_number(env, name, 0, 2**32 - 1) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+            number = 7919 * job_id + step
             port = _number(env, "MASTER_PORT", 1, 65535, default=20000 + number % 12000)
         else:
             port = _number(env, "MASTER_PORT", 1, 65535)
@@ -93,9 +97,8 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:
         )
     world = _number(env, "WORLD_SIZE", 1, MOST_RANKS)
     rank = _number(env, "RANK", 0, world - 1, "WORLD_SIZE")
-    local = _number(env, "LOCAL_RANK", 0, rank, "RANK")
-    here = _number(env, "LOCAL_WORLD_SIZE", 1, world, "WORLD_SIZE", default=world)  # torchrun's
-    _number(env, "LOCAL_RANK", 0, here - 1, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "WORLD_SIZE")
+    here = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "WORLD_SIZE"  # torchrun's
+    local = _number(env, "LOCAL_RANK", 0, _number(env, here, 1, world, "WORLD_SIZE") - 1, here)
     # only the deepspeed launcher sets CROSS_SIZE; it is the parent of a node's ranks
     return rank, local, world, f"parent {os.getppid()}" if "CROSS_SIZE" in env else None
 
@@ -103,7 +106,7 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:
 def _slurm_ranks(env: Mapping[str, str]) -> tuple[int, int, int, str]:
     world = _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS)
     rank = _number(env, "SLURM_PROCID", 0, world - 1, "SLURM_STEP_NUM_TASKS")
-    local = _number(env, "SLURM_LOCALID", 0, rank, "SLURM_PROCID")
+    local = _number(env, "SLURM_LOCALID", 0, world - 1, "SLURM_STEP_NUM_TASKS")
     return rank, local, world, f"Slurm {env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
 
 
@@ -174,8 +177,9 @@ def visible_devices(variable: str, count: int) -> list[str]:
 def check_libraries() -> None:
     """Raises InputError where a variable that a library reads on import holds what the library refuses."""
     for name, choices in CHOICES.items():
-        if name in os.environ and os.environ[name] not in choices:
-            _refuse(name, os.environ[name], f"must be one of {', '.join(choices)}")
+        value = os.environ.get(name, choices[0])
+        if (value.upper() if choices[0].isupper() else value) not in choices:
+            _refuse(name, value, f"must be one of {', '.join(choices)}")
     accelerator = os.environ.get("DS_ACCELERATOR", "cpu")
     if accelerator not in ("cuda", "cpu"):  # DeepSpeed looks for the others when it is imported, which takes seconds
         try:
@@ -200,14 +204,18 @@ def _number(
 
 
 def _address(name: str) -> str:
-    try:
-        if not name.strip():
-            raise ValueError("it is empty")
-        socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:  # UnicodeError, a ValueError, of a label that is too long
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        _refuse("MASTER_ADDR", name, f"has no address ({why}): give name or address of the host of rank 0")
-    return name
+    began = time.monotonic()
+    while True:
+        try:
+            if not name.strip():
+                raise ValueError("it is empty")
+            socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            return name
+        except (OSError, ValueError) as error:  # UnicodeError, a ValueError, of a label that is too long
+            if isinstance(error, ValueError) or time.monotonic() - began > RESOLVE_SECONDS:
+                why = error.strerror if isinstance(error, OSError) else str(error)
+                _refuse("MASTER_ADDR", name, f"has no address ({why}): give name or address of the host of rank 0")
+            time.sleep(1)
 
 
 def _refuse(name: str, value: str, rule: str) -> NoReturn:

@@ -10,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from swep_ds.console import Console
 from swep_ds.distributed import free_port
 from swep_ds.errors import EXIT_STOPPED, InputError
 from swep_ds.launcher import visible_devices
+from swep_ds.stop_signals import REPEAT_SECONDS
 from swep_ds.sweep import EXIT_LINE, START_LINE, Cell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -142,15 +142,15 @@ def work_off(
     running: list[Run] = []
     failed: list[Cell] = []
     took: list[float] = []
-    stop = threading.Event()
+    asked: list[float] = []  # when a signal came; a terminal that goes sends several at once
     former = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         if former[number] is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda *_: stop.set())
+            signal.signal(number, lambda *_: _note(asked, time.monotonic()))
     try:
         with _progress(console) as progress:
             bar = progress.add_task("", total=len(cells), completed=len(cells) - len(waiting), left="")
-            while (waiting or running) and not stop.is_set():
+            while (waiting or running) and not asked:
                 while waiting and free:
                     cell = waiting.popleft()
                     if cell.still_running():
@@ -187,10 +187,10 @@ def work_off(
                     progress.advance(bar)
                 names = ", ".join(run.cell.name for run in running)
                 progress.update(bar, description=names, left=_time_left(took, running, len(waiting), jobs))
-                stop.wait(POLL_SECONDS)
-        return failed, stop.is_set()
+                time.sleep(POLL_SECONDS)
+        return failed, bool(asked)
     finally:
-        _end(running, stop)
+        _end(running, asked)
         for number in SIGNALS:
             signal.signal(number, former[number])
 
@@ -209,13 +209,17 @@ def _time_left(took: Sequence[float], running: Sequence[Run], waiting: int, jobs
     return f"{timedelta(seconds=round(seconds / jobs))} left"
 
 
-def _end(running: Sequence[Run], stop: threading.Event) -> None:
-    """Stops runs: SIGTERM, so that they can save; SIGKILL after a while or at the user's next signal."""
-    stop.clear()
+def _note(asked: list[float], now: float) -> None:
+    if not asked or now - asked[-1] > REPEAT_SECONDS:
+        asked.append(now)
+
+
+def _end(running: Sequence[Run], asked: Sequence[float]) -> None:
+    """Stops runs: SIGTERM, so that they can save; SIGKILL after a while or at the user's second signal."""
     for run in running:
         run.send(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    while any(run.alive() for run in running) and time.monotonic() < deadline and not stop.is_set():
-        stop.wait(POLL_SECONDS)
+    while any(run.alive() for run in running) and time.monotonic() < deadline and len(asked) < 2:
+        time.sleep(POLL_SECONDS)
     for run in running:
         run.close()

@@ -5,6 +5,7 @@ by number, size and a checksum of their heads and tails.
 """
 
 import hashlib
+import os
 import platform
 import re
 import secrets
@@ -103,9 +104,12 @@ def _data(source: str) -> str:
 
 
 def _local(path: Path) -> str | None:
-    if path.is_dir():
-        return seen(path.rglob("*"), path)
-    return seen([path], path.parent) if path.exists() else None
+    try:
+        if path.is_dir():
+            return seen(path.rglob("*"), path)
+        return seen([path], path.parent) if path.exists() else None
+    except OSError as error:  # of a folder above it that cannot be searched
+        return f"unreadable ({error.filename}: {error.strerror})"
 
 
 def _cached(hub_id: str, kind: str) -> str:
@@ -139,7 +143,7 @@ def try_output(folder: Path) -> str:
     """Every rank writes a file, and looks for that of rank 0; nothing is left. All ranks call this together."""
     token = ranks.gather(secrets.token_hex(8))[0]
     first, own = (folder / f".preflight-{token}-{number}" for number in (0, ranks.rank()))
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     fault = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,9 +152,9 @@ def try_output(folder: Path) -> str:
         fault = f"not writable ({error.strerror})"
     faults = ranks.gather(fault)
     deadline = time.monotonic() + SECONDS_TO_SEE
-    while not faults[0] and not first.exists() and time.monotonic() < deadline:
+    while not faults[0] and not os.path.exists(first) and time.monotonic() < deadline:
         time.sleep(0.05)
-    if not fault and not faults[0] and not first.exists():
+    if not fault and not faults[0] and not os.path.exists(first):
         fault = "not shared (a file that rank 0 wrote there cannot be seen)"
     ranks.gather(None)
     with suppress(OSError):  # of a folder that is not writable

@@ -69,7 +69,8 @@ def meet(launch: Launch, address: str, port: int, fault: str) -> dist.Store:
     store = _reach(launch, address, port, wait)
     place = f"MASTER_ADDR {address}, MASTER_PORT {port}"
     try:
-        _count(dist.PrefixStore(f"swep_ds/{meeting}", store), launch, place, fault, wait)
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun's agent outlives a start
+        _count(dist.PrefixStore(f"swep_ds/{start}/{meeting}", store), launch, place, fault, wait)
     except RuntimeError as error:  # of the store: rank 0 is gone
         raise InputError(f"{place}: rank 0 ended before all ranks were there ({reason(error, 100)})") from None
     return store

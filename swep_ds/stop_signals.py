@@ -35,7 +35,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 1.0
 LEAVE_SECONDS = 5.0  # for the last words: nobody may read them
 JOIN_SECONDS = 10.0  # for the other ranks to come, once a rank that waits for them is asked to stop
-TAKE_SECONDS = 0.2  # for the thread to read which signal there was
+CAUGHT_UP = 255  # in the pipe: the thread has read all signals that came before; no signal has this number
 UNWIND_SECONDS = 3.0  # for KeyboardInterrupt to end the script
 GO_ON = "the same command goes on from there (--resume auto)"
 
@@ -51,6 +51,7 @@ class StopRequest:
         self._leave: Callable[[str], None] | None = None
         self._pipe: tuple[int, int] | None = None
         self._handlers: dict[int, Callable] = {}
+        self._caught_up = threading.Event()
         self.resumable, self._alone = True, False
 
     @property
@@ -76,7 +77,7 @@ class StopRequest:
             signal.signal(number, self._handlers[number])
             if stoppable:
                 signal.siginterrupt(number, False)  # code that knows of no signals goes on with its system calls
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
         threading.Thread(target=self._listen, args=(read,), daemon=True, name="signals").start()
 
     @contextmanager
@@ -100,7 +101,8 @@ class StopRequest:
 
         For an exception that nobody expected: a signal to the whole process group also killed what this one started.
         """
-        time.sleep(TAKE_SECONDS)
+        self._wake(CAUGHT_UP)
+        self._caught_up.wait()
         if self._due() is not None:
             leave_alone(signal.Signals(self.number).name)
 
@@ -128,6 +130,8 @@ class StopRequest:
 
     def _take(self, number: int) -> None:
         now = time.monotonic()
+        if number == CAUGHT_UP:
+            self._caught_up.set()
         if number not in self._handlers or signal.getsignal(number) is not self._handlers[number]:
             return  # somebody else's for now, such as the queue's of a sweep
         if not self.number:
@@ -146,20 +150,33 @@ class StopRequest:
             return self._came + UNWIND_SECONDS
         return self._came + (REPEAT_SECONDS if self._leave or self._alone else JOIN_SECONDS)
 
-    def _wake(self) -> None:
+    def _wake(self, why: int = 0) -> None:
         if self._pipe:
-            os.write(self._pipe[1], b"\0")
+            os.write(self._pipe[1], bytes([why]))
 
 
 def _keep(*_) -> None:
     """The handler of a request, which the thread serves."""
 
 
+_forks = threading.local()  # the signals that a thread blocked before it forks
+
+
+def _hold() -> None:
+    """Until `_forget`, a signal to the child would go through the pipe of its parent."""
+    _forks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forks.mask)
+
+
 def _forget() -> None:
-    """In a forked process: signals have their default actions, and do not go through the pipe of its parent."""
+    """In a forked process: signals have their default actions."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    _release()
 
 
 def leave_alone(name: str) -> NoReturn:

@@ -88,6 +88,7 @@ class Screen(io.TextIOWrapper):
 class _Descriptor(io.RawIOBase):
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
+        self.name = {1: "<stdout>", 2: "<stderr>"}.get(descriptor, descriptor)  # libraries read it
 
     def writable(self) -> bool:
         return True

@@ -1,5 +1,6 @@
 """The launcher's environment: what each launcher sets, and what makes no sense."""
 
+import socket
 import subprocess
 
 import pytest
@@ -27,9 +28,12 @@ def test_each_launcher_is_read():
     assert read_launch(WHOLE) == Launch(2, 0, 4, "127.0.0.1", 29500, None)
     assert read_launch(WHOLE | {"LOCAL_WORLD_SIZE": "2"}) == Launch(2, 0, 4, "127.0.0.1", 29500, None)
     assert read_launch(WHOLE | {"CROSS_SIZE": "2"}).job.startswith("parent ")
-    assert read_launch(STEP) == Launch(3, 1, 4, "127.0.0.1", 20000 + 7700, "Slurm 77.0")
+    assert read_launch(STEP) == Launch(3, 1, 4, "127.0.0.1", 20000 + 7919 * 77 % 12000, "Slurm 77.0")
     assert read_launch(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) == read_launch({})
     assert read_launch(STEP | {"MASTER_PORT": "5"}).master_port == 5
+    assert read_launch(STEP | {"SLURM_JOB_ID": "4228000000"}).job == "Slurm 4228000000.0"  # of a federation
+    assert read_launch(WHOLE | {"LOCAL_RANK": "3"}).local_rank == 3  # whoever sets them may number them as they like
+    assert read_launch(WHOLE | {"MASTER_ADDR": "::1"}).master_addr == "::1"
 
 
 @pytest.mark.parametrize("value", NUMBERS)
@@ -58,7 +62,7 @@ def test_a_variable_of_slurm_that_is_missing_is_named(name):
         ({"RANK": "4"}, r"RANK='4' must be a whole number from 0 to 3 \(WORLD_SIZE is 4\)"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"WORLD_SIZE": "999999999"}, "WORLD_SIZE='999999999'"),
-        ({"LOCAL_RANK": "3"}, r"LOCAL_RANK='3' must be a whole number from 0 to 2 \(RANK is 2\)"),
+        ({"LOCAL_RANK": "4"}, r"LOCAL_RANK='4' must be a whole number from 0 to 3 \(WORLD_SIZE is 4\)"),
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, r"LOCAL_RANK='2' .* \(LOCAL_WORLD_SIZE is 2\)"),
         ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE='5'"),
         ({"MASTER_PORT": "0"}, "MASTER_PORT='0' must be a whole number from 1 to 65535"),
@@ -70,7 +74,8 @@ def test_a_variable_of_slurm_that_is_missing_is_named(name):
         ({"MASTER_ADDR": "a..b"}, "MASTER_ADDR='a..b'"),
     ],
 )
-def test_what_contradicts_the_rest_is_refused(changes, named):
+def test_what_contradicts_the_rest_is_refused(changes, named, monkeypatch):
+    monkeypatch.setattr(launcher, "RESOLVE_SECONDS", 0.0)
     with pytest.raises(InputError, match=f"^environment variable {named}") as caught:
         read_launch(WHOLE | changes)
     assert len(str(caught.value)) < 300
@@ -85,8 +90,21 @@ def test_any_environment_gives_a_launch_that_holds_together_or_an_error(env):
             launch = read_launch(env)
         except InputError:
             return
-    assert 0 <= launch.local_rank <= launch.rank < launch.world_size
+    assert 0 <= launch.rank < launch.world_size
+    assert 0 <= launch.local_rank < launch.world_size
     assert launch.master_port is None or 0 < launch.master_port < 65536
+
+
+def test_a_host_that_gets_its_name_later_is_waited_for(monkeypatch):
+    answers = iter([socket.gaierror(-2, "Name or service not known"), socket.gaierror(-3, "Temporary failure"), None])
+
+    def look_up(*_, **__):
+        if error := next(answers):
+            raise error
+
+    monkeypatch.setattr(launcher.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(launcher.time, "sleep", lambda _: None)
+    assert read_launch(WHOLE | {"MASTER_ADDR": "job-master-0"}).master_addr == "job-master-0"
 
 
 def test_some_of_the_variables_are_not_enough():
@@ -135,6 +153,7 @@ def test_variables_of_libraries_are_looked_at_first(monkeypatch):
             with pytest.raises(InputError, match=f"^environment variable {name}='{value}' must be one of "):
                 check_libraries()
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "Info")  # in any case, says PyTorch
     check_libraries()
 
 

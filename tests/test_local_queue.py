@@ -202,6 +202,13 @@ def test_every_process_of_a_run_has_time_to_save(folder):
     assert (cell.folder / "saved").exists()
 
 
+def test_signals_that_come_together_are_one_request():
+    asked = []
+    for now in (5.0, 5.1, 5.9, 6.1):
+        local_queue._note(asked, now)
+    assert asked == [5.0, 6.1]
+
+
 def test_a_run_that_does_not_stop_is_killed_after_a_while(folder, monkeypatch):
     monkeypatch.setattr(local_queue, "GRACE_SECONDS", 1)
     cell = stop(folder, [signal.SIGTERM], "hang on")
@@ -209,7 +216,8 @@ def test_a_run_that_does_not_stop_is_killed_after_a_while(folder, monkeypatch):
     assert cell.fault().startswith("exit code 137: ")
 
 
-def test_a_second_signal_kills_at_once(folder):
+def test_a_second_signal_kills_at_once(folder, monkeypatch):
+    monkeypatch.setattr(local_queue, "REPEAT_SECONDS", 0.0)
     cell = stop(folder, [signal.SIGINT, signal.SIGINT], "hang on")
     assert cell.fault().startswith("exit code 137: ")
 

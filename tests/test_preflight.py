@@ -44,6 +44,7 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     assert preflight._data("empty").startswith("missing")
     assert preflight._data("quickstart:news") == "in this package"
     assert preflight._local(tmp_path / "none") is None
+    assert preflight._local(tmp_path / ("n" * 300)).startswith("unreadable (")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert preflight._data("owner/squad:plain@train") == "not in the hub's cache, would be downloaded"
     kept = tmp_path / "hub" / "datasets--owner--squad"

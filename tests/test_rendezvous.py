@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from swep_ds import rendezvous
 from swep_ds.distributed import free_port
@@ -100,6 +101,15 @@ def test_a_run_that_is_there_already_is_left_alone():
     assert len(first) == 2
     [end] = meet(launch(1, 2), port=port)
     assert "another run, or more than 2 ranks, use it: choose a free port" in end
+
+
+def test_a_second_start_by_torchrun_finds_none_of_the_first(monkeypatch):
+    """Its agent serves the store of all starts."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    agent = dist.TCPStore(HERE, free_port(), is_master=True, wait_for_workers=False)
+    for start in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
+        assert meet(launch(0, 2), launch(1, 2), port=agent.port) == ["", ""]
 
 
 def test_ranks_of_another_job_do_not_mix():

@@ -19,9 +19,8 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
 
-from swep_ds.command import main
+from swep_ds.command import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import read_text
 from swep_ds.recipe import Recipe
@@ -63,8 +62,7 @@ def submit() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = _refuse  # one line in place of argparse's usage
+    parser = Parser(description=__doc__)
     parser.add_argument("kind", choices=list(SCRIPTS))
     parser.add_argument("--nodes", type=_positive, default=1, help="of a run (default: 1)")
     tasks = parser.add_mutually_exclusive_group(required=True)
@@ -158,7 +156,7 @@ def _resources(arguments: argparse.Namespace) -> list[str]:
 def _training(options: list[str]) -> tuple[list[str], list[str], Path]:
     """(options of sbatch, those of train.py with the run's folder fixed, the log's folder)."""
     script = runpy.run_path(str(ROOT / "scripts" / "train.py"))
-    chosen = _parse(script, options)
+    chosen = script["parser"]().parse_args(options)
     if chosen.resume != "auto":
         raise InputError(f"--resume {chosen.resume}: every start of a job would do that: leave it out, for auto")
     recipe = Recipe.load(chosen.recipe, chosen.set)
@@ -172,7 +170,7 @@ def _training(options: list[str]) -> tuple[list[str], list[str], Path]:
 def _sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str], Path]:
     """(options of sbatch, those of sweep.py with its folder fixed, that folder); cells that are done are left out."""
     script = runpy.run_path(str(ROOT / "scripts" / "sweep.py"))
-    chosen = _parse(script, options)
+    chosen = script["parser"]().parse_args(options)
     if chosen.table or chosen.cell is not None or max(chosen.jobs, chosen.num_accelerators) > 1:
         raise InputError("leave out --jobs, --num_accelerators, --cell and --table: the array decides what they would")
     folder, cells, _ = script["read"](chosen)
@@ -188,16 +186,6 @@ def _sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[st
 def _with_folder(options: list[str], chosen: argparse.Namespace, folder: Path) -> list[str]:
     """Whatever the defaults become, a job that is started again finds its own run."""
     return options if chosen.output_dir else [*options, "--output_dir", str(folder)]
-
-
-def _parse(script: dict[str, Any], options: list[str]) -> argparse.Namespace:
-    parser = script["parser"]()
-    parser.error = _refuse
-    return parser.parse_args(options)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise InputError(message)
 
 
 def _sbatch(command: list[str], environment: dict[str, str], folder: Path) -> str:
