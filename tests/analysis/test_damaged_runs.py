@@ -2,10 +2,10 @@
 is."""
 
 import json
-import os
 import shutil
+from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -131,20 +131,21 @@ def test_a_sweeps_description_of_any_kind(tmp_path):
 
 
 def test_a_run_that_is_deleted_while_its_report_is_made(run, monkeypatch):
-    """After any file that is read."""
-    opened, copy, said = os.open, shutil.copytree(run, run.with_name("copy")), []
+    """After any look at whether a file is there."""
+    looks, copy, said = {name: getattr(Path, name) for name in ("is_file", "exists")}, run.with_name("copy"), []
+    shutil.copytree(run, copy)
     for last in (1, 2, 4):
         left = last
 
-        def read(*arguments: Any, **settings: Any) -> int:
+        def look(path: Path, how: Callable[[Path], bool]) -> bool:
             nonlocal left
-            number, left = opened(*arguments, **settings), left - 1
+            there, left = how(path), left - 1
             if left == 0:
-                monkeypatch.undo()
                 shutil.rmtree(run)
-            return number
+            return there
 
-        monkeypatch.setattr(os, "open", read)
+        for name, how in looks.items():
+            monkeypatch.setattr(Path, name, partialmethod(look, how))
         said.append(one_line(lambda: report.make_report(run)))
         monkeypatch.undo()
         assert not run.exists()

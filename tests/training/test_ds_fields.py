@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 import torch
 
-from swep_ds import distributed as ranks
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.training import engine as engines
@@ -17,6 +16,7 @@ from swep_ds.training.benchmark import engine_update
 from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, resolve_ds_config
 from swep_ds.training.ds_fields import FIELDS, REFUSED, _fields, field_faults
 from swep_ds.training.engine import build_engine
+from tests.one_rank import one_rank
 from tests.tiny_batches import batch
 from tests.tiny_objective import objective
 from tests.tiny_run import ROOT
@@ -294,7 +294,7 @@ def test_a_bucket_that_no_memory_holds(resolve):
 
 @pytest.fixture(scope="module")
 def group():
-    with ranks.process_group():
+    with one_rank():
         yield
 
 

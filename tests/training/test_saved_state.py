@@ -9,7 +9,6 @@ import torch
 from transformers import BertConfig
 
 from swep_ds import run
-from swep_ds.distributed import process_group
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import Recipe, differences
 from swep_ds.training.checkpoint_files import read_manifest
@@ -18,6 +17,7 @@ from swep_ds.training.conversion import find_fault, parameter_shapes
 from swep_ds.training.engine import build_engine
 from swep_ds.training.saved_state import name_files, read_state
 from tests import tiny_run
+from tests.one_rank import one_rank
 from tests.tiny_checkpoint import BATCH, LAYOUT, change_manifest, rewrite_state
 from tests.tiny_objective import objective
 
@@ -31,13 +31,13 @@ class Saved(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def one_rank() -> Iterator[None]:
-    with process_group():
+def group() -> Iterator[None]:
+    with one_rank():
         yield
 
 
 @pytest.fixture(scope="module", params=[0, 1])
-def whole(request, one_rank, tmp_path_factory) -> Iterator[Saved]:
+def whole(request, group, tmp_path_factory) -> Iterator[Saved]:
     """An engine of ZeRO 0 or 1 and its checkpoint of update 0; ZeRO-3 would leave torch's `linear` replaced here."""
     folder = tmp_path_factory.mktemp("saved")
     recipe = Recipe.load(str(tiny_run.prepare(folder)))
