@@ -28,7 +28,7 @@ RESOLVE_SECONDS = 30.0  # for the host of rank 0 to get its name, as a pod of Ku
 
 
 class LaunchError(InputError):
-    """The launcher's variables make no sense, so that nobody knows which rank should say so: every process does."""
+    """The launcher's variables make no sense, so no rank can be singled out to report it: every process does."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Launch:
     rank: int
     local_rank: int  # its place among the ranks of its node
     world_size: int
-    master_addr: str | None  # None: one process that nobody launched
+    master_addr: str | None  # None: one process without a launcher
     master_port: int | None
     job: str | None  # the same for all ranks of a node and no other job's; None: not known
 
     def variables(self, port: int) -> dict[str, str]:
-        """What PyTorch and DeepSpeed read; `port` is for one process that nobody launched."""
+        """What PyTorch and DeepSpeed read; `port` is for one process without a launcher."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),

@@ -76,7 +76,7 @@ class StopRequest:
             self._handlers[number] = _keep if stoppable else signal.default_int_handler
             signal.signal(number, self._handlers[number])
             if stoppable:
-                signal.siginterrupt(number, False)  # code that knows of no signals goes on with its system calls
+                signal.siginterrupt(number, False)  # system calls of code that knows of no signals are restarted
         os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
         threading.Thread(target=self._listen, args=(read,), daemon=True, name="signals").start()
 

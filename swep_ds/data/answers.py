@@ -1,4 +1,4 @@
-"""Answers: when two texts are the same answer, and where the answer to train on stands in its context."""
+"""Answers: when two texts are the same answer, and where the training answer is in its context."""
 
 import re
 import string

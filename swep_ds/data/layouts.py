@@ -13,7 +13,7 @@ from swep_ds.data.answers import mrqa_span, require_answers, squad_span
 from swep_ds.data.fields import excerpt, field, id_field, require_text, text_field
 from swep_ds.errors import InputError
 
-# [SEP] stands behind titles in several MRQA sets, and a BERT tokenizer would read it as its own separator.
+# [SEP] follows titles in several MRQA sets, and a BERT tokenizer would read it as its own separator.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")
 MOST_NAMED = 100  # questions of a file that a message names
 

@@ -68,7 +68,7 @@ def check_folder(source: str, named: str) -> None:
         raise InputError(f"{named}: the folder cannot be listed ({error.strerror}): allow it") from None
     files = sorted(path for path in entries if not path.is_dir())
     for path in files:
-        # a link that leads nowhere is no fault where nobody follows it
+        # a dangling link is no fault where transformers does not open it
         if not path.is_file() and (path.exists() or path.name in SETTINGS + WEIGHTS):
             open_input(path, f"{named}: its {path.relative_to(folder)}").close()
     for name in SETTINGS:

@@ -1,4 +1,4 @@
-"""Whether a model's weights are what its files promise. transformers fills in what is missing, and goes on.
+"""Whether a model's weights are what its files promise. transformers fills in what is missing without an error.
 
 Only the head of the task may be new. Everything else must be in the files, in the model's shapes, and finite.
 """

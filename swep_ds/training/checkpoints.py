@@ -4,7 +4,7 @@ A checkpoint is a folder `update-<n>` that DeepSpeed writes, every rank its part
 `complete.json` (every file with its size and checksum, and what the run must have in common with it) into it, after all
 ranks were done; only then does `latest` move, by an atomic rename. A folder without `complete.json` is a write that was
 cut off: it is passed over. One whose files do not match is damaged: a run that finds its own checkpoints by itself
-goes on from the one before (`training.checkpoint_files`).
+resumes from the one before (`training.checkpoint_files`).
 
 A run goes on from it with the same global batch, data, method and precision. On the same number of ranks at the same
 ZeRO stage that is exact to the last bit; on others the state is converted (`training.conversion`), and losses agree to

@@ -161,11 +161,11 @@ from swep_ds.errors import InputError
 for path in sorted(Path(sys.argv[1]).iterdir()):
     content = path.read_bytes()
     for seed in range(int(sys.argv[2])):
-        dice, damaged = random.Random(f"{path.name} {seed}"), bytearray(content)
-        for _ in range(dice.choice([1, 1, 2, 4, 16])):
-            damaged[dice.randrange(6, len(damaged))] = dice.choice([0, 127, 128, 255, dice.randrange(256)])
+        rng, damaged = random.Random(f"{path.name} {seed}"), bytearray(content)
+        for _ in range(rng.choice([1, 1, 2, 4, 16])):
+            damaged[rng.randrange(6, len(damaged))] = rng.choice([0, 127, 128, 255, rng.randrange(256)])
         if seed % 10 == 0:
-            del damaged[dice.randrange(8, len(damaged)):]
+            del damaged[rng.randrange(8, len(damaged)):]
         Path(sys.argv[3]).write_bytes(damaged)
         print(path.name, seed, flush=True)
         try:
@@ -268,11 +268,11 @@ def test_dataset_info_is_not_needed(folder):
 
 
 def test_a_damaged_shard(folder):
-    dice = random.Random(0)
+    rng = random.Random(0)
     (shard, _) = sorted(folder.glob("*.arrow"))
     content = shard.read_bytes()
     for _ in range(30):
-        shard.write_bytes(content[: dice.randrange(len(content))])
+        shard.write_bytes(content[: rng.randrange(len(content))])
         refused(str(folder))
     shard.unlink()
     assert f"{shard.name}: no such file" in refused(str(folder))
