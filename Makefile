@@ -1,10 +1,11 @@
 # `make quickstart` sets everything up and runs the main job on its embedded default; `make test` passes the tests.
 # `make test-lowest` proves the lower bounds of pyproject.toml: the lowest versions, in an environment of their own.
-# PYTHON picks the interpreter, VENV the environment's folder, JOBS how many test files run at a time.
+# PYTHON picks the interpreter, VENV the environment's folder, JOBS how many test files run at a time: three on two
+# cores, as tests of several ranks wait for each other.
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?= 3
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
 PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py \

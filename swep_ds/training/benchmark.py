@@ -25,6 +25,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from rich.table import Table
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from swep_ds import accelerator
@@ -163,7 +164,7 @@ def held_bytes() -> int:
     gc.collect()
     storages = {}
     for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor):
+        if issubclass(type(one), torch.Tensor) and not isinstance(one, FakeTensor):
             for tensor in (one, one.grad if one.is_leaf else None):
                 if tensor is not None and tensor.device.type != "meta":
                     storage = tensor.untyped_storage()

@@ -107,7 +107,7 @@ def test_getattr_reads_nothing_else(arguments, tmp_path):
 def test_a_layout_that_does_not_hold_everything_is_refused():
     whole = {"a": torch.ones(7), "b": torch.ones(5)}
     saved = spread(3, whole, [["a", "b"]], 2, 0)
-    with pytest.raises(InputError, match=r"tag: the checkpoint has 4 of 7 elements of a: go on with the number of"):
+    with pytest.raises(InputError, match=r"tag: the checkpoint has 4 of 7 elements of a: resume on the number of"):
         _copy(saved[:1], spread(1, whole, [["a", "b"]], 1, 0)[0], Path("tag"))
 
 
