@@ -217,7 +217,7 @@ class RunFolder:
                 raise InputError(f"{folder}: cannot be written to (Permission denied): change its permissions")
 
     def began(self, tags: list[Path]) -> Batch | None:
-        """As the run began: this one, or if it only begins now, the one whose checkpoints it goes on from.
+        """The batch that the run began with; for a new run, that of the run whose checkpoints it resumes from.
 
         Raises:
             InputError: what was noted is none.

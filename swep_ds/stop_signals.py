@@ -133,7 +133,7 @@ class StopRequest:
         if number == CAUGHT_UP:
             self._caught_up.set()
         if number not in self._handlers or signal.getsignal(number) is not self._handlers[number]:
-            return  # somebody else's for now, such as the queue's of a sweep
+            return  # another handler is set for now, such as the queue's of a sweep
         if not self.number:
             self.number, self._came = number, now
         elif now - self._came > REPEAT_SECONDS:

@@ -1,7 +1,7 @@
 """What a script prints: a write that fails ends no run, and text that others wrote controls no terminal.
 
 Notable:
-- Python raises OSError where nobody reads a pipe any more (`| head -1`) or a disk is full, in the middle of a run or in
+- Python raises OSError where a pipe's reader has gone (`| head -1`) or a disk is full, in the middle of a run or in
   its last flush (exit code 120). A `Screen` drops what cannot be written.
 - A name, an answer or a path may hold escape sequences that clear the screen or forge lines. A `Screen` on stdout shows
   them escaped. On stderr progress bars of libraries need theirs, so our own lines are escaped in `warn` and by logging.
@@ -120,7 +120,7 @@ def protect() -> None:
             continue
         if stream is None:  # closed by the caller, as in `>&-`: the next file that is opened would get its number
             _occupy(descriptor)
-        elif not _writes_to(stream, descriptor):  # somebody else's, such as a test's
+        elif not _writes_to(stream, descriptor):  # a stream of other code, such as a test's
             continue
         else:
             with suppress(OSError, ValueError):

@@ -12,7 +12,7 @@ _ports = itertools.cycle(range(FIRST + _number * SIZE, FIRST + (_number + 1) * S
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no other test is given for long."""
+    """A free port, which no other test is given for long."""
     for port in itertools.islice(_ports, SIZE):
         with socket.socket() as free, suppress(OSError):
             free.bind(("", port))

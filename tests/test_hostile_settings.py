@@ -1,4 +1,4 @@
-"""Recipes, sweeps and overrides that nobody in their right mind writes: one bounded line each, never a traceback."""
+"""Recipes, sweeps and overrides of a hostile kind: one bounded line each, never a traceback."""
 
 import json
 import os
