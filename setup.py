@@ -6,7 +6,7 @@ The folder `kernels/` is installed inside `swep_ds/`, where `swep_ds/kernels.py`
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["swep_ds", "swep_ds.*"]), "swep_ds.kernels"],
+    packages=[*find_packages(include=["swep_ds", "swep_ds.*"]), "swep_ds.kernels", "swep_ds.kernels.tools"],
     package_dir={"swep_ds": "swep_ds", "swep_ds.kernels": "kernels"},
     package_data={
         "swep_ds": [

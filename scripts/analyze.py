@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of, write_atomically
 

@@ -8,7 +8,7 @@ text around each.
 Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
 """
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.errors import InputError, printable
 from swep_ds.files import path_of, read_text
 
@@ -27,9 +27,9 @@ def answer() -> None:
     if arguments.n_best < 1:
         raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
 
-    from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
-    from swep_ds.evaluation.saved import answer_question
     from swep_ds.evaluation.spans import Answer
+    from swep_ds.pipeline.saved import answer_question
+    from swep_ds.ranks.group import process_group  # after the arguments: these imports take seconds
 
     context = arguments.text
     if arguments.text_file:

@@ -12,7 +12,7 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 
 import argparse
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.files import path_of
 
 
@@ -31,9 +31,9 @@ def augment() -> None:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
 
-    from swep_ds.data.augment import augment  # after the arguments: these imports take seconds
-    from swep_ds.data.rebuild import Settings
-    from swep_ds.distributed import process_group
+    from swep_ds.ranks.group import process_group
+    from swep_ds.ssmba.augment import augment  # after the arguments: these imports take seconds
+    from swep_ds.ssmba.reconstruct import Settings
 
     settings = Settings(arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
     with process_group():

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.data.quickstart import SOURCE
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
@@ -46,7 +46,7 @@ def bench() -> None:
     check_output("--json", arguments.json)
     import torch
 
-    from swep_ds.models.names import load_tokenizer
+    from swep_ds.models.hub import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model)
     examples = repeated(read_examples(arguments.data, training=True), max(arguments.questions, arguments.answers))

@@ -16,7 +16,7 @@ Prints tables; --json FILE keeps them. Exit codes as scripts/train.py.
 import argparse
 import json
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
@@ -64,7 +64,7 @@ def bench() -> None:
             "model of more ranks does not know: take fp32 or bf16"
         )
 
-    from swep_ds import benchmarks  # after the arguments: these imports take seconds
+    from swep_ds.benchmarks import suite as benchmarks  # after the arguments: these imports take seconds
 
     options = {"updates": arguments.updates, "warmup": arguments.warmup}
     if arguments.scaling:

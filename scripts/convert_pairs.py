@@ -9,7 +9,7 @@ Reads what Info-HCVAE (Lee et al., ACL 2020) publishes, lines of token ids, and 
 Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
 """
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.files import path_of
 
 
@@ -27,7 +27,7 @@ def convert() -> None:
     from swep_ds.data.pairs import convert_pairs  # after the arguments: these imports take seconds
 
     def load():
-        from swep_ds.models.names import load_tokenizer
+        from swep_ds.models.hub import load_tokenizer
 
         return load_tokenizer(arguments.tokenizer, "--tokenizer")
 

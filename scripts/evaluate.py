@@ -10,7 +10,7 @@ Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anythin
 
 import argparse
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.files import check_output_folder, path_of
 
 
@@ -28,8 +28,8 @@ def evaluate() -> None:
     arguments = parser.parse_args()
     check_output_folder("--output_dir", arguments.output_dir)
 
-    from swep_ds.distributed import process_group  # after the arguments: these imports take seconds
-    from swep_ds.evaluation.saved import evaluate_saved
+    from swep_ds.pipeline.saved import evaluate_saved
+    from swep_ds.ranks.group import process_group  # after the arguments: these imports take seconds
 
     with process_group():
         evaluate_saved(

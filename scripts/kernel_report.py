@@ -6,15 +6,17 @@
 
 The first table gives what each kernel compiled to, the second its instructions by class, the third the picoseconds
 that an element costs the memory, the instruction issue and the special-function units of known GPUs: the largest is
-the limit, given as a multiple of the memory's, or that of the next. What counts, and how: `swep_ds.kernels.aot`.
+the limit, given as a multiple of the memory's, or that of the next. What counts, and how: `swep_ds.kernels.tools.aot`.
 """
 
 import argparse
 import os
 import sys
 
-from swep_ds import command
-from swep_ds.kernels import MODES, aot, arguments
+from swep_ds.kernels.tools import aot
+
+from swep_ds import cli as command
+from swep_ds.kernels import MODES, arguments
 
 LIMITS = ["memory", "issue", "special", "limit"]
 

@@ -6,7 +6,7 @@ Both were made with the defaults; pretrain.py and pretrain_t5.py tell how.
 
 from dataclasses import replace
 
-from swep_ds import command
+from swep_ds import cli as command
 from swep_ds.data.quickstart import pretrain, pretrain_t5
 from swep_ds.files import path_of
 

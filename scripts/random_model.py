@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.data.readers import read_examples
-from swep_ds.distributed import process_group
 from swep_ds.errors import InputError, parsing
-from swep_ds.export import write_model
 from swep_ds.files import check_output_folder, path_of, read_json, user_path
-from swep_ds.models.names import load_tokenizer
+from swep_ds.models.hub import load_tokenizer
+from swep_ds.pipeline.export import write_model
+from swep_ds.ranks.group import process_group
 
 T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "vocab_size": 32128}
 T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}

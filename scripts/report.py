@@ -7,7 +7,7 @@ A run writes its report.html itself when it is done; of one that is not, the pag
 Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
 """
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.files import check_output, path_of
 
 

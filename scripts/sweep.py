@@ -4,8 +4,8 @@
     python scripts/sweep.py SWEEP.yaml --output_dir runs/mine --jobs 2 --set data.train=train-v1.1.json
 
 A sweep file names a recipe, the variants (rows) with their settings, axes such as models or shares of the training
-questions, and the seeds: swep_ds/sweep.py. Each cell is an ordinary run in a folder of its own, beside its log. Start
-it again and it skips what is done and goes on with the rest; --table makes the table of what is there and runs nothing.
+questions, and the seeds: swep_ds/sweeps/sweep.py. Each cell is an ordinary run in a folder of its own, beside its log.
+Start it again and it skips what is done and runs the rest; --table makes the table of what is there and runs nothing.
 It ends with what scripts/table.py makes of the folder: table.md, .csv, .tex, .html, .json, and curves.
 Exit codes: 0 done; 1 a run failed or is missing from the table, the others went on; 2 bad input (one line says what and
 how to mend it); 75 stopped by SIGINT, SIGTERM or SIGHUP together with its runs. With --cell: as its run ended.
@@ -15,10 +15,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.files import path_of
-from swep_ds.sweep import Cell, describe, read_sweep
+from swep_ds.sweeps.sweep import Cell, describe, read_sweep
 
 TRAIN = Path(__file__).with_name("train.py")
 
@@ -69,7 +69,7 @@ def sweep() -> None:
     mine = cells if arguments.cell is None else [cells[arguments.cell]]
     failed, stopped = [], False
     if not arguments.table:
-        from swep_ds.local_queue import work_off  # after the settings: these imports take seconds
+        from swep_ds.sweeps.queue import work_off  # after the settings: these imports take seconds
 
         ranks = None if arguments.srun else arguments.num_accelerators
         failed, stopped = work_off(mine, command, folder, jobs=arguments.jobs, ranks=ranks)

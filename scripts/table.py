@@ -12,7 +12,7 @@ mend it).
 
 import sys
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.errors import EXIT_FAULT
 from swep_ds.files import check_output_folder, path_of
 

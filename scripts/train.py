@@ -14,10 +14,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import path_of
-from swep_ds.launcher import is_first_on_node
+from swep_ds.ranks.launch import is_first_on_node
 
 if TYPE_CHECKING:
     from swep_ds.recipe import Recipe
@@ -68,7 +68,7 @@ def train() -> None:
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     if arguments.plan is not None:
-        from swep_ds.plan import Devices, plan
+        from swep_ds.planning.plan import Devices, plan
 
         shipped, command = Path(__file__).parent.parent / "ds_configs", ["--recipe", arguments.recipe]
         command += [part for override in arguments.set for part in ("--set", override)]
@@ -83,16 +83,16 @@ def train() -> None:
         )
     folder = run_folder(arguments, recipe)
 
-    from swep_ds.distributed import process_group  # settings first: these imports take seconds
+    from swep_ds.ranks.group import process_group  # settings first: these imports take seconds
 
     if arguments.preflight:
-        from swep_ds.preflight import preflight
+        from swep_ds.planning.preflight import preflight
 
         with process_group():
             preflight(recipe, arguments.ds_config, folder)
         return
 
-    from swep_ds.run import run
+    from swep_ds.pipeline.run import run
 
     with process_group():
         run(recipe, arguments.ds_config, folder, arguments.resume, report)

@@ -10,9 +10,10 @@ import functools
 import sys
 
 import torch
+from swep_ds.kernels.tools import bench
 
-from swep_ds import command
-from swep_ds.kernels import MODES, arguments, bench, tiles, triton_impl
+from swep_ds import cli as command
+from swep_ds.kernels import MODES, arguments, tiles, triton_impl
 
 
 def candidates(d: int, warp_size: int) -> list[tiles.Tile]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from swep_ds.errors import InputError, printable
 from swep_ds.files import read_text, user_path
 from swep_ds.methods import METHODS, MethodSettings
-from swep_ds.section import FieldFault, Section, leaves
+from swep_ds.settings import FieldFault, Section, leaves
 from swep_ds.yaml_text import parse_yaml
 
 RECIPES = Path(__file__).parent / "recipes"

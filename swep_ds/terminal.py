@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 
 from swep_ds.errors import Ended
-from swep_ds.launcher import LaunchError, is_first_on_node
+from swep_ds.ranks.launch import LaunchError, is_first_on_node
 
 # C0 and C1 but tab and line feed, line and paragraph separators, and what reverses the direction of writing
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029]

@@ -25,8 +25,8 @@ from swep_ds.files import (
     user_path,
     write_atomically,
 )
-from tests.hostile import NO_FILES
-from tests.tiny_run import ROOT
+from tests.support.hostile import NO_FILES
+from tests.support.tiny_run import ROOT
 
 
 def test_a_text_or_its_pieces_replace_what_was_there(tmp_path):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe, TrainSection, validate
-from swep_ds.section import Section
-from swep_ds.sweep import read_sweep
+from swep_ds.settings import Section
+from swep_ds.sweeps.sweep import read_sweep
 from swep_ds.yaml_text import MOST_CHARACTERS, parse_yaml
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
@@ -252,7 +252,7 @@ def test_a_sweep_takes_or_refuses_anything(tmp_path, monkeypatch, place, value):
     for part in place[:-1]:
         node = node.setdefault(part, {})
     node[place[-1]] = value
-    monkeypatch.setattr("swep_ds.sweep.read_settings", lambda *_: (tmp_path / "sweep.yaml", tree))
+    monkeypatch.setattr("swep_ds.sweeps.sweep.read_settings", lambda *_: (tmp_path / "sweep.yaml", tree))
     try:
         _, cells = read_sweep("of the test", tmp_path)
     except InputError as error:

@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.names import fit_tokenizer, load_tokenizer
-from tests import tiny_models
-from tests.tiny_run import ROOT
+from swep_ds.models.hub import fit_tokenizer, load_tokenizer
+from tests.support import tiny_models
+from tests.support.tiny_run import ROOT
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))
 

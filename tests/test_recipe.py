@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import RECIPES, Recipe
-from tests.tiny_run import ROOT
+from tests.support.tiny_run import ROOT
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 SHIPPED = sorted(RECIPES.glob("*.yaml"))

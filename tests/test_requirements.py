@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from swep_ds.training.ds_config import OLDEST_DEEPSPEED
-from tests.tiny_run import ROOT
+from tests.support.tiny_run import ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib

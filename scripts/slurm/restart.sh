@@ -18,7 +18,7 @@ export SLURM_KILL_BAD_EXIT=0 SLURM_WAIT=60
 # srun does not take the number of cores per task from the job by itself
 [[ -n $SLURM_CPUS_PER_TASK ]] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-# A line for each start and each checkpoint that was saved (swep_ds/launcher.py): a job whose starts save nothing any more
+# A line for each start and each checkpoint that was saved (swep_ds/ranks/launch.py): a job whose starts save nothing any more
 # would come back for nothing.
 [[ -n $SWEP_DS_LOGS ]] && export SWEP_DS_PROGRESS=$SWEP_DS_LOGS/.slurm-$job.progress
 [[ -n $SWEP_DS_PROGRESS ]] && echo start >>"$SWEP_DS_PROGRESS"

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from swep_ds.command import Parser, main
+from swep_ds.cli import Parser, main
 from swep_ds.errors import InputError
 from swep_ds.files import read_text
 from swep_ds.recipe import Recipe

@@ -8,8 +8,8 @@ from zlib import crc32
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import exact_match, f1
-from swep_ds.examples import reported_examples
 from swep_ds.files import read_json
+from swep_ds.pipeline.examples import reported_examples
 from swep_ds.recipe import Recipe
 
 

@@ -107,7 +107,7 @@ class QuestionScores:
         source = [data.train, data.holdout_fraction] if data_set == HOLDOUT else data.eval.get(data_set)
         key = json.dumps([data_set, source, data.max_eval_examples, recipe.eval.select_on == data_set])
         if key not in self._golds:
-            from swep_ds.examples import reported_examples  # takes seconds
+            from swep_ds.pipeline.examples import reported_examples  # takes seconds
 
             try:
                 asked = reported_examples(recipe, [data_set])[data_set]

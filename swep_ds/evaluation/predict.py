@@ -12,10 +12,10 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from swep_ds import distributed as ranks
 from swep_ds.console import Console
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.data.readers import Example
+from swep_ds.ranks import group as ranks
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay as Arrow has them
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # what a model's `predict` gives for a batch

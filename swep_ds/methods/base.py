@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
-from swep_ds.models.reading import Reading
-from swep_ds.section import Section
+from swep_ds.models.outputs import Reading
+from swep_ds.settings import Section
 
 
 class Settings(Section):

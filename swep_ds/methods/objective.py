@@ -10,7 +10,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import Carried, Inputs, Method, NoiseKey, Pass
 from swep_ds.methods.nearest import is_another
-from swep_ds.models.reading import Reading, symmetric_divergence
+from swep_ds.models.outputs import Reading, symmetric_divergence
 
 Statistics = dict[str, Tensor]
 # of a micro-batch, whose nearest words are looked for: as many as make so many products with the vocabulary, between

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swep_ds.kernels import MODES, perturb
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings
-from swep_ds.noise import Initialisation, NoiseGenerator
+from swep_ds.methods.noise import Initialisation, NoiseGenerator
 
 
 class SwepSettings(Settings):

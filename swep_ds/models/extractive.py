@@ -10,7 +10,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel
 from swep_ds.data.batches import Batch
 from swep_ds.models import packing
 from swep_ds.models.loading import load_trainable
-from swep_ds.models.reading import Reading
+from swep_ds.models.outputs import Reading
 
 
 class Outputs(NamedTuple):

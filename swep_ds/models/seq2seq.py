@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
 from swep_ds.models.loading import load_trainable
-from swep_ds.models.reading import Reading
+from swep_ds.models.outputs import Reading
 
 
 class GenerativeQA(nn.Module):

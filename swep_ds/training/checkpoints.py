@@ -28,10 +28,11 @@ from typing import Any, Literal
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
-from swep_ds import distributed as ranks
 from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, parsing
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
+from swep_ds.ranks import group as ranks
+from swep_ds.ranks.writing import on_main, write_together
 from swep_ds.recipe import differences
 from swep_ds.training.checkpoint_files import (
     FIX,
@@ -49,7 +50,6 @@ from swep_ds.training.checkpoint_files import (
 )
 from swep_ds.training.conversion import convert, find_fault, refresh_weights
 from swep_ds.training.saved_state import read_state
-from swep_ds.writing import on_main, write_together
 
 SHOWN = 5  # settings that differ, in a message
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Checkpoints:
             ...); kept in its manifest and compared by `load`.
         layout: how DeepSpeed spreads the state: "world_size", "zero_stage" and all else that decides what a rank's
             files hold. A checkpoint of another layout is converted.
-        batch: what `swep_ds.run_folder.Batch` keeps of the run, for runs in other folders that go on from here.
+        batch: what `swep_ds.pipeline.folder.Batch` keeps of the run, for runs in other folders that go on from here.
         on_failure: whether a checkpoint that cannot be written ends the run.
     """
 

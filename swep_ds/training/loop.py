@@ -12,18 +12,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from swep_ds import distributed as ranks
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.errors import Stopped, TrainingDiverged
 from swep_ds.evaluation.results import Score
-from swep_ds.launcher import note_checkpoint
+from swep_ds.ranks import group as ranks
+from swep_ds.ranks.launch import note_checkpoint
+from swep_ds.ranks.signals import GO_ON, request
+from swep_ds.ranks.stalls import ranks_of
+from swep_ds.ranks.vote import stop_vote
 from swep_ds.recipe import TrainSection
-from swep_ds.stalls import ranks_of
-from swep_ds.stop_signals import GO_ON, request
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.health import Health, Outliers, Stopwatch, columns
 from swep_ds.training.prefetch import prefetch
-from swep_ds.training.stopping import stop_vote
 from swep_ds.training.tracking import Tracker
 
 DIVERGED = (

@@ -24,11 +24,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from swep_ds import accelerator
 from swep_ds.console import Console
 from swep_ds.errors import Ended, InputError
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
+from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Done
 

@@ -16,8 +16,8 @@ from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.errors import InputError
 from swep_ds.files import read_lines
 from swep_ds.recipe import Recipe
-from tests.analysis import fake_runs
-from tests.hostile import CONTENTS, NO_FILES, with_every_value_changed
+from tests.support import fake_runs
+from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 
 DAMAGE = CONTENTS | NO_FILES
 OF_EACH_KIND = ("bytes 2", "value 8", "pipe", "dangling link")

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from swep_ds.analysis import formats, table
 from swep_ds.errors import InputError
-from tests import tiny_run
-from tests.analysis import fake_runs
 from tests.analysis.test_table import RUNS
+from tests.support import fake_runs, tiny_run
 
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swep_ds.analysis import frequency
 from swep_ds.analysis.frequency import by_frequency, markdown, neighbour_distance, ranking
 from swep_ds.analysis.windows import answer_windows
-from tests.analysis.finished import load
+from tests.support.finished import load
 
 BANDS = ((0, 5), (5, 40), (40, 5000), (5000, 10_000))
 

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 from swep_ds.analysis.heatmap import Word, fragment, limits, page, png, word_distances
 from swep_ds.analysis.windows import answer_windows
 from swep_ds.data.readers import Example
-from tests.analysis.finished import load
+from tests.support.finished import load
 
 WORDS = [
     Word("Who", True, False, 0.1),

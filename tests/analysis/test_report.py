@@ -15,19 +15,19 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-import swep_ds.run
+import swep_ds.pipeline.run
 from swep_ds.analysis import charts, example_maps, report
 from swep_ds.analysis.answers import most_changed, read_answered
 from swep_ds.errors import InputError
-from swep_ds.examples import load_examples
-from swep_ds.export import NOISE
 from swep_ds.files import read_lines
 from swep_ds.methods import build
+from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.export import NOISE
+from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
-from swep_ds.run_folder import RunFolder
 from swep_ds.training.ds_config import resolve_ds_config
-from tests import tiny_run
-from tests.fork_server import HANGS
+from tests.support import tiny_run
+from tests.support.fork_server import HANGS
 
 CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
 SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
@@ -404,8 +404,8 @@ def test_the_command_starts_the_same_run(made):
 def test_a_report_that_fails_fails_no_run(tmp_path, monkeypatch, caplog):
     finished = []
     tracker = type("Tracker", (), {"finish": lambda _, *shown: finished.append(shown)})()
-    monkeypatch.setattr(swep_ds.run.ranks, "is_main", lambda: True)
-    swep_ds.run._report(report.write_report, RunFolder(tmp_path), tracker, print)  # which holds no run
+    monkeypatch.setattr(swep_ds.pipeline.run.ranks, "is_main", lambda: True)
+    swep_ds.pipeline.run._report(report.write_report, RunFolder(tmp_path), tracker, print)  # which holds no run
     [record] = caplog.records
     said = record.getMessage()
     assert "\n" not in said

@@ -8,8 +8,7 @@ from swep_ds.analysis import runs
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
-from tests import tiny_run
-from tests.analysis import fake_runs
+from tests.support import fake_runs, tiny_run
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from swep_ds.data.splits import halves
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
-from tests import tiny
-from tests.analysis.finished import finished, load
+from tests.support import tiny
+from tests.support.finished import finished, load
 
 PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop", "freelb"})
 

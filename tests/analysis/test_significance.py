@@ -13,7 +13,7 @@ from swep_ds.analysis import significance
 from swep_ds.analysis.runs import find, read
 from swep_ds.data.answers import normalize_answer
 from swep_ds.recipe import Recipe
-from tests.analysis import fake_runs
+from tests.support import fake_runs
 
 ids = st.text("abcdé 0", min_size=1, max_size=3)
 
@@ -105,7 +105,7 @@ def test_intervals_are_of_the_means_over_seeds_and_of_the_mean_over_data_sets(ru
 
 
 def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
-    from swep_ds import examples as whole
+    from swep_ds.pipeline import examples as whole
 
     asked = []
     read_them = whole.reported_examples

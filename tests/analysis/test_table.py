@@ -9,7 +9,7 @@ from swep_ds.analysis import table
 from swep_ds.analysis.runs import find
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores
-from tests.analysis import fake_runs
+from tests.support import fake_runs
 
 percent = st.floats(0, 100)
 

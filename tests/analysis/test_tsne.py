@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.analysis.tsne import coordinates, draw
 from swep_ds.errors import InputError
-from tests.analysis.finished import load
+from tests.support.finished import load
 
 
 @pytest.mark.slow

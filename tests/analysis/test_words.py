@@ -6,7 +6,7 @@ import pytest
 
 from swep_ds.analysis.words import curves, draw, share_of_samples
 from swep_ds.errors import InputError
-from tests.analysis.finished import finished
+from tests.support.finished import finished
 
 
 @pytest.fixture

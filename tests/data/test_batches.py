@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swep_ds.data.batches import MEGA_BATCH, Batch, Padding, TrainingBatches
 from swep_ds.errors import InputError
-from tests import tiny
+from tests.support import tiny
 
 SPLITS = {"micro": st.integers(1, 4), "accumulation": st.integers(1, 3), "world": st.integers(1, 3)}
 

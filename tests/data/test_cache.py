@@ -16,7 +16,7 @@ from swep_ds.data import cache
 from swep_ds.data import features as module
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.errors import InputError
-from tests import tiny
+from tests.support import tiny
 
 SMALL = WindowSettings(max_length=24, doc_stride=5, max_query_length=8)
 CONTEXT = " ".join(tiny.SENTENCES)

@@ -13,7 +13,7 @@ from transformers import ByT5Tokenizer
 from swep_ds.data import tokens as module
 from swep_ds.data.features import Features, WindowSettings, build_features, context_windows
 from swep_ds.errors import InputError
-from tests import tiny
+from tests.support import tiny
 
 SMALL = WindowSettings(max_length=24, doc_stride=5, max_query_length=8)
 CONTEXT = " ".join(tiny.SENTENCES)

@@ -12,8 +12,8 @@ from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.pairs import convert_pairs
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError
-from tests import tiny
-from tests.fork_server import ROOT, run_script
+from tests.support import tiny
+from tests.support.fork_server import ROOT, run_script
 
 SCRIPT = ROOT / "scripts" / "convert_pairs.py"
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers
 from swep_ds.data import features, tokens
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.tokens import ContextTokens
-from tests import tiny
+from tests.support import tiny
 
 LONG = " ".join(tiny.SENTENCES * 60)
 

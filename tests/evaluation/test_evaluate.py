@@ -8,8 +8,8 @@ import pytest
 
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores
 from swep_ds.evaluation.scores import score
-from tests.fork_server import run_script
-from tests.tiny_run import ROOT, ds_config, prepare, squad
+from tests.support.fork_server import run_script
+from tests.support.tiny_run import ROOT, ds_config, prepare, squad
 
 SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
 RUNS = [(0, 1), (0, 2), (3, 2)]  # ZeRO stage, ranks
@@ -33,7 +33,7 @@ def runs(tmp_path_factory) -> dict[tuple[int, int], Path]:
                 output, config = str(folders[stage, ranks]), str(ds_config(folder, stage))
                 listed.append({"recipe": str(recipe), "set": overrides, "ds_config": config, "output_dir": output})
         (folder / "runs.json").write_text(json.dumps(listed))
-        script = ROOT / "tests" / "training" / "several_runs.py"
+        script = ROOT / "tests" / "support" / "several_runs.py"
         run_script(script, str(folder / "runs.json"), ranks=world_size)
     return folders
 

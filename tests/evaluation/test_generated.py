@@ -4,7 +4,7 @@ import torch
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.evaluation.generated import GeneratedAnswers
-from tests import tiny
+from tests.support import tiny
 
 
 def test_the_surest_window_wins_whatever_the_order():

@@ -14,7 +14,7 @@ from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.predict import read_columns
 from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, window_candidates
-from tests import tiny
+from tests.support import tiny
 
 CONTEXT = "ab cd ef gh ij kl mn op"
 NAMES = ("own_begin", "own_end", "context_begin", "context_end")

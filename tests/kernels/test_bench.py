@@ -1,13 +1,14 @@
 import math
 
 import numpy as np
-import perturb_reference as reference
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from swep_ds.kernels.tools import bench, naive
 
-from swep_ds.kernels import arguments, bench, naive, torch_impl
+from swep_ds.kernels import arguments, torch_impl
+from tests.support import perturb_reference as reference
 
 
 def test_the_naive_baseline_computes_the_same_thing(monkeypatch):

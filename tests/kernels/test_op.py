@@ -20,7 +20,7 @@ def batch(n=3, t=7, d=16):
 
 
 def test_opcheck():
-    command = [sys.executable, "-m", "tests.kernels.opcheck"]
+    command = [sys.executable, "-m", "tests.support.opcheck"]
     checked = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr[-4000:]
     assert checked.stdout.split() == list(MODES)

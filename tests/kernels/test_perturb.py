@@ -1,12 +1,12 @@
 import math
 
 import numpy as np
-import perturb_reference as reference
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swep_ds.kernels import MODES, perturb
+from tests.support import perturb_reference as reference
 
 ALPHA, SEED, DRAW = 0.1, 2**40 + 17, 5
 LEARNED = [mode for mode in MODES if mode != "prior"]

@@ -1,4 +1,3 @@
-import perturb_reference as reference
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +5,7 @@ from hypothesis import strategies as st
 from swep_ds.kernels.philox import noise_words, philox4x32
 
 from swep_ds.kernels import standard_normal
+from tests.support import perturb_reference as reference
 
 ZEROS, ONES = ([0] * 4, [0] * 2), ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2)
 PI = ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0])

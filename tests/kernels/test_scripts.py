@@ -4,10 +4,11 @@ import json
 import math
 
 import pytest
-import run_script
 import torch
+from swep_ds.kernels.tools import bench
 
-from swep_ds.kernels import bench, tiles
+from swep_ds.kernels import tiles
+from tests.support import run_kernel_script as run_script
 
 TOKENS = "--tokens: must be from 1 to 512, or a multiple of 512; got "
 WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "

@@ -2,9 +2,10 @@
 
 import os
 
-import perturb_reference as reference
 import pytest
 import torch
+
+from tests.support import perturb_reference as reference
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -240,7 +241,7 @@ def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
 
 
 def test_the_rungs_of_the_ladder_compute_the_same_kl():
-    from swep_ds.kernels.ladder import rungs
+    from swep_ds.kernels.tools.ladder import rungs
 
     (embeddings, params, mask, ids), grads = batch(1, 2)
     mask = torch.ones_like(mask)

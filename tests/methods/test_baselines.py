@@ -13,9 +13,9 @@ from swep_ds.data.quickstart import ENCODER
 from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from tests import tiny_batches
-from tests.kernels.perturb_reference import normal, philox
-from tests.tiny_objective import SEED, UPDATE, gradients, inputs, objective
+from tests.support import tiny_batches
+from tests.support.perturb_reference import normal, philox
+from tests.support.tiny_objective import SEED, UPDATE, gradients, inputs, objective
 
 LENGTHS = (12, 7, 9)
 

@@ -5,8 +5,8 @@ import torch
 
 from swep_ds.methods import METHODS
 from swep_ds.methods.objective import Objective
-from tests import tiny_batches, tiny_models
-from tests.tiny_objective import UPDATE, gradients, objective
+from tests.support import tiny_batches, tiny_models
+from tests.support.tiny_objective import UPDATE, gradients, objective
 
 JOINT = [name for name, settings in METHODS.items() if not settings.needs_split]
 

@@ -12,8 +12,8 @@ from swep_ds.methods import METHODS, nearest
 from swep_ds.methods.base import Method, Pass, Perturbed
 from swep_ds.methods.nearest import is_another
 from swep_ds.methods.objective import Objective
-from tests import tiny_batches
-from tests.tiny_objective import SEED, UPDATE, objective
+from tests.support import tiny_batches
+from tests.support.tiny_objective import SEED, UPDATE, objective
 
 PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})
 

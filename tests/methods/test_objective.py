@@ -12,9 +12,9 @@ from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import Carried
 from swep_ds.methods.objective import Objective
-from tests import tiny_batches, tiny_models
-from tests.kernels.perturb_reference import normal
-from tests.tiny_objective import SEED, UPDATE, gradients, inputs, objective
+from tests.support import tiny_batches, tiny_models
+from tests.support.perturb_reference import normal
+from tests.support.tiny_objective import SEED, UPDATE, gradients, inputs, objective
 
 
 def random_noise_net(made: Objective) -> None:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from swep_ds.methods.noise import NoiseGenerator
 from swep_ds.methods.swep import Swep, SwepSettings
-from swep_ds.noise import NoiseGenerator
 
 
 def test_prior_initialisation_starts_at_the_prior():

@@ -7,7 +7,7 @@ from swep_ds.errors import InputError
 from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from tests import tiny_batches, tiny_models
+from tests.support import tiny_batches, tiny_models
 
 
 @pytest.mark.parametrize("width", [6, 14, 16])

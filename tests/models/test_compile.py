@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from swep_ds.models.extractive import ExtractiveQA
-from tests import tiny_batches, tiny_models, tiny_objective
+from tests.support import tiny_batches, tiny_models, tiny_objective
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from transformers import ViTConfig
 from swep_ds.errors import InputError
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.masks import use_given_masks
-from tests import tiny_batches, tiny_models
+from tests.support import tiny_batches, tiny_models
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)

@@ -8,7 +8,7 @@ import pytest
 from swep_ds.errors import InputError
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from tests import tiny_models
+from tests.support import tiny_models
 
 
 def refused(name: Path, kind=GenerativeQA, **how) -> str:

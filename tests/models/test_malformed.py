@@ -10,9 +10,9 @@ import torch
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.names import check_knows, fit_tokenizer, load_tokenizer, longest_window
+from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window
 from swep_ds.models.seq2seq import GenerativeQA
-from tests import tiny, tiny_models
+from tests.support import tiny, tiny_models
 
 VALUES = (None, [], [1, "a"], {}, {"a": [None]}, "", "seven", True, -1, 0, 0.5, 10**9, 1e400, 10**30)
 TEXT = "The old bridge over the river."

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from swep_ds.errors import InputError
-from swep_ds.evaluation.saved import load_saved
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.masked_lm import load_masked_lm
-from swep_ds.models.names import load_tokenizer
+from swep_ds.models.hub import load_tokenizer
 from swep_ds.models.seq2seq import GenerativeQA
-from tests import tiny, tiny_models
+from swep_ds.pipeline.saved import load_saved
+from swep_ds.ssmba.masked_lm import load_masked_lm
+from tests.support import tiny, tiny_models
 
 LOADERS = {
     "extractive": lambda name: ExtractiveQA.load(name, activation_checkpointing=False),

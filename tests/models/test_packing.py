@@ -11,7 +11,7 @@ from transformers import BertConfig
 from swep_ds.errors import InputError
 from swep_ds.models import packing
 from swep_ds.models.extractive import ExtractiveQA
-from tests import tiny_batches, tiny_models, tiny_objective
+from tests.support import tiny_batches, tiny_models, tiny_objective
 
 FAMILIES = ("bert", "electra", "roberta")
 

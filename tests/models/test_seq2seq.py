@@ -6,9 +6,9 @@ from transformers import AutoModelForSeq2SeqLM
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.errors import InputError
-from swep_ds.models.reading import symmetric_divergence
+from swep_ds.models.outputs import symmetric_divergence
 from swep_ds.models.seq2seq import GenerativeQA
-from tests import tiny_batches, tiny_models
+from tests.support import tiny_batches, tiny_models
 
 
 @pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import BertForPreTraining, ElectraForPreTraining
 
 from swep_ds.errors import InputError
-from swep_ds.evaluation.saved import load_saved
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.weights import check_finite
-from tests import tiny, tiny_models
+from swep_ds.pipeline.saved import load_saved
+from tests.support import tiny, tiny_models
 
 Weights = dict[str, Tensor]
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from swep_ds.launcher import note_checkpoint
-from tests.tiny_run import ROOT
+from swep_ds.ranks.launch import note_checkpoint
+from tests.support.tiny_run import ROOT
 
 # the step ends as told by CODE, and saves as many checkpoints as SAVES has letters; every call is noted; squeue answers
 # with the words of ANSWERS one after the other, then with the last; scontrol refuses the first REFUSED times

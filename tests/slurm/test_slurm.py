@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.fork_server import HANGS, ROOT
-from tests.slurm.cluster import NODES, CannotStart, cluster
-from tests.tiny_run import ds_config, metrics, prepare
+from tests.support.cluster import NODES, CannotStart, cluster
+from tests.support.fork_server import HANGS, ROOT
+from tests.support.tiny_run import ds_config, metrics, prepare
 
 pytestmark = pytest.mark.slow
 

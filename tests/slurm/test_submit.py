@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from swep_ds.errors import InputError
-from swep_ds.sweep import read_sweep
-from tests.tiny_run import ROOT, execute
+from swep_ds.sweeps.sweep import read_sweep
+from tests.support.tiny_run import ROOT, execute
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
 RUN = ["--ds_config", "ds_configs/zero2.json"]

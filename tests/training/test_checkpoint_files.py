@@ -19,8 +19,8 @@ from swep_ds.training.checkpoint_files import (
     read_manifest,
     write_manifest,
 )
-from tests.hostile import CONTENTS, NO_FILES, with_every_value_changed
-from tests.tiny_checkpoint import change_manifest, write_checkpoint
+from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
+from tests.support.tiny_checkpoint import change_manifest, write_checkpoint
 
 UNLOGGED = {"accumulation": 2, "counts": {"loss": 3.0, "kl": 1.5}, "sums": {"loss": [1.25], "kl": [float("inf")]}}
 

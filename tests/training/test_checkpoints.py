@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds import writing
 from swep_ds.errors import InputError, WriteFailed
+from swep_ds.ranks import writing
 from swep_ds.training import checkpoint_files, checkpoints
 from swep_ds.training.checkpoint_files import find_checkpoints
 from swep_ds.training.checkpoints import Checkpoints, Done, Writer
-from tests.tiny_checkpoint import BATCH, LAYOUT, described, state
+from tests.support.tiny_checkpoint import BATCH, LAYOUT, described, state
 
 WRITER_CONFIG = SimpleNamespace(checkpoint_config={"checkpoint_serialization": True})
 

@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 
 from swep_ds.errors import InputError
 from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _copy, _set_steps, find_shares, read_state
-from tests.fork_server import run_script
-from tests.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare
+from tests.support.fork_server import run_script
+from tests.support.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare
 
 UPDATES, EVERY, STOPS = 6, 2, (3, 5)  # starts that another one follows end after 3 and 5: it goes on from 2 and 4
 OPTIONS = {

@@ -9,7 +9,7 @@ import pytest
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import check_machine, resolve_ds_config, zero_stage
-from tests.tiny_run import ROOT
+from tests.support.tiny_run import ROOT
 
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
 TRAIN = {
@@ -262,7 +262,7 @@ def test_autocast_is_deepspeeds_block_of_that_name(write):
 
 
 def test_a_setting_with_which_wrong_weights_are_saved_is_refused(write):
-    """With two ranks at stages 1 and 2 the float32 weights are another parameter's (tests/training/gradient_matrix.py
+    """With two ranks at stages 1 and 2 the float32 weights are another parameter's (tests/support/gradient_matrix.py
     shows it, once this is let through)."""
     for stage in (1, 2):
         source = write({"zero_optimization": {"stage": stage, "round_robin_gradients": True}})

@@ -9,17 +9,17 @@ from functools import cache
 import pytest
 import torch
 
+from swep_ds.benchmarks.candidates import engine_update
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.training import engine as engines
-from swep_ds.training.benchmark import engine_update
 from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, resolve_ds_config
 from swep_ds.training.ds_fields import FIELDS, REFUSED, _fields, field_faults
 from swep_ds.training.engine import build_engine
-from tests.one_rank import one_rank
-from tests.tiny_batches import batch
-from tests.tiny_objective import objective
-from tests.tiny_run import ROOT
+from tests.support.one_rank import one_rank
+from tests.support.tiny_batches import batch
+from tests.support.tiny_objective import objective
+from tests.support.tiny_run import ROOT
 
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
 ODD = ["abc", None, [1], {"x": 1}, -1, 0, 3, 0.5, 1e30, math.nan, True, 2**70]

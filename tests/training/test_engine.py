@@ -25,8 +25,8 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.recipe import Recipe
-from tests.fork_server import run_script
-from tests.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, metrics, prepare
+from tests.support.fork_server import run_script
+from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
 

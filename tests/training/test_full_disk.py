@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_run import complete, error, losses, metrics, prepare
+from tests.support.tiny_run import complete, error, losses, metrics, prepare
 from tests.training.test_conversion import UPDATES, make, start
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.fork_server import run_script
-from tests.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, prepare
+from tests.support.fork_server import run_script
+from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, prepare
 
 pytestmark = pytest.mark.slow
 

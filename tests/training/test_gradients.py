@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from tests.tiny_run import ROOT, ds_config, execute
+from tests.support.tiny_run import ROOT, ds_config, execute
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
         cases.append({"name": name, "method": method, "execution": execution, "ds_config": config})
     cases += [case | {"name": f"{case['name']}-loses", "loses": True} for case in cases if case["name"] in FAULTY]
     (folder / "cases.json").write_text(json.dumps(cases))
-    script = ROOT / "tests" / "training" / "gradient_matrix.py"
+    script = ROOT / "tests" / "support" / "gradient_matrix.py"
     execute([sys.executable, str(script), str(folder / "cases.json")])
     return json.loads((folder / "results.json").read_text())
 

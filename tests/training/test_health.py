@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from swep_ds import distributed as ranks
 from swep_ds.errors import TrainingDiverged
+from swep_ds.ranks import group as ranks
 from swep_ds.training.health import Health, Outliers, Stopwatch, columns
 from swep_ds.training.loop import Meter, check_finite
 

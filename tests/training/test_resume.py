@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.fork_server import run_script
-from tests.tiny_checkpoint import rewrite_state
-from tests.tiny_run import SEVERAL_RUNS, complete, ds_config, error, losses, metrics, prepare
+from tests.support.fork_server import run_script
+from tests.support.tiny_checkpoint import rewrite_state
+from tests.support.tiny_run import SEVERAL_RUNS, complete, ds_config, error, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from swep_ds import run
 from swep_ds.methods.objective import Objective
+from swep_ds.pipeline import run
 from swep_ds.recipe import Recipe, differences
 from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, Done
 from swep_ds.training.conversion import find_fault, parameter_shapes
 from swep_ds.training.engine import build_engine
 from swep_ds.training.saved_state import name_files, read_state
-from tests import tiny_run
-from tests.one_rank import one_rank
-from tests.tiny_checkpoint import BATCH, LAYOUT, change_manifest, rewrite_state
-from tests.tiny_objective import objective
+from tests.support import tiny_run
+from tests.support.one_rank import one_rank
+from tests.support.tiny_checkpoint import BATCH, LAYOUT, change_manifest, rewrite_state
+from tests.support.tiny_objective import objective
 
 MODEL, OPTIMIZER = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 WORD = "qa.model.bert.embeddings.word_embeddings.weight"

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering
 
-from tests import tiny_models
-from tests.fork_server import ROOT, run_script
+from tests.support import tiny_models
+from tests.support.fork_server import ROOT, run_script
 
 pytestmark = pytest.mark.slow
-SCRIPT = ROOT / "tests" / "training" / "load_sharded.py"
+SCRIPT = ROOT / "tests" / "support" / "load_sharded.py"
 ENCODERS_WITH_A_NEW_HEAD = ("bert", "modernbert", "deberta-v2")
 NAMES = [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ, *(f"{name}-bf16" for name in ENCODERS_WITH_A_NEW_HEAD)]
 

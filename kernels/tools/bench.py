@@ -1,0 +1,303 @@
+"""Time the perturbation beside its baselines, in one process.
+
+Implementations: `fused` (this package), `eager` (naive.py), `compiled` (torch.compile of it), `copy` (a copy of as
+many bytes as the fused kernels move). Passes: `forward`, `backward`, `both`. On a GPU, times are those of
+`triton.testing.do_bench`, which empties the L2 cache before each call.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .. import torch_impl
+from ..arguments import LENGTH
+from ..dispatch import implementation
+from ..modes import MODES, elements_moved
+from ..op import perturb, perturb_op
+from . import naive
+
+ALPHA = 0.1
+SEED = 2**40 + 3
+QUANTILES = (0.5, 0.2, 0.8)
+PASSES = ("forward", "backward", "both")
+
+
+def shape(tokens: int) -> tuple[int, int]:
+    """(samples, tokens of each) of a number that `arguments.tokens` lets through."""
+    return max(1, tokens // LENGTH), min(tokens, LENGTH)
+
+
+def inputs(n: int, t: int, d: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    """A batch of n samples of t tokens without padding, params near the prior, and gradients of both outputs."""
+    generator = torch.Generator(device).manual_seed(0)
+    normal = functools.partial(torch.randn, dtype=dtype, device=device, generator=generator)
+    params = normal(n, t, 2 * d).mul_(0.1)
+    params[..., :d] += 1.0
+    params[..., d:] += math.log(ALPHA)
+    return {
+        "embeddings": normal(n, t, d).requires_grad_(),
+        "params": params.requires_grad_(),
+        "mask": torch.ones(n, t, dtype=torch.bool, device=device),
+        "sample_ids": torch.arange(n, device=device),
+        "grad": normal(n, t, d),
+        "grad_kl": torch.full((n, t), 1e-3, device=device),
+    }
+
+
+def check(d: int, dtype: torch.dtype, device: str) -> None:
+    """Hold the implementation that will be timed against float64 on a small batch with padding.
+
+    The mean error may be twice that of rounding the float64 result to `dtype` once, and a little float32 arithmetic.
+    The largest one may be more: a normal of a radius under 0.01 is good to 1e-3 only (docs/kernels.md).
+    Raises: RuntimeError on larger ones.
+    """
+    batch = inputs(3, 32, d, dtype, device)
+    batch["mask"][1, 20:] = False
+    tensors = [batch[name].detach() for name in ("embeddings", "params", "mask", "sample_ids")]
+    key = (SEED, 7, ALPHA, MODES["learned"])
+    run = implementation(torch.device(device).type, dtype)
+    found = run.forward(*tensors, *key) + run.backward(batch["grad"], batch["grad_kl"], *tensors, *key)
+    tensors = [x.double() if x.is_floating_point() else x for x in tensors]
+    exact = torch_impl.forward(*tensors, *key)
+    exact += torch_impl.backward(batch["grad"].double(), batch["grad_kl"].double(), *tensors, *key)
+    for name, got, want in zip(("perturbed", "kl", "grad_embeddings", "grad_params"), found, exact, strict=True):
+        rounding, error = ((x.double() - want).abs() for x in (want.to(got.dtype), got))
+        scale = max(1.0, want.abs().max().item())
+        # a sum over d in float32 grows with d, and with it its rounding: hence the scale
+        for kind, of, margin in (("mean", torch.mean, 2e-6), ("largest", torch.amax, 2e-3)):
+            allowed = 2 * of(rounding) + margin * scale
+            if not of(error) <= allowed:
+                found_error = f"{kind} error {of(error):.3g}, allowed {allowed:.3g}"
+                raise RuntimeError(f"{name} is wrong at d = {d} in {dtype}: {found_error}")
+
+
+def calls_of(batch: dict[str, Tensor], run: Callable) -> dict[str, Callable[[], object]]:
+    """A function for each pass; `run()` gives (perturbed, kl)."""
+    leaves, grads = (batch["embeddings"], batch["params"]), (batch["grad"], batch["grad_kl"])
+
+    def forward():
+        with torch.no_grad():
+            run()
+
+    def both():
+        torch.autograd.grad(run(), leaves, grads)
+
+    outputs = run()
+    return {
+        "forward": forward,
+        "backward": lambda: torch.autograd.grad(outputs, leaves, grads, retain_graph=True),
+        "both": both,
+    }
+
+
+def implementations(batch: dict[str, Tensor], device: str) -> Iterator[tuple[str, Callable[[], dict]]]:
+    """Name, and what makes the functions of each pass."""
+    tensors = [batch[name] for name in ("embeddings", "params", "mask")]
+    fused = functools.partial(perturb, *tensors, batch["sample_ids"], seed=SEED, draw=1, prior_variance=ALPHA)
+    yield "fused", lambda: calls_of(batch, fused)
+    yield "eager", lambda: calls_of(batch, functools.partial(naive.perturb, *tensors, ALPHA))
+    if device != "cpu":
+        compiled = torch.compile(naive.perturb, dynamic=False)
+        yield "compiled", lambda: calls_of(batch, functools.partial(compiled, *tensors, ALPHA))
+    yield "copy", lambda: copies(batch)
+
+
+def bytes_moved(batch: dict[str, Tensor]) -> dict[str, int]:
+    """What the fused kernels read and write in each pass."""
+    embeddings = batch["embeddings"]
+    moved = {p: sum(elements_moved(p, MODES["learned"])) * embeddings.nbytes for p in ("forward", "backward")}
+    return moved | {"both": sum(moved.values())}
+
+
+def copies(batch: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
+    """For each pass, a copy that reads half of the bytes and writes the other half."""
+    moved = bytes_moved(batch)
+    source = torch.zeros(max(moved.values()) // 2, dtype=torch.uint8, device=batch["embeddings"].device)
+    target = torch.empty_like(source)
+    return {name: functools.partial(target[: n // 2].copy_, source[: n // 2]) for name, n in moved.items()}
+
+
+def seconds(call: Callable[[], object], device: str) -> tuple[float, float, float]:
+    """Median, 20% and 80% quantile of the time of a call."""
+    if device != "cpu":
+        from triton.testing import do_bench
+
+        return tuple(ms * 1e-3 for ms in do_bench(call, warmup=20, rep=80, quantiles=QUANTILES))
+    from torch.utils.benchmark import Timer
+
+    # one call a block, so that the quantiles are those of calls
+    call()
+    times = [
+        Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads()).timeit(1).mean for _ in range(20)
+    ]
+    return tuple(torch.tensor(times).quantile(torch.tensor(QUANTILES)).tolist())
+
+
+def extra_memory(call: Callable[[], object], device: str) -> int | None:
+    """Bytes allocated at the peak of a call beyond what was allocated before it; None on a CPU."""
+    if device == "cpu":
+        return None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
+    """One record for each implementation and pass; a baseline that runs out of memory is recorded as such."""
+    torch.compiler.reset()
+    batch = inputs(*shape(tokens), d, dtype, device)
+    moved = bytes_moved(batch)
+    records = []
+    for name, make in implementations(batch, device):
+        try:
+            functions = make()
+            timed = {p: (seconds(functions[p], device), extra_memory(functions[p], device)) for p in PASSES}
+        except torch.OutOfMemoryError:
+            records.append({"implementation": name, "out_of_memory": True})
+            continue
+        for name_of_pass, (times, memory) in timed.items():
+            records.append(
+                {
+                    "implementation": name,
+                    "pass": name_of_pass,
+                    "seconds": times[0],
+                    "seconds_20_80": times[1:],
+                    "gb_per_s": moved[name_of_pass] / times[0] * 1e-9,
+                    "extra_bytes": memory,
+                }
+            )
+        del functions
+    copy_time = {r["pass"]: r["seconds"] for r in records if r["implementation"] == "copy" and "pass" in r}
+    for record in records:
+        record |= {"tokens": tokens, "d": d, "dtype": str(dtype).removeprefix("torch.")}
+        if copy_time and "pass" in record:
+            record["share_of_copy"] = copy_time[record["pass"]] / record["seconds"]
+    return records
+
+
+def aims(records: list[dict]) -> list[str]:
+    """How far a benchmark on a GPU is from what the kernels aim at, in bfloat16 at d >= 768 and 32k tokens or more.
+
+    Each line names the worst of those sizes; none where the benchmark holds no such size.
+    """
+    sizes: dict[tuple, dict] = {}
+    for r in records:
+        if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and "pass" in r:
+            sizes.setdefault((r["tokens"], r["d"]), {})[r["implementation"], r["pass"]] = r["seconds"]
+    lines = []
+    for base, name, aim in (
+        ("copy", "forward", 0.95),
+        ("copy", "backward", 0.95),
+        ("compiled", "both", 1.5),
+        ("eager", "both", 8.0),
+    ):
+        found = [(t[base, name] / t["fused", name], *size) for size, t in sizes.items() if (base, name) in t]
+        if found:
+            ratio, tokens, d = min(found)
+            where = f"{tokens} tokens, d = {d}"
+            verdict = "met" if ratio >= aim else "missed"
+            lines.append(f"{name}: {ratio:.2f} times the speed of {base} at {where}; aim {aim:g}, {verdict}")
+    return lines
+
+
+def ladder(tokens: int, d: int) -> dict[str, float]:
+    """Median seconds of the rungs of ladder.py, a copy of the same bytes first: bfloat16, forward, on a GPU."""
+    from .ladder import rungs
+
+    batch = inputs(*shape(tokens), d, torch.bfloat16, "cuda")
+    tensors = [batch[name].detach() for name in ("embeddings", "params", "mask", "sample_ids")]
+    functions = {"copy": copies(batch)["forward"]} | rungs(*tensors, ALPHA)
+    return {name: seconds(call, "cuda")[0] for name, call in functions.items()}
+
+
+def share_of_update(n: int = 8, t: int = 192, d: int = 384, layers: int = 6, rounds: int = 7) -> dict[str, float]:
+    """Medians on this CPU, in seconds, measured in turns: `fused` and `eager` forward + backward, and `update`.
+
+    `update` is a SWEP update around an encoder of random weights: clean and noisy pass, forward and backward, and
+    AdamW's step; the noise in it comes from `fused`.
+    """
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(d, 12, 4 * d, dropout=0.0, activation="gelu", batch_first=True)
+    words = torch.nn.Embedding(30522, d)
+    encoder = torch.nn.TransformerEncoder(layer, layers)
+    noise = torch.nn.Sequential(torch.nn.Linear(d, d), torch.nn.ReLU(), torch.nn.Linear(d, 2 * d))
+    head = torch.nn.Linear(d, 2)
+    optimizer = torch.optim.AdamW([p for module in (words, encoder, noise, head) for p in module.parameters()])
+    tokens, mask, ids = torch.randint(30522, (n, t)), torch.ones(n, t, dtype=torch.bool), torch.arange(n)
+
+    def update():
+        hidden = encoder(words(tokens))
+        head(hidden).square().mean().backward()
+        e = words(tokens)
+        perturbed, kl = perturb(e, noise(hidden.detach()), mask, ids, seed=SEED, draw=1, prior_variance=ALPHA)
+        (head(encoder(perturbed)).square().mean() + 1e-4 * kl.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    batch = inputs(n, t, d, torch.float32, "cpu")
+    both = {name: make()["both"] for name, make in implementations(batch, "cpu") if name in ("fused", "eager")}
+    times = in_turns(both | {"update": update}, rounds)
+    return {name: sorted(values)[rounds // 2] for name, values in times.items()}
+
+
+def in_turns(functions: dict[str, Callable[[], object]], rounds: int, calls: int = 1) -> dict[str, list[float]]:
+    """Seconds of the host for one call of each, `rounds` times in turns, each time the mean of `calls` calls."""
+    times = {name: [] for name in functions}
+    for number in range(rounds + 1):
+        for name, call in functions.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            if number:  # the first round warms up
+                times[name].append((time.perf_counter() - start) / calls)
+    return times
+
+
+class _Least(torch.autograd.Function):
+    """The least that an autograd function around the two passes can do: no checks, no choice, no care for keys."""
+
+    @staticmethod
+    def forward(ctx, run, key, *tensors):
+        ctx.save_for_backward(*tensors)
+        ctx.settings = run, key
+        return run.forward(*tensors, *key)
+
+    @staticmethod
+    def backward(ctx, grad_perturbed, grad_kl):
+        run, key = ctx.settings
+        return None, None, *run.backward(grad_perturbed, grad_kl, *ctx.saved_tensors, *key), None, None
+
+
+def host_times(device: str, rounds: int = 40, calls: int = 100) -> dict[str, dict[str, float]]:
+    """Least seconds of the host for a call, in eager mode, by way and by what is called.
+
+    Ways: `least` (the implementation in the plainest autograd function), `perturb`, and `operator` (the registered
+    operator, which `perturb` spares an eager call). Called: `forward` and `both` of an empty batch, where there is
+    nothing to compute or to launch, and of 4 tokens of width 8, where there is. The least of many turns, because
+    what others do on the machine only ever adds.
+    """
+    functions = {}
+    for name, n in (("empty", 0), ("4 tokens", 1)):
+        batch = inputs(n, 4, 8, torch.float32, device)
+        tensors = [batch[key] for key in ("embeddings", "params", "mask", "sample_ids")]
+        run, key = implementation(batch["mask"].device.type, torch.float32), (SEED, 1, ALPHA, MODES["learned"])
+        on_device = [torch.tensor(part, device=device) for part in key[:2]]
+        ways = {
+            "least": functools.partial(_Least.apply, run, key, *tensors),
+            "perturb": functools.partial(perturb, *tensors, seed=SEED, draw=1, prior_variance=ALPHA),
+            "operator": functools.partial(perturb_op, *tensors, *on_device, ALPHA, "learned"),
+        }
+        for way, call in ways.items():
+            passes = calls_of(batch, call)
+            functions |= {(way, f"{name}, {p}"): passes[p] for p in ("forward", "both")}
+    found: dict[str, dict[str, float]] = {}
+    for (way, called), values in in_turns(functions, rounds, calls).items():
+        found.setdefault(way, {})[called] = min(values)
+    return found

@@ -1,0 +1,157 @@
+"""What an update sends at each ZeRO stage and execution, and what that costs on up to 1,024 GPUs: a model.
+
+Volumes are those of DeepSpeed 0.19 as the shipped ds_configs set it up, and were compared with what it sends:
+- Stage 0 and 1 all-reduce all gradients once an update, stage 2 in every micro-step: `split` execution pays twice.
+  Its default (`use_multi_rank_bucket_allreduce`) is an all-reduce at stage 1 and 2 as well, not a reduce-scatter.
+- Stage 1 and 2 gather the updated weights once an update.
+- Stage 3 scatters gradients in every micro-step. Weights are gathered once for a forward and its backward where all
+  of them may stay (`stage3_max_live_parameters`), else for each.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from rich.table import Table
+
+from swep_ds.benchmarks.flops import peak_flops
+
+# a ring sends this many times (w - 1) / w of the whole tensor from every rank
+TIMES = {"all_reduce": 2, "reduce_scatter_tensor": 1, "all_gather_into_tensor": 1}
+STAGES = (0, 1, 2, 3)
+COUNTS = (1, 2, 8, 16, 64, 256, 1024)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an update goes: forwards with a backward, in micro-steps."""
+
+    name: str
+    passes: int
+    micro_steps: int
+
+
+WAYS = (Way("mle", 1, 1), Way("swep:split", 2, 2), Way("swep:joint", 2, 1))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Assumptions: H100 nodes, a 400 Gb/s adapter for each GPU. Bandwidths are what collectives reach, not nominal.
+
+    flops_per_second: dense, at the precision of the job.
+    """
+
+    flops_per_second: float
+    gpus_per_node: int = 8
+    bytes_per_second_in_a_node: float = 300e9  # a GPU, each way
+    bytes_per_second_between_nodes: float = 40e9  # a GPU's adapter, each way
+    seconds_a_step_in_a_node: float = 3e-6  # latency of a ring's step
+    seconds_a_step_between_nodes: float = 10e-6
+    utilisation: float = 0.4  # of them, by the model's own FLOPs
+    # of what ZeRO-3 sends while it computes; the other stages as shipped (no overlap_comm) overlap nothing
+    overlapped_at_stage_3: float = 0.5
+
+    def seconds(self, size: float, times: int, calls: int, ranks: int) -> float:
+        """Of ring collectives over `size` bytes in all, in so many calls.
+
+        Rings run through all GPUs of a node before they leave it, one through each adapter.
+        """
+        if ranks == 1:
+            return 0.0
+        nodes = math.ceil(ranks / self.gpus_per_node)
+        speed, hops = self.bytes_per_second_in_a_node, 0
+        if nodes > 1:
+            speed = min(speed, self.gpus_per_node * self.bytes_per_second_between_nodes)
+            hops = nodes
+        latency = hops * self.seconds_a_step_between_nodes + (ranks - hops) * self.seconds_a_step_in_a_node
+        return times * ((ranks - 1) / ranks * size / speed + calls * (ranks - 1) / ranks * latency)
+
+
+def volumes(stage: int, way: Way, parameters: int, width: int, live: int) -> dict[str, int]:
+    """Bytes of the whole tensors of an update's collectives, by name as in `Traffic`.
+
+    Args:
+        width: bytes of a gradient and of a weight on their way.
+        live: of ZeRO-3, how many weights may stay gathered.
+    """
+    whole = parameters * width
+    if stage == 0:
+        return {"all_reduce": whole}
+    if stage < 3:
+        return {"all_reduce": whole * (way.micro_steps if stage == 2 else 1), "all_gather_into_tensor": whole}
+    gathers = way.micro_steps if parameters <= live else 2 * way.passes
+    return {"all_gather_into_tensor": whole * gathers, "reduce_scatter_tensor": whole * way.micro_steps}
+
+
+def cluster(job: dict[str, Any]) -> Cluster:
+    return Cluster(peak_flops("H100", job["precision"]))
+
+
+def predict(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the model: for each stage, way and number of ranks what a rank sends and how long an update takes.
+
+    Args:
+        job: "precision", "parameters", "modules" that hold them, "width", "reduce_bucket" (elements), "flops" of an
+            update on a rank by way.
+    """
+    assumed, zero = cluster(job), DeepSpeedZeroConfig(stage=3)
+    live = min(zero.max_live_parameters, zero.max_reuse_distance)
+    buckets = math.ceil(job["parameters"] / job["reduce_bucket"])
+    rows = []
+    for stage in STAGES:
+        for way in WAYS:
+            compute = job["flops"][way.name] / (assumed.flops_per_second * assumed.utilisation)
+            sizes = volumes(stage, way, job["parameters"], job["width"], live)
+            whole = job["parameters"] * job["width"]
+            for ranks in COUNTS:
+                seconds = 0.0
+                for name, size in sizes.items():
+                    gathers_modules = stage == 3 and name == "all_gather_into_tensor"
+                    once = job["modules"] if gathers_modules else 1 if name.startswith("all_gather") else buckets
+                    calls = once * size // whole
+                    seconds += assumed.seconds(size, TIMES[name], calls, ranks)
+                hidden = min(compute, assumed.overlapped_at_stage_3 * seconds) if stage == 3 else 0.0
+                update = compute + seconds - hidden
+                rows.append(
+                    {
+                        "stage": stage,
+                        "way": way.name,
+                        "ranks": ranks,
+                        "bytes_sent": sum(TIMES[n] * size * (ranks - 1) / ranks for n, size in sizes.items()),
+                        "compute_seconds": compute,
+                        "communication_seconds": seconds,
+                        "update_seconds": update,
+                        "efficiency": compute / update,
+                    }
+                )
+    return rows
+
+
+def tables(job: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, Table]:
+    """The assumptions as text, and the table: MB that a rank sends, and the share of an update that is computing."""
+    lines = [f"    {name} = {value:g}" for name, value in asdict(cluster(job)).items()]
+    bucket, width = job["reduce_bucket"], job["width"]
+    flops = ", ".join(f"{name} {flop / 1e12:.3g}" for name, flop in job["flops"].items())
+    text = "\n".join(
+        [
+            "model of an update; not measured. Assumed:",
+            *lines,
+            f"    {job['parameters']:,} parameters in {job['modules']} modules, {width} bytes each on their way; "
+            f"buckets of {bucket:,}",
+            f"    TFLOP of an update on a rank: {flops}",
+            "    collectives are rings; a gather at ZeRO-3 is a call a module, at ZeRO-1 and 2 one call",
+            "    the optimizer's step, which ZeRO divides among the ranks, is not counted",
+        ]
+    )
+    shown = Table(title="MB sent by a rank, and the share of an update that is computing, by GPUs")
+    for name in ("stage", ""):
+        shown.add_column(name, no_wrap=True)
+    for ranks in COUNTS:
+        shown.add_column(f"{ranks:,}", justify="right", no_wrap=True)
+    for stage in STAGES:
+        for way in WAYS:
+            of = [row for row in rows if (row["stage"], row["way"]) == (stage, way.name)]
+            cells = [f"{row['bytes_sent'] / 1e6:,.0f} {row['efficiency']:4.0%}" for row in of]
+            shown.add_row(str(stage), way.name, *cells, end_section=way is WAYS[-1])
+    return text, shown

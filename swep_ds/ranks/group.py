@@ -1,0 +1,256 @@
+"""Ranks: found in the environment of `deepspeed`, `torchrun`, `srun` or plain `python`, and ended cleanly.
+
+Notable (DeepSpeed 0.19):
+- On CPU, `init_distributed` would compile a shared-memory operator (40 s) that leaves 69 MB per rank in /dev/shm
+  for good; it is switched off, gloo alone does the work.
+- Its groups' collectives give up after 10 minutes. Ranks may well wait for longer, for data that one prepares or a
+  model that one writes, and a dead rank is the lifeline's to notice: see `wait_long`.
+- Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
+"""
+
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TypeVar
+
+import datasets
+import deepspeed
+import deepspeed.ops
+import torch
+import torch.distributed as dist
+import transformers
+from deepspeed.accelerator import get_accelerator
+from torch.distributed import distributed_c10d
+
+from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped, parsing, reason
+from swep_ds.ranks import accelerator
+from swep_ds.ranks.heartbeat import Hub, Line, Spoke
+from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch
+from swep_ds.ranks.rendezvous import meet
+from swep_ds.ranks.signals import leave_alone, request
+from swep_ds.terminal import report
+
+LONGEST_WAIT = timedelta(hours=6)  # of a rank for others that live
+ALONE_SECONDS = 30.0  # that others may come later to a common end, by what they finish first
+
+T = TypeVar("T")
+_hosts: list[str] = []  # by rank
+_line: Line | None = None  # None where there is one rank
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
+
+    Where a rank dies, or ends with an exception that is no `Ended`, all others end within seconds and say which
+    (`swep_ds.ranks.heartbeat`).
+
+    Raises:
+        InputError: a launcher set some of the rank variables, but not all; a node has fewer devices than ranks; or the
+            ranks cannot reach each other.
+        Ended: of the block, which must raise it on all ranks alike (`agree`).
+    """
+    with _named_rank() as launch:
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+        _join(launch)
+        try:
+            _connect(launch)
+            yield
+            _leave(EXIT_DONE)
+        except Ended as end:
+            report(end)  # before the launcher sees one rank end and kills the others
+            _leave(end.exit_code, end)
+            raise
+        except KeyboardInterrupt:
+            request.end_by(signal.SIGINT)
+        except BaseException as error:
+            if _line:
+                _line.fail(error)
+            raise
+
+
+@contextmanager
+def _named_rank() -> Iterator[Launch]:
+    """The launcher's variables are there. Those filled in go again, or what is started later would inherit them."""
+    launch = read_launch()
+    filled_in = {*VARIABLES, "SWEP_DS_LOCAL_ID"} - set(os.environ)
+    os.environ.update(launch.variables(free_port()))
+    if "RANK" in filled_in and accelerator.device_count() == 1:
+        os.environ["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
+    try:
+        yield launch
+    finally:
+        for name in filled_in:
+            os.environ.pop(name, None)
+
+
+def _join(launch: Launch) -> None:
+    backend, local, missing = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
+    if get_accelerator().device_name() == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        backend = "gloo"
+    elif local >= (devices := get_accelerator().device_count()):
+        missing = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
+    else:
+        try:
+            get_accelerator().set_device(local)
+        except RuntimeError as error:  # such as of a device that another process has for itself
+            missing = (
+                f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
+            )
+    # the store is kept until the group has its own
+    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), missing)
+    with parsing("the ranks cannot form a process group", "look at the network between them, and at its variables"):
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    del store
+    wait_long()
+
+
+def wait_long() -> None:
+    """Lets the collectives of all groups that there are wait for `LONGEST_WAIT`."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(LONGEST_WAIT, group)
+
+
+def _connect(launch: Launch) -> None:
+    """Ties the ranks together, so that none waits for a dead one."""
+    places = gather((os.environ.get("SLURMD_NODENAME") or socket.gethostname(), launch.local_rank))
+    _hosts[:] = [name for name, _ in places]
+    for name in _hosts:
+        if all(local for host, local in places if host == name):
+            raise InputError(f"LOCAL_RANK: no rank of host {name} has 0: number the ranks of each node from 0")
+    if world_size() == 1:
+        request.joined(leave_alone)
+        return
+    address, hub = os.environ["MASTER_ADDR"], None
+
+    def listen() -> Hub | None:
+        try:
+            return Hub(world_size(), _hosts, address) if is_main() else None
+        except OSError as error:
+            raise InputError(f"MASTER_ADDR {address}: rank 0 cannot listen there ({error})") from None
+
+    def connect() -> None:
+        global _line  # at once: where another rank fails, this one says goodbye as well
+        try:
+            _line = hub or Spoke(rank(), world_size(), _hosts, address, ticket, tells=is_first_on_node())
+        except OSError as error:
+            raise InputError(
+                f"MASTER_ADDR {address}: port {ticket.port} of rank 0 cannot be reached ({error}): the nodes must "
+                "reach each other on all ports"
+            ) from None
+
+    hub = agree(listen)
+    ticket = gather(hub and hub.ticket)[0]
+    agree(connect)
+    request.joined(_line.stop)
+
+
+def _leave(code: int, end: Ended | None = None) -> None:
+    """All ranks call this together; one that is alone with what ended it ends the others, which wait elsewhere."""
+    global _line
+    request.settle(code)
+    alone = None
+    if _line and end and not isinstance(end, Stopped):  # which all have agreed upon
+        alone = threading.Timer(ALONE_SECONDS, _line.fail, (end,))
+        alone.daemon = True
+        alone.start()
+    dist.barrier()
+    if alone:
+        alone.cancel()
+    if _line:
+        _line.close()
+        _line = None
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now.
+
+    From below those that systems give to outgoing connections: one of these may be gone a second later.
+    """
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))  # every address, as the store does
+            return port
+    raise OSError("none of 100 ports between 20000 and 32000 is free")
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def world_size() -> int:
+    return dist.get_world_size()
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def device() -> torch.device:
+    return torch.device(get_accelerator().current_device_name())
+
+
+def host(rank: int) -> str:
+    """The name of the machine that a rank runs on."""
+    return _hosts[rank]
+
+
+def progress(step: str) -> None:
+    """Says where this rank is from now on, to whoever wants to know should it die or stall. All ranks take the same
+    steps; this costs next to nothing."""
+    if _line:
+        _line.progress(step)
+
+
+def watch_stalls(seconds: float) -> None:
+    """From now on rank 0 says which ranks are behind whenever none has taken a step for so long."""
+    if _line:
+        _line.watch(seconds)
+
+
+def synchronize() -> None:
+    """Waits for the device, so that a clock read next tells the truth."""
+    if device().type != "cpu":
+        get_accelerator().synchronize()
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's picklable value, in rank order, on all ranks."""
+    values: list = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def agree(step: Callable[[], T]) -> T:
+    """Runs `step` on every rank; if it raises InputError on any, raises that error on all of them."""
+    value, fault = None, None
+    try:
+        value = step()
+    except InputError as error:
+        fault = str(error)
+    faults = gather(fault)
+    if any(faults):
+        number, message = next((n, m) for n, m in enumerate(faults) if m)
+        where = "" if all(m == message for m in faults) else f" (on rank {number}, host {_hosts[number]})"
+        raise InputError(message + where)
+    return value
+
+
+def first_on_each_node(step: Callable[[], T]) -> T:
+    """Runs `step` on each node's first rank, then on the others, which find what it left in the node's cache."""
+    first = is_first_on_node()
+    value = agree(lambda: step() if first else None)
+    return agree(lambda: value if first else step())

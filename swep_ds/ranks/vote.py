@@ -1,0 +1,74 @@
+"""The ranks' agreement to stop: all at the same update, whichever of them was asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from swep_ds.errors import Ended, InputError
+from swep_ds.ranks import group as ranks
+from swep_ds.ranks.signals import request
+
+CONNECT = timedelta(seconds=60)
+
+
+class StopVote:
+    """At the end of every update each rank casts what it was asked, and reads what was cast an update earlier.
+
+    So nobody waits: the votes of an update travel (over gloo, from memory to memory) while the next one computes.
+
+    Raises:
+        InputError: the ranks cannot reach each other over gloo.
+    """
+
+    def __init__(self):
+        self._group = ranks.agree(_over_gloo) if ranks.world_size() > 1 else None
+        self._vote = torch.zeros((), dtype=torch.int32)
+        self._cast: dist.Work | None = None
+
+    def asked(self) -> int:
+        """The signal by which any rank was asked to stop, 0 if none was; the same on all ranks, which all call this."""
+        if self._group is None:
+            return request.number
+        asked = self._counted()
+        self._vote.fill_(request.number)
+        self._cast = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return asked
+
+    def _counted(self) -> int:
+        if self._cast is None:
+            return 0
+        self._cast.wait()
+        return int(self._vote)
+
+    def close(self) -> None:
+        self._counted()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+
+def _over_gloo() -> dist.ProcessGroup:
+    try:
+        group = dist.new_group(backend="gloo", timeout=CONNECT)
+        dist.barrier(group)  # one that has nothing left to train must not go while another still connects
+    except RuntimeError as error:
+        raise InputError(
+            f"the ranks cannot reach each other over gloo ({' '.join(str(error).split())[:200]}): export "
+            "GLOO_SOCKET_IFNAME, on all nodes the name of the network interface between them (ip address lists them)"
+        ) from None
+    return group
+
+
+@contextmanager
+def stop_vote() -> Iterator[StopVote]:
+    """For the training loop: inside, requests to stop wait for its updates. All ranks enter and leave it together."""
+    vote = StopVote()
+    try:
+        with request.deferred():
+            yield vote
+    except Ended:  # on all ranks; any other exception leaves some of them without a vote to count
+        vote.close()
+        raise
+    vote.close()

@@ -1,0 +1,87 @@
+"""Masked language models: any `AutoModelForMaskedLM` with a fast tokenizer, to sample tokens from."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from swep_ds.errors import InputError
+from swep_ds.models.configs import load_config
+from swep_ds.models.hub import fit_tokenizer, load_tokenizer, resolve_model
+from swep_ds.models.loading import load_weights, make_hollow
+
+PLACES_AT_A_TIME = 256  # of which float64 probabilities over the vocabulary are in memory
+
+
+def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A hub id or a local folder in float32 and evaluation mode, and its tokenizer.
+
+    Raises:
+        InputError: cannot be loaded, no mask token, no trained head (an encoder alone, a model of another task), or
+            a tokenizer of another model.
+    """
+    tokenizer = load_tokenizer(name, "--model")
+    if tokenizer.mask_token_id is None:
+        raise InputError(f"--model {name}: its tokenizer has no mask token: {FIX}")
+    source, named = resolve_model(name, "--model"), f"--model {name}"
+    config = load_config(source, "--model")
+    if type(config) not in AutoModelForMaskedLM._model_mapping:
+        raise InputError(f"{named}: no masked language model to load there ({config.model_type}): {FIX}")
+    hollow = make_hollow(AutoModelForMaskedLM, config, source, named)
+    model = load_weights(
+        AutoModelForMaskedLM, config, hollow, source, named, new_head=False, advice=FIX, dtype=torch.float32
+    )
+    fit_tokenizer(tokenizer, model, named)
+    return model.eval().to(device), tokenizer
+
+
+FIX = "name a masked language model, such as bert-base-uncased, or the local folder of one"
+
+
+@torch.no_grad()
+def draw(
+    model: PreTrainedModel,
+    inputs: dict[str, Tensor],
+    rows: np.ndarray,
+    positions: np.ndarray,
+    uniforms: np.ndarray,
+    candidates: Tensor,
+) -> np.ndarray:
+    """Tokens drawn from the softmax over `candidates` at S places, by inversion of its distribution in float64.
+
+    Args:
+        inputs: of the model, [N, T].
+        rows, positions: [S] int64, the places in `inputs`.
+        uniforms: [S] float64 in [0, 1): what is drawn depends on these and on the logits alone.
+        candidates: [V] int64, the ids that may be drawn, on the model's device.
+
+    Returns:
+        [S] int64 ids.
+    """
+    device = candidates.device
+    inputs = {name: value.to(device) for name, value in inputs.items()}
+    logits = logits_at(model, inputs, torch.from_numpy(rows).to(device), torch.from_numpy(positions).to(device))
+    drawn = []
+    for some, u in zip(
+        logits.split(PLACES_AT_A_TIME), torch.from_numpy(uniforms).to(device).split(PLACES_AT_A_TIME), strict=True
+    ):
+        cumulated = some[:, candidates].double().softmax(-1).cumsum(-1)
+        reached = u[:, None] * cumulated[:, -1:]
+        drawn.append(candidates[torch.searchsorted(cumulated, reached, right=True)[:, 0]])
+    return torch.cat(drawn).cpu().numpy()
+
+
+def logits_at(model: PreTrainedModel, inputs: dict[str, Tensor], rows: Tensor, positions: Tensor) -> Tensor:
+    """Logits [S, V] at S places of the inputs [N, T].
+
+    The output layer gets these places alone: on all [N, T] it would cost as much as a small encoder, and the logits of
+    a large vocabulary would take most of the memory.
+    """
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: (hidden[0][rows, positions],))
+    try:
+        logits = model(**inputs, return_dict=True).logits
+    finally:
+        hook.remove()
+    return (
+        logits if logits.dim() == 2 else logits[rows, positions]
+    )  # MobileBERT takes the layer's weights, past the hook

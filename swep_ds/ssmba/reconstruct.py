@@ -1,0 +1,219 @@
+"""SSMBA samples of questions: corrupted, rebuilt by a masked language model, put back as SQuAD paragraphs.
+
+All that is random in a sample hangs on (seed, question id, number of the sample) and is drawn before the model runs.
+A long context is rebuilt window by window, so that nothing of it is cut.
+"""
+
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from swep_ds.data.batches import Padding
+from swep_ds.data.features import Template, context_windows
+from swep_ds.data.readers import Example
+from swep_ds.data.splits import sample_id
+from swep_ds.models.hub import longest_window
+from swep_ds.ssmba.corruption import Corruption, Text, Vocabulary, corrupt, plain_backend, splice, tokenise
+from swep_ds.ssmba.masked_lm import draw, load_masked_lm
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the samples, beside data and model."""
+
+    samples: int = 8  # per question
+    share: float = 0.25  # of the tokens outside the answer that are corrupted
+    seed: int = 0
+    batch_size: int = 32  # windows per forward pass
+
+
+class Window(NamedTuple):
+    """Tokens [begin, end) of a question beside tokens [begin, end) of its context, in one input of the model."""
+
+    question: tuple[int, int]
+    context: tuple[int, int]
+
+
+def cover(question: int, context: int, room: int) -> tuple[list[Window], np.ndarray]:
+    """Windows of at most `room` tokens that together hold a question of so many tokens and a context of so many.
+
+    Every window of the context stands beside the question's beginning, which takes at most half of the room; what
+    a longer question has beyond that stands in windows of its own, beside the context's beginning.
+
+    Returns:
+        The windows, and [question + context] int64: the window that gives a token the most context (the rule of
+        `context_windows`, for the question's tokens and for the context's).
+    """
+    asked = context_windows(question, room // 2, max(1, room // 4))
+    beside = room - asked[0].end
+    told = context_windows(context, beside, max(1, beside // 2))
+    windows = [Window((0, asked[0].end), (part.begin, part.end)) for part in told]
+    windows += [Window((part.begin, part.end), (0, min(context, beside))) for part in asked[1:]]
+    owner = np.zeros(question + context, np.int64)
+    for number, part in enumerate(told):
+        owner[question + part.own_begin : question + part.own_end] = number
+    for number, part in enumerate(asked[1:], start=len(told)):
+        owner[part.own_begin : part.own_end] = number
+    return windows, owner
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A question beside its context; positions count the question's tokens and go on with the context's."""
+
+    example: Example
+    question: Text
+    context: Text
+    windows: list[Window]
+    owner: np.ndarray  # as `cover` gives it
+
+    @property
+    def ids(self) -> np.ndarray:
+        return np.concatenate([self.question.ids, self.context.ids])
+
+    @property
+    def eligible(self) -> np.ndarray:
+        return np.concatenate([self.question.eligible, self.context.eligible])
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One corruption of a pair. `predicted` [S] int64 is filled in by the model."""
+
+    pair: Pair
+    number: int
+    corruption: Corruption
+    predicted: np.ndarray
+
+
+class Rebuilder:
+    """Makes samples of questions with one model, on one rank.
+
+    Args:
+        model_name: hub id or local folder of a masked language model.
+        example: any of the questions.
+
+    Raises:
+        InputError: no masked language model of that name.
+    """
+
+    def __init__(self, model_name: str, example: Example, settings: Settings, device: torch.device):
+        self.settings = settings
+        self.model, tokenizer = load_masked_lm(model_name, device)
+        self.vocabulary = Vocabulary.of(tokenizer)
+        self.candidates = torch.from_numpy(self.vocabulary.candidates).to(device)
+        self.backend = plain_backend(tokenizer)
+        self.padding = Padding.of(tokenizer)
+        self.template = Template.learn(self.backend, example)
+        self.room = longest_window(tokenizer, self.model) - self.template.specials
+
+    def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:
+        """The samples of some questions as articles of a SQuAD document, and how many there are of what.
+
+        Counted are samples "kept", "unchanged" (equal to the original) and "repeated" (equal to an earlier one of
+        their question), and in all of them "tokens", those "corrupted" and of these those "changed".
+        """
+        numbers = range(self.settings.samples)
+        samples = [self._corrupt(pair, number) for pair in self._pairs(examples) for number in numbers]
+        self._predict(samples)
+        counts: Counter = Counter()
+        by_article = itertools.groupby(samples, key=lambda sample: sample.pair.example.article)
+        articles = [{"title": title, "paragraphs": list(self._paragraphs(some, counts))} for title, some in by_article]
+        return articles, counts
+
+    def _pairs(self, examples: Sequence[Example]) -> Iterator[Pair]:
+        questions = tokenise(self.backend, self.vocabulary, [e.question for e in examples], [None] * len(examples))
+        contexts = tokenise(self.backend, self.vocabulary, [e.context for e in examples], [e.span for e in examples])
+        for example, question, context in zip(examples, questions, contexts, strict=True):
+            yield Pair(example, question, context, *cover(len(question.ids), len(context.ids), self.room))
+
+    def _corrupt(self, pair: Pair, number: int) -> Sample:
+        key = hashlib.sha256(json.dumps([self.settings.seed, pair.example.id, number]).encode()).digest()
+        dice = np.random.default_rng(int.from_bytes(key, "big"))
+        corruption = corrupt(pair.ids, pair.eligible, self.settings.share, self.vocabulary, dice)
+        return Sample(pair, number, corruption, np.empty_like(corruption.selected))
+
+    def _predict(self, samples: Sequence[Sample]) -> None:
+        """Fills in what the model makes of the selected tokens, each predicted once, in the window that owns it."""
+        rows = [row for sample in samples for row in self._rows(sample)]
+        rows.sort(key=lambda row: -len(row.ids))  # little padding, and memory peaks at once
+        for at in range(0, len(rows), self.settings.batch_size):
+            batch = rows[at : at + self.settings.batch_size]
+            columns = {"input_ids": [row.ids for row in batch], "token_type_ids": [row.types for row in batch]}
+            predicted = draw(
+                self.model,
+                self.padding.inputs(columns, len(batch[0].ids)),
+                np.repeat(np.arange(len(batch)), [len(row.mine) for row in batch]),
+                np.concatenate([row.positions for row in batch]),
+                np.concatenate([row.sample.corruption.uniforms[row.mine] for row in batch]),
+                self.candidates,
+            )
+            for row in batch:
+                row.sample.predicted[row.mine], predicted = predicted[: len(row.mine)], predicted[len(row.mine) :]
+
+    def _rows(self, sample: Sample) -> Iterator["_Row"]:
+        prefix, middle, suffix, types = self.template
+        corruption, asked = sample.corruption, len(sample.pair.question.ids)
+        for number, ((q_begin, q_end), (c_begin, c_end)) in enumerate(sample.pair.windows):
+            mine = np.flatnonzero(sample.pair.owner[corruption.selected] == number)
+            if len(mine) == 0:
+                continue
+            selected = corruption.selected[mine]
+            in_context = len(prefix) + q_end - q_begin + len(middle) + selected - asked - c_begin
+            question, context = corruption.ids[q_begin:q_end], corruption.ids[asked + c_begin : asked + c_end]
+            yield _Row(
+                sample,
+                mine,
+                ids=np.concatenate([prefix, question, middle, context, suffix]),
+                types=np.repeat(types, self.template.repeats(len(question), len(context))),
+                positions=np.where(selected < asked, len(prefix) + selected - q_begin, in_context),
+            )
+
+    def _paragraphs(self, samples: Iterator[Sample], counts: Counter) -> Iterator[dict[str, Any]]:
+        for pair, group in itertools.groupby(samples, key=lambda sample: sample.pair):
+            original = (pair.example.question, pair.example.context)
+            begin, end = pair.example.span
+            answer = pair.example.context[begin:end]
+            seen = set()
+            for sample in group:
+                question, context, start = self._rebuilt(sample)
+                assert context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
+                counts["tokens"] += len(pair.owner)
+                counts["corrupted"] += len(sample.predicted)
+                counts["changed"] += int((sample.predicted != pair.ids[sample.corruption.selected]).sum())
+                if (question, context) == original:
+                    counts["unchanged"] += 1
+                elif (question, context) in seen:
+                    counts["repeated"] += 1
+                else:
+                    counts["kept"] += 1
+                    seen.add((question, context))
+                    answers = [{"text": answer, "answer_start": start}]
+                    qa = {"id": sample_id(pair.example.id, sample.number), "question": question, "answers": answers}
+                    yield {"context": context, "qas": [qa]}
+
+    def _rebuilt(self, sample: Sample) -> tuple[str, str, int]:
+        """Question, context and the answer's first character."""
+        selected, predicted, asked = sample.corruption.selected, sample.predicted, len(sample.pair.question.ids)
+        split = np.searchsorted(selected, asked)
+        question, _ = splice(sample.pair.question, selected[:split], predicted[:split], self.vocabulary)
+        context, start = splice(sample.pair.context, selected[split:] - asked, predicted[split:], self.vocabulary)
+        return question, context, start
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """A window of a sample as the model's input."""
+
+    sample: Sample
+    mine: np.ndarray  # [M] int64, which of the sample's selected tokens are predicted here
+    ids: np.ndarray  # [T] int64, likewise types
+    types: np.ndarray
+    positions: np.ndarray  # [M] int64, where they stand in ids

@@ -1,0 +1,213 @@
+"""The exported model: loads with transformers alone, computes what the engine computed, says what it is."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from swep_ds.pipeline.export import model_card, save_tokenizer
+from swep_ds.recipe import Recipe
+from tests.support import tiny
+from tests.support.fork_server import HANGS, run_script
+from tests.support.tiny_run import ds_config, prepare
+
+# Makes runs as scripts/train.py does and keeps the engine's logits right before the export.
+TRAIN = """
+import json, sys
+from pathlib import Path
+import torch
+import swep_ds.pipeline.export
+import swep_ds.pipeline.run
+from swep_ds.ranks import group as ranks
+from swep_ds.data.batches import Batch
+from swep_ds.recipe import Recipe
+
+export = swep_ds.pipeline.run.export_model
+
+def keep_logits(engine, tokenizer, folder, *rest):
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    with torch.no_grad():
+        logits = engine(Batch(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"]))
+    if ranks.is_main():
+        torch.save({"inputs": dict(inputs), "logits": [part.float() for part in logits]}, f"{folder.parent}.logits")
+    export(engine, tokenizer, folder, *rest)
+
+swep_ds.pipeline.run.export_model = keep_logits
+with ranks.process_group():
+    for one in json.loads(Path(sys.argv[-1]).read_text()):
+        recipe = Recipe.load(one["recipe"], one["set"])
+        swep_ds.pipeline.export.FILE_BYTES = one["file_bytes"]
+        swep_ds.pipeline.run.run(recipe, one["ds_config"], Path(one["output_dir"]), "never")
+"""
+
+LOAD = """
+import sys
+sys.modules["swep_ds"] = None  # importing it raises
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+for run in sys.argv[1:]:
+    model, info = AutoModelForQuestionAnswering.from_pretrained(f"{run}/model", output_loading_info=True)
+    assert not any(info.values()), info
+    kept = torch.load(f"{run}.logits")
+    tokenizer = AutoTokenizer.from_pretrained(f"{run}/model")
+    inputs = tokenizer(["who built it?", "when"], ["the old bridge over the river", "in 1998"], padding=True,
+                       return_tensors="pt")
+    assert all(torch.equal(inputs[key], kept["inputs"][key]) for key in kept["inputs"])
+    with torch.no_grad():
+        output = model.eval()(**inputs)
+    torch.save([output.start_logits.float(), output.end_logits.float()], f"{run}.loaded")
+"""
+RUNS = {
+    "zero0": [],
+    "zero3": [],
+    "zero2-bf16": ["train.precision=bf16"],
+    "zero2-files": [],
+    "zero3-files": [],
+}
+FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    recipe = prepare(folder)
+    # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+    listed = [
+        {
+            "recipe": str(recipe),
+            "set": ["train.max_updates=3", *RUNS[name]],
+            "ds_config": str(ds_config(folder, int(name[4]))),
+            "output_dir": str(folder / name),
+            "file_bytes": FILE_BYTES if "-files" in name else 2**30,
+        }
+        for name in sorted(RUNS)
+    ]
+    (folder / "runs.json").write_text(json.dumps(listed))
+    (folder / "train.py").write_text(TRAIN)
+    run_script(folder / "train.py", str(folder / "runs.json"), ranks=2)
+    arguments = [str(folder / name) for name in RUNS]
+    subprocess.run([sys.executable, "-I", "-c", LOAD, *arguments], cwd=folder, check=True, timeout=HANGS)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_the_loaded_model_computes_the_engines_logits(runs, name):
+    kept, loaded = torch.load(runs / f"{name}.logits")["logits"], torch.load(runs / f"{name}.loaded")
+    for left, right in zip(kept, loaded, strict=True):
+        assert left.std() > 0.01
+        torch.testing.assert_close(right, left, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_weights_are_safetensors_and_the_backbones_alone(runs, name):
+    files = {file.name for file in (runs / name / "model").iterdir()}
+    assert {"config.json", "tokenizer.json", "README.md"} <= files
+    assert not [file for file in files if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    written = [load_file(file) for file in sorted((runs / name / "model").glob("*.safetensors"))]
+    names = [one for content in written for one in content]
+    assert sorted(names) == sorted(load_file(runs / "model" / "model.safetensors"))  # what training started from
+    assert ("model.safetensors" in files) == ("-files" not in name)
+    assert not list((runs / name).glob(".model*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero2-files", "zero3-files"])
+def test_a_large_model_is_written_in_several_files(runs, name):
+    folder = runs / name / "model"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 4
+    numbers = range(1, 1 + len(files))
+    assert [file.name for file in files] == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in numbers]
+    for file in files:
+        content = load_file(file)
+        assert len(content) == 1 or sum(value.nbytes for value in content.values()) <= FILE_BYTES
+        assert all(index["weight_map"][one] == file.name for one in content)
+
+
+@pytest.mark.slow
+def test_training_changed_the_weights(runs):
+    before, after = (load_file(runs / name / "model.safetensors") for name in ("model", "zero3/model"))
+    assert not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
+
+
+@pytest.mark.slow
+def test_the_model_card_has_the_runs_scores(runs):
+    scores = json.loads((runs / "zero3" / "results.json").read_text())["eval"]["test"]
+    card = (runs / "zero3" / "model" / "README.md").read_text()
+    assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in card
+
+
+def test_a_full_disk_under_the_tokenizer_is_an_error_of_the_system(tmp_path):
+    tokenizer = tiny.wordpiece()
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_tokenizer(tokenizer, tmp_path)
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(TypeError):
+        save_tokenizer(tokenizer, 3)
+
+
+def card(method: dict, scores: dict, **more: dict) -> tuple[dict, str]:
+    recipe = Recipe.model_validate(
+        more
+        | {
+            "model": {"name": "owner/encoder"},
+            "method": method,
+            "data": {"train": "wiki.json", "eval": {"x": "y"}, "max_length": 200},
+            "train": {"learning_rate": 2e-5, "max_updates": 70, "precision": "bf16"},
+            "seed": 4,
+        }
+    )
+    _, head, text = model_card(recipe, scores).split("---\n", 2)
+    return yaml.safe_load(head), text
+
+
+def test_model_card_states_method_data_and_scores():
+    scores = {
+        "wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10},
+        "news": {"exact_match": 60.0, "f1": 70.0, "total": 20},
+        "forum": {"exact_match": 50.0, "f1": 65.0, "total": 30},
+    }
+    head, text = card({"name": "swep", "beta": 0.01}, scores)
+    assert head["pipeline_tag"] == "question-answering"
+    assert "swep" in head["tags"]
+    for part in (
+        "Fine-tuned from `owner/encoder`",
+        "Method: swep (noise learned, beta 0.01, ",
+        "Training data: `wiki.json`",
+        "200 tokens, step 128",
+        "2 epochs, at most 70 updates, learning rate 2e-05, bf16, seed 4",
+        "| wiki | 80.00 | 90.00 | 10 |\n| news | 60.00 | 70.00 | 20 |\n| forum | 50.00 | 65.00 | 30 |\n",
+        "| mean out of domain | 55.00 | 67.50 | |",
+    ):
+        assert part in text
+
+
+def test_model_card_of_a_method_without_settings_and_one_data_set():
+    head, text = card({"name": "mle"}, {"wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10}})
+    assert "mle" in head["tags"]
+    assert "- Method: mle\n" in text
+    assert "mean out of domain" not in text
+
+
+def test_model_card_of_two_stages_and_a_chosen_checkpoint():
+    score = {"exact_match": 80.0, "f1": 90.0, "total": 10}
+    _, text = card({"name": "mle"}, {"x": score}, pretrain={"train": "pairs.json"}, eval={"select_on": "x"})
+    assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
+    assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
+
+
+def test_model_card_of_a_run_that_was_not_tested_has_no_table():
+    _, text = card({"name": "mle"}, {})
+    assert "| data set |" not in text
+    assert "\n\n\n" not in text

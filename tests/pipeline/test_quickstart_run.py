@@ -1,0 +1,36 @@
+"""The main job on its embedded default, shortened, as a user starts it: it learns, from a model that knows nothing."""
+
+import json
+
+import pytest
+
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import DEEPSPEED, execute
+
+pytestmark = pytest.mark.slow
+ARGUMENTS = ["scripts/train.py", "--ds_config", "ds_configs/zero2.json"]
+
+
+def settings(**values: float) -> list[str]:
+    return [word for name, value in values.items() for word in ("--set", f"{name.replace('__', '.')}={value}")]
+
+
+def exact_match(folder) -> dict[str, float]:
+    scores = json.loads((folder / "results.json").read_text())["eval"]
+    assert list(scores) == ["encyclopedia", "news", "forum", "reviews", "biomedicine"]
+    return {name: score["exact_match"] for name, score in scores.items()}
+
+
+def test_the_quick_start_learns(tmp_path):
+    """A sixth of its updates, to its end: most of what it learns, it learns at first."""
+    short = settings(train__max_updates=60, data__max_eval_examples=100)
+    execute([str(DEEPSPEED), *ARGUMENTS, "--output_dir", str(tmp_path / "run"), *short])
+    source, *shifted = exact_match(tmp_path / "run").values()
+    assert source >= 50
+    assert all(5 <= score <= source - 10 for score in shifted)
+
+
+def test_without_fine_tuning_it_knows_nothing(tmp_path):
+    untrained = settings(train__max_updates=1, train__learning_rate=1e-30, data__max_eval_examples=60)
+    run_script(ROOT / ARGUMENTS[0], *ARGUMENTS[1:], "--output_dir", str(tmp_path / "run"), *untrained)
+    assert max(exact_match(tmp_path / "run").values()) < 5

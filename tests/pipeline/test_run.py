@@ -1,0 +1,112 @@
+"""What a run trains on: the same questions for every method, nested fractions, samples of nothing else."""
+
+import json
+
+import pytest
+
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+from swep_ds.methods import METHODS
+from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.run import OVERFLOWS_IN_FP16, load_model
+from swep_ds.recipe import Recipe
+from tests.support import tiny, tiny_models
+from tests.support.tiny_run import squad
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """train.json, and two samples of each of its questions in augmented.json."""
+    path = tmp_path_factory.mktemp("run")
+    document = squad(100)
+    (path / "train.json").write_text(json.dumps(document))
+    for article in document["data"]:
+        paragraphs = [json.loads(json.dumps(paragraph)) for paragraph in article["paragraphs"] for _ in range(2)]
+        for number, paragraph in enumerate(paragraphs):
+            paragraph["context"] += " again"
+            paragraph["qas"][0]["id"] += f"-ssmba{number % 2}"
+        article["paragraphs"] = paragraphs
+    (path / "augmented.json").write_text(json.dumps(document))
+    return path
+
+
+def training(folder, method: str = "mle", **data) -> list[Example]:
+    made = {"train": str(folder / "train.json"), "eval": {"test": str(folder / "train.json")}, **data}
+    if method == "ssmba":
+        made["augmented"] = str(folder / "augmented.json")
+    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": method}, "data": made, "seed": 3})
+    return load_examples(recipe)[0]
+
+
+def originals(examples: list[Example]) -> list[Example]:
+    return [example for example in examples if "-ssmba" not in example.id]
+
+
+@pytest.mark.parametrize("holdout", [0.0, 0.3])
+def test_fractions_are_nested_and_the_same_for_every_method(folder, holdout):
+    whole = training(folder, holdout_fraction=holdout)
+    larger = whole
+    for fraction in (0.8, 0.5, 0.3, 0.1):
+        chosen = training(folder, train_fraction=fraction, holdout_fraction=holdout)
+        assert len(chosen) == round(fraction * len(whole))
+        assert {e.id for e in chosen} < {e.id for e in larger}
+        for method in METHODS:
+            made = training(folder, method, train_fraction=fraction, holdout_fraction=holdout)
+            assert originals(made) == chosen
+        larger = chosen
+
+
+@pytest.mark.parametrize("data", [{}, {"train_fraction": 0.1}, {"max_train_examples": 7}, {"holdout_fraction": 0.3}])
+def test_samples_come_behind_the_questions_they_are_of(folder, data):
+    plain = training(folder, **data)
+    for method in ("ssmba", "swep"):
+        made = training(folder, method, augmented=str(folder / "augmented.json"), **data)
+        assert made[: len(plain)] == plain
+        assert [e.id for e in made[len(plain) :]] == [f"{e.id}-ssmba{k}" for e in plain for k in range(2)]
+        assert made[len(plain)].context == plain[0].context + " again"
+        assert made[len(plain)].span == plain[0].span
+
+
+def test_training_data_that_is_missing_names_the_field_it_was_given_in(folder):
+    data = {"train": "nowhere.json", "eval": {}}
+    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": "mle"}, "data": data})
+    for field in ("data.train", "pretrain.train"):
+        with pytest.raises(InputError, match=rf"^{field}: .*nowhere\.json"):
+            load_examples(recipe, field)
+
+
+def test_samples_that_are_missing_broken_or_of_other_data(folder):
+    for source, said in (
+        ("nowhere.json", r"^data\.augmented: .*nowhere\.json.*no such file"),
+        (str(folder / "train.json"), r"^data\.augmented: none of its 100 questions is a sample"),
+    ):
+        with pytest.raises(InputError, match=said):
+            training(folder, augmented=source)
+    broken = json.loads((folder / "augmented.json").read_text())
+    broken["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
+    (folder / "broken.json").write_text(json.dumps(broken))
+    with pytest.raises(InputError, match=r"^data\.augmented: .*broken\.json: question 'q0-0-ssmba0': the answer"):
+        training(folder, augmented=str(folder / "broken.json"))
+
+
+def model_recipe(folder, **train) -> Recipe:
+    data = {"train": "t", "eval": {}, "max_length": 48}
+    tree = {"task": "generative", "model": {"name": str(folder)}, "method": {"name": "mle"}, "data": data}
+    return Recipe.model_validate(tree | {"train": train})
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5", "switch_transformers"])
+def test_what_overflows_in_fp16_is_refused_by_its_config_alone(kind, tmp_path):
+    assert kind in OVERFLOWS_IN_FP16
+    config = tiny_models.config("t5").to_dict() | {"model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(config))  # no weights there
+    said = f"^train.precision fp16: activations of {kind} overflow in it .*: set it to autocast, or to bf16 or fp32$"
+    with pytest.raises(InputError, match=said):
+        load_model(model_recipe(tmp_path, precision="fp16"), None, str(tmp_path))
+
+
+def test_another_models_tokenizer_is_refused(tmp_path):
+    tiny_models.model("t5", vocab_size=200).save_pretrained(tmp_path)
+    load_model(model_recipe(tmp_path), tiny.wordpiece(), str(tmp_path))
+    with pytest.raises(InputError, match=r"^model\.name .*: its tokenizer has more tokens than the model"):
+        load_model(model_recipe(tmp_path), tiny.byte_bpe(), str(tmp_path))

@@ -1,0 +1,473 @@
+"""A run's folder: whose it is, what may change between two starts, where it goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+from types import SimpleNamespace
+
+import pytest
+
+from swep_ds.errors import InputError
+from swep_ds.files import is_locked
+from swep_ds.pipeline import folder as run_folder
+from swep_ds.pipeline.folder import Batch, RunFolder, check_alike, settings_that_bind
+from swep_ds.recipe import Recipe
+from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
+from tests.support.tiny_checkpoint import change_manifest, described, write_checkpoint
+
+SIZE = described()["size"]
+
+TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
+
+
+def recipe(**changes) -> Recipe:
+    tree = TREE | {"train": {"learning_rate": 1e-4}}
+    for name, value in changes.items():
+        section, _, field = name.partition("__")
+        tree = tree | ({section: tree.get(section, {}) | {field: value}} if field else {section: value})
+    return Recipe.model_validate(tree)
+
+
+def take(path: Path, made: Recipe | None = None, resume: str = "auto"):
+    folder = RunFolder(path)
+    tags = folder.take(made or recipe(), resume)
+    return folder, tags[0] if tags else None
+
+
+def message(path: Path, made: Recipe | None = None, resume: str = "auto") -> str:
+    with pytest.raises(InputError) as caught:
+        RunFolder(path).take(made or recipe(), resume)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def used(tmp_path) -> Path:
+    """The folder of a run of `recipe()` that has saved its recipe."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "recipe.yaml").write_text(recipe().dump())
+    return path
+
+
+def test_a_new_folder_is_made_with_its_parents(tmp_path):
+    folder, tag = take(tmp_path / "a" / "b")
+    assert tag is None
+    assert folder.path.is_dir()
+
+
+def test_an_empty_folder_and_one_of_a_start_that_failed_early(tmp_path):
+    assert take(tmp_path)[1] is None  # leaves nothing but its lock
+    assert take(tmp_path)[1] is None
+    assert take(tmp_path, recipe(train__learning_rate=1.0), "never")[1] is None
+
+
+def test_a_file_in_its_place(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is a file: name a folder" in message(tmp_path / "file")
+    assert "cannot be written to (Not a directory)" in message(tmp_path / "file" / "run")
+
+
+def test_other_files(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    assert "holds files of no run (thesis.tex): name a new or empty folder" in message(tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_another_run_names_all_fields_that_differ(used):
+    other = recipe(train__learning_rate=2e-4, method__beta=0.5, seed=3)
+    said = message(used, other)
+    for part in ("train.learning_rate 0.0001 there, 0.0002 here", "method.beta 1.0 there, 0.5 here", "seed 0 there"):
+        assert part in said
+    assert "method.name 'swep' there, 'mle' here" in message(used, recipe(method={"name": "mle"}))
+    (used / "recipe.yaml").write_text(recipe(pretrain={"train": "generated"}).dump())
+    assert "pretrain.train 'generated' there, None here" in message(used)
+    assert "data.train" not in said
+
+
+def test_the_same_run_and_what_may_change_in_it(used):
+    changed = recipe(
+        data__eval={"x": "elsewhere", "more": "z"},
+        data__max_eval_examples=5,
+        eval__n_best=3,
+        tracking__wandb="offline",
+        train__log_every=1,
+        train__checkpoint_every=2,
+        train__keep_checkpoints=9,
+        train__on_checkpoint_failure="go_on",
+    )
+    assert take(used)[1] is None
+    assert take(used, changed)[1] is None
+
+
+def test_every_other_setting_binds():
+    bound = settings_that_bind(recipe())
+    for name in ("seed", "task", "model.name", "method.beta", "data.train", "data.doc_stride", "train.max_updates"):
+        assert name in bound
+    free = [name for name in bound if name.startswith(("data.eval", "data.max_eval", "eval.", "tracking."))]
+    assert free == ["eval.select_on"]
+
+
+def test_what_selection_depends_on_binds_where_there_is_one(used):
+    selecting = {"eval__select_on": "x"}
+    assert "eval.select_on None there, 'x' here" in message(used, recipe(**selecting))
+    (used / "recipe.yaml").write_text(recipe(**selecting).dump())
+    assert take(used, recipe(**selecting, data__eval={"x": "y", "more": "z"}, eval__batch_size=3))[1] is None
+    assert "eval.select_on 'x' there, None here" in message(used, recipe())
+    for changes, said in [
+        ({"data__eval": {"x": "elsewhere"}}, "data.eval, to select on 'y' there, 'elsewhere' here"),
+        ({"data__max_eval_examples": 5}, "data.max_eval_examples None there, 5 here"),
+        ({"eval__n_best": 3}, "eval.n_best 20 there, 3 here"),
+    ]:
+        tree = selecting | changes
+        assert said in message(used, recipe(**tree))
+
+
+def test_a_first_stage_may_be_there_already(tmp_path):
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / ".lock").write_text("")
+    assert take(tmp_path)[1] is None  # what a refused start leaves
+    (tmp_path / "pretrain" / "recipe.yaml").write_text("")
+    assert take(tmp_path, recipe(pretrain={"train": "generated"}))[1] is None
+    assert "holds files of no run" in message(tmp_path)
+
+
+def test_resume_never_wants_no_run_there(used, tmp_path):
+    assert "holds a run already: name another folder, or --resume auto to go on" in message(used, resume="never")
+    assert take(tmp_path / "new", resume="never")[1] is None
+
+
+def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
+    tags = [write_checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
+    (used / "checkpoints" / "update-00000011").mkdir()  # cut off
+    assert RunFolder(used).take(recipe(), "auto") == tags  # older ones should it turn out to be damaged
+    (used / "checkpoints" / "latest").write_text(tags[1].name)
+    assert RunFolder(used).take(recipe(), "auto") == [tags[1], tags[0], tags[2]]
+
+
+def test_auto_passes_over_a_damaged_checkpoint_with_a_warning(used, caplog):
+    older = write_checkpoint(used / "checkpoints", 2)
+    (write_checkpoint(used / "checkpoints", 4) / "state.pt").write_bytes(b"12345")
+    assert take(used)[1] == older
+    assert f"update-00000004: the checkpoint is damaged (state.pt has 5 bytes, {SIZE} were written)" in caplog.text
+
+
+def test_auto_with_nothing_but_damaged_checkpoints(used):
+    tag = write_checkpoint(used / "checkpoints", 4)
+    (tag / "state.pt").unlink()
+    said = message(used)
+    assert f"{tag}: the checkpoint is damaged (state.pt is missing, {SIZE} were written)" in said
+    assert "delete that folder" in said
+
+
+def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
+    there = tmp_path / "there" / "checkpoints"
+    older, newest = write_checkpoint(there, 1), write_checkpoint(there, 2)
+    assert take(tmp_path / "a", resume=str(older))[1] == older
+    assert RunFolder(tmp_path / "b").take(recipe(), str(there)) == [newest]  # and no other
+
+
+def test_a_path_without_a_checkpoint(tmp_path):
+    assert "no such folder: give auto, never, or a checkpoint's folder" in message(
+        tmp_path / "a", resume=str(tmp_path / "none")
+    )
+    (tmp_path / "other").mkdir()
+    assert "not a complete checkpoint (it has no complete.json)" in message(
+        tmp_path / "b", resume=str(tmp_path / "other")
+    )
+
+
+@contextmanager
+def held(path: Path):
+    """By another process, which is given."""
+    script = (
+        "import fcntl, sys\n"
+        "lock = open(sys.argv[1], 'a')\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script, str(path / ".lock")], **pipes) as holder:
+        try:
+            assert holder.stdout.readline() == "locked\n"
+            yield holder
+        finally:
+            holder.kill()  # a killed process leaves no lock behind
+
+
+def test_another_process_holds_the_folder(used, monkeypatch, capsys):
+    monkeypatch.setattr(run_folder, "LOCK_EVERY", 0.05)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.2)
+    with held(used) as holder:
+        assert "another process is writing to it: name another folder" in message(used)
+        assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 0 s\n"
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
+        Timer(0.5, holder.kill).start()
+        folder, tag = take(used)
+        assert tag is None
+        assert is_locked(folder.path / ".lock")
+        assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 120 s\n"
+
+
+def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatch):
+    setups = [{"training data": "a"}, {"training data": "a"}, {"training data": "b"}]
+    monkeypatch.setattr(run_folder, "ranks", SimpleNamespace(gather=lambda own: [*setups, own], host="n{}".format))
+    with pytest.raises(InputError) as caught:
+        check_alike(setups[0])
+    assert "rank 2 (here, host n2) starts otherwise than rank 0 (there, host n0): training data 'a' there, 'b' " in str(
+        caught.value
+    )
+    setups.pop()
+    check_alike(setups[0])
+
+
+# The global batch
+
+
+def split(windows: int, world_size: int, micro: int = 8, steps: int = 1) -> tuple[int, int]:
+    """Of the recipe's own split, micro x steps, on other ranks than it was meant for."""
+    made = recipe(train__micro_batch_size=micro, train__gradient_accumulation_steps=steps)
+    kept = Batch.of(made, windows).keep(made, world_size).train
+    assert kept.micro_batch_size * kept.gradient_accumulation_steps * world_size == windows
+    assert kept.micro_batch_size <= micro
+    assert kept.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps}) == made.train
+    return kept.micro_batch_size, kept.gradient_accumulation_steps
+
+
+def test_the_global_batch_is_kept_on_other_ranks():
+    assert split(32, 4) == (8, 1)  # the recipe's own
+    assert split(32, 2) == (8, 2)
+    assert split(32, 1) == (8, 4)
+    assert split(32, 8) == (4, 1)
+    assert split(32, 32) == (1, 1)
+    assert split(24, 1, micro=3, steps=2) == (3, 8)
+    assert split(24, 3, micro=3, steps=4) == (2, 4)  # 8 windows a rank, which 3 do not divide
+    assert split(14, 2, micro=2, steps=7) == (1, 7)
+
+
+def test_ranks_that_cannot_share_the_global_batch_learn_which_can():
+    with pytest.raises(InputError) as caught:
+        split(32, 3)
+    assert "a global batch of 32, which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank(s)" in str(
+        caught.value
+    )
+
+
+def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches():
+    made = recipe(train__max_tokens=4096, train__gradient_accumulation_steps=2)
+    began = Batch.of(made, 8)  # on 4 ranks
+    assert began.keep(made, 4) == made
+    for world_size, steps in ((1, 8), (2, 4), (8, 1)):
+        kept = began.keep(made, world_size).train
+        assert kept == made.train.model_copy(update={"gradient_accumulation_steps": steps})
+    with pytest.raises(InputError, match=r"global batch of 8, which 3 ranks cannot share evenly"):
+        began.keep(made, 3)
+    more = recipe(train__max_tokens=4096, train__gradient_accumulation_steps=4)
+    with pytest.raises(InputError, match=r"^train\.gradient_accumulation_steps 4 x 4 rank\(s\) is a global batch of"):
+        began.keep(more, 4)
+
+
+def test_a_recipe_may_split_its_global_batch_anew_but_not_ask_for_another():
+    began = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
+    anew = recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2)
+    assert began.keep(anew, 2) == anew
+    with pytest.raises(
+        InputError, match=r"8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a global batch of 32"
+    ):
+        began.keep(recipe(train__gradient_accumulation_steps=2), 2)
+
+
+def test_the_split_does_not_bind_but_the_folder_remembers_the_batch(used, tmp_path):
+    folder, tag = take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2))
+    assert tag is None
+    assert folder.began([]) is None
+    own = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
+    folder.keep(own)
+    assert folder.began([]) == own
+    there = write_checkpoint(tmp_path / "there", 3)
+    of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
+    change_manifest(there, lambda content: content.update(batch=of_checkpoint))
+    assert folder.began([there]) == own
+    assert RunFolder(tmp_path / "new").began([there]) == Batch(**of_checkpoint)
+
+
+def test_a_run_in_its_first_stage_has_noted_the_batch_of_the_second(tmp_path):
+    first = recipe(pretrain={"train": "generated"})
+    RunFolder(tmp_path).keep(Batch(16, 8, 1))
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / "recipe.yaml").write_text("")
+    assert take(tmp_path, first)[1] is None
+
+
+# What a killed start leaves, and what lies in the way
+
+
+def killed(path: Path, *, pretrain: bool) -> Iterator[None]:
+    """All that a first start can leave at `path` that is killed before its recipe is there, one after the other."""
+    yield
+    path.mkdir(parents=True, exist_ok=True)  # by the start before, as all that follows may be
+    yield
+    (path / ".lock").write_text("")
+    yield
+    (path / f".preflight-{16 * 'a'}-0").touch()
+    yield
+    if pretrain:
+        for name in ("", ".lock", ".recipe.yaml.7", "recipe.yaml", ".ds_config.json.7", "ds_config.json"):
+            if not name:
+                (path / "pretrain").mkdir(exist_ok=True)
+            else:
+                (path / "pretrain" / name).write_text(recipe(pretrain=FIRST).first_stage().dump())
+            yield
+        (path / ".batch.json.7").write_text("{")
+        yield
+        RunFolder(path).keep(Batch(8, 8, 1))
+        yield
+    (path / ".recipe.yaml.7").write_text("se")
+    yield
+
+
+FIRST = {"train": "generated"}
+
+
+@pytest.mark.parametrize("pretrain", [False, True])
+def test_a_first_start_that_was_killed_anywhere_starts_again(tmp_path, pretrain):
+    made = recipe(pretrain=FIRST) if pretrain else recipe()
+    for _ in killed(tmp_path / "a" / "run", pretrain=pretrain):
+        folder, tag = take(tmp_path / "a" / "run", made)
+        assert tag is None
+        folder._lock.close()
+    if pretrain:
+        folder, _ = take(tmp_path / "a" / "run" / "pretrain", made.first_stage())
+        assert not list(folder.path.glob(".*.7"))
+    left = {file.name for file in (tmp_path / "a" / "run").iterdir() if not file.name.startswith(".preflight-")}
+    assert left <= {".lock", "pretrain", "batch.json"}
+
+
+def test_what_killed_processes_left_is_cleared_and_nothing_else(used):
+    tag = write_checkpoint(used / "checkpoints", 4)
+    (used / "predictions").mkdir()
+    left = [used / ".metrics.jsonl.12", used / ".report.html.1", tag / ".complete.json.3", tag.parent / ".latest.77"]
+    left += [used / "predictions" / ".test.json.5"]
+    kept = [used / ".notes.12", used / ".metrics.jsonl.12x", tag / ".state.pt.3", used / "predictions" / ".test.txt.5"]
+    copy = used / "checkpoints" / "update-00000004-backup"
+    shutil.copytree(tag, copy)
+    kept.append(copy / ".complete.json.3")
+    for file in (*left, *kept):
+        file.write_text("")
+    assert take(used)[1] == tag
+    assert not any(file.exists() for file in left)
+    assert all(file.exists() for file in kept)
+
+
+@pytest.mark.parametrize(
+    "name", ["thesis.tex", ".notes.12", "recipe.yml", ".recipe.yaml.x", "checkpoints/mine", "health.jsonl", "model"]
+)
+def test_what_no_start_leaves_is_somebody_elses(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("text")
+    before = sorted(tmp_path.rglob("*"))
+    assert f"holds files of no run ({Path(name).parts[0]})" in message(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_another_run_that_began_while_this_one_waited_keeps_its_folder(tmp_path, monkeypatch):
+    def write_meanwhile(*_) -> None:
+        (tmp_path / "recipe.yaml").write_text(recipe(seed=9).dump())
+
+    monkeypatch.setattr(run_folder, "_lock", write_meanwhile)
+    assert "holds another run (seed 9 there, 0 here)" in message(tmp_path)
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "results.json", "batch.json", "predictions/x.json", ".lock"])
+def test_what_lies_where_a_file_will_be_written_is_found_at_the_start(used, name, kind):
+    (used / name).parent.mkdir(exist_ok=True)
+    NO_FILES[kind](used / name)
+    said = message(used)
+    assert said.startswith(f"{used / name}: ")
+    assert "no file" in said or "no regular file" in said
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+@pytest.mark.parametrize("name", ["checkpoints", "predictions", "model", ".model.unfinished", "pretrain"])
+def test_what_lies_where_a_folder_will_be_made_is_found_at_the_start(used, name, kind):
+    if kind == "file":
+        (used / name).write_text("mine")
+    else:
+        (used / name).symlink_to("nowhere")
+    assert f"{used / name}: is no folder, and the run writes one there: move it away" in message(used)
+
+
+def test_checkpoints_may_lie_elsewhere_but_a_model_is_replaced_as_a_whole(used, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (used / "checkpoints").symlink_to(tmp_path / "disk")
+    tag = write_checkpoint(tmp_path / "disk", 3)
+    assert take(used)[1] == used / "checkpoints" / tag.name
+    (used / "model").symlink_to(tmp_path / "disk")
+    assert f"{used / 'model'}: is no folder" in message(used)
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "predictions", "model"])
+def test_a_folder_that_cannot_be_written_to_is_found_at_the_start(used, monkeypatch, name):
+    (used / name).mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != used / name)  # root may write everywhere
+    assert f"{used / name}: cannot be written to (Permission denied)" in message(used)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "/".join(["y" * 200] * 25), "~nobody-of-this-name/run"])
+def test_paths_that_cannot_be(tmp_path, path):
+    assert "cannot be looked up" in message(tmp_path / "run", resume=path)
+    if not path.startswith("~"):  # scripts/train.py expands it
+        assert message(tmp_path / path).startswith(f"--output_dir {tmp_path}")
+    assert [file.name for file in tmp_path.iterdir()] in ([], ["run"])
+
+
+def test_the_folder_itself_may_be_a_link_whatever_its_name(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "model").symlink_to(tmp_path / "disk")
+    assert take(tmp_path / "model")[1] is None
+
+
+def test_a_link_to_nothing_is_no_folder(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    assert "is a symbolic link to nothing: name a folder" in message(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_batch_that_is_none_names_its_file(used, name):
+    CONTENTS[name](used / "batch.json")
+    with pytest.raises(InputError, match=rf"^{used}/batch\.json: ") as caught:
+        RunFolder(used).began([])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_with_any_value_changed_names_its_file(used):
+    whole = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
+    (used / "batch.json").write_text(json.dumps(whole))
+    assert RunFolder(used).began([]) == Batch(**whole)
+    changed = [*with_every_value_changed(whole), whole | {"more": 1}, whole | {"windows": 9}, whole | {"windows": 0}]
+    for tree in changed:
+        (used / "batch.json").write_text(json.dumps(tree))
+        with pytest.raises(InputError, match=r"batch\.json: is damaged: it needs windows, micro_batch_size, "):
+            RunFolder(used).began([])
+
+
+# deep nesting: tests/test_recipe.py
+@pytest.mark.parametrize("name", sorted({*CONTENTS, *NO_FILES} - {"bytes 4", "dangling link"}))
+def test_a_recipe_that_is_none_names_its_file(used, name):
+    (CONTENTS | NO_FILES)[name](used / "recipe.yaml")
+    assert str(used) in message(used)
+
+
+def test_a_batch_that_the_recipe_cannot_have_made_is_refused_and_huge_ones_take_no_time():
+    with pytest.raises(InputError, match=r"is a global batch of 8, and the run began with 12"):
+        Batch(12, 8, 1).keep(recipe(train__micro_batch_size=8), 1)
+    with pytest.raises(InputError, match=r"which 3 ranks cannot share evenly: start it on 1, 2, 4, .*, 4096 rank\(s\)"):
+        Batch(2**31, 8, 1).keep(recipe(train__micro_batch_size=8), 3)

@@ -1,0 +1,79 @@
+"""Saved models: which are taken, and what their reading.json may say."""
+
+import json
+import shutil
+
+import pytest
+
+from swep_ds.errors import InputError
+from swep_ds.pipeline.export import READING, WINDOWS
+from swep_ds.pipeline.saved import answer_question, load_saved
+from swep_ds.recipe import EvalSection
+from tests.support import tiny, tiny_models
+
+READ = {"data": {"max_length": 48, "doc_stride": 16}, "eval": {"beams": 2, "max_answer_tokens": 9}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder, tokenizer = tmp_path_factory.mktemp("saved"), tiny.wordpiece()
+    plain = tiny_models.model("t5", vocab_size=len(tokenizer), eos_token_id=tokenizer.sep_token_id)
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return shutil.copytree(model, tmp_path / "model")
+
+
+def refused(action, *arguments) -> str:
+    with pytest.raises(InputError) as caught:
+        action(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_model_is_read_as_its_run_did(folder):
+    data = {"max_length": 48, "doc_stride": 16, "max_query_length": 8, "max_target_length": 9}
+    assert set(data) == set(WINDOWS)
+    settings = {"data": data, "eval": EvalSection(beams=2, max_answer_tokens=9).model_dump()}
+    (folder / READING).write_text(json.dumps(settings))
+    saved = load_saved(str(folder))
+    assert (saved.windows.max_length, saved.windows.doc_stride, saved.windows.max_query_length) == (48, 16, 8)
+    assert (saved.windows.task, saved.spans.max_answer_tokens) == ("generative", 9)
+    assert (saved.qa.generation.num_beams, saved.qa.generation.max_new_tokens) == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (READ | {"data": {"max_length": "long"}}, "data.max_length: 'long'"),
+        (READ | {"eval": {"beams": 0}}, "eval.beams: 0"),
+        (READ | {"data": {"doc_strid": 3}}, "data.doc_strid is not a field; did you mean 'doc_stride'?"),
+        ({"data": {}}, "eval is required"),
+        ([], "no JSON object"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_damaged_reading(folder, content, said):
+    (folder / READING).write_text(content if isinstance(content, str) else json.dumps(content))
+    message = refused(load_saved, str(folder))
+    assert message.startswith(f"{folder / READING}: ")
+    assert said in message
+    assert message.endswith(": correct it, or delete it to read with default windows")
+
+
+def test_another_models_tokenizer(folder):
+    tiny.byte_bpe().save_pretrained(folder)
+    assert "its tokenizer has more tokens than the model" in refused(load_saved, str(folder))
+
+
+def test_the_model_that_comes_with_this_package():
+    assert load_saved("quickstart:t5").windows.task == "generative"
+
+
+def test_a_generated_answer_is_one(folder):
+    asked = (str(folder), "Who founded it?", "It was founded by an abbot.", 3)
+    assert refused(answer_question, *asked).startswith(f"--n_best 3: {folder} generates one answer: set it to 1")

@@ -1,0 +1,255 @@
+"""Two stages of training and the choice of a checkpoint: in real processes, stopped at every point and gone on with."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from safetensors.torch import load_file
+
+from tests.support.fork_server import run_script
+from tests.support.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare, squad
+
+pytestmark = pytest.mark.slow
+
+UPDATES, EVERY, FIRST_UPDATES = 8, 2, 4
+SELECTED = {  # run -> (ZeRO stage, ranks)
+    "select-0": (0, 1),
+    "two-bf16": (2, 2),
+    "two": (3, 2),
+}
+# weights change, predictions do not: all scores are equal, and the first checkpoint is chosen, whatever the machine
+SLOWLY = "train.learning_rate=1e-6"
+STOPPED = ("in-first", "between", "in-second")
+
+
+def start(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
+    settings = (f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", *settings)
+    config = str(ds_config(folder, stage))
+    return {
+        "recipe": str(folder / "recipe.yaml"),
+        "set": ["train.learning_rate=0.03", "train.micro_batch_size=4", *settings],
+        "ds_config": config,
+        "output_dir": str(folder / output),
+        **more,
+    }
+
+
+def two(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
+    first = (f"pretrain.train={folder / 'generated.json'}", f"pretrain.max_updates={FIRST_UPDATES}")
+    first += ("pretrain.micro_batch_size=8", "pretrain.learning_rate=1e-3", "eval.select_on=test")
+    return start(folder, output, stage, *first, *settings, **more)
+
+
+def make(folder: Path, ranks: int, runs: list[dict], check: bool = True) -> None:
+    # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+    (folder / "runs.json").write_text(json.dumps(sorted(runs, key=lambda one: "zero3" in one["ds_config"])))
+    ended = run_script(SEVERAL_RUNS, str(folder / "runs.json"), ranks=ranks, check=check)
+    assert check or ended.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("stages")
+    prepare(folder, dropout=0.1)
+    generated = squad(40, seed=5)
+    for qa in (qa for article in generated["data"] for p in article["paragraphs"] for qa in p["qas"]):
+        del qa["id"]
+    (folder / "generated.json").write_text(json.dumps(generated))
+    (folder / "test.json").write_text(json.dumps(squad(60, seed=1)))
+    (folder / "other.json").write_text(json.dumps(squad(7, seed=2)))
+    select = ("eval.select_on=test", f"data.eval.other={folder / 'other.json'}")
+    make(
+        folder,
+        1,
+        [
+            start(folder, "plain-0", 0),
+            start(folder, "select-0", 0, *select),
+            start(folder, "once", 0, "eval.select_on=test", "train.checkpoint_every=1000"),
+            start(folder, "stopped-0", 0, *select, stop_after=7),
+            start(folder, "stopped-0", 0, *select),
+            two(folder, "bad-first", 0, "pretrain.train=nowhere/generated.json", fails=True),
+            two(folder, "bad-second", 0, "data.eval.more=nowhere/more.json", fails=True),
+        ],
+    )
+    make(
+        folder,
+        2,
+        [
+            two(folder, "two-bf16", 2, "train.precision=bf16"),
+            two(folder, "two", 3, SLOWLY),
+            start(folder, "from-first", 3, SLOWLY, f"model.name={folder / 'two' / 'pretrain' / 'model'}"),
+            two(folder, "in-first", 3, SLOWLY, stop_after=3),
+            two(folder, "in-second", 3, SLOWLY, stop_after=7),
+            two(folder, "between", 3, SLOWLY, kill_between=True),
+        ],
+        check=False,
+    )
+    shutil.copy(folder / "between" / "pretrain" / "results.json", folder / "between.json")
+    checkpoint = str(folder / "two" / "checkpoints" / f"update-{UPDATES - EVERY:08d}")
+    make(
+        folder,
+        2,
+        [
+            *(two(folder, name, 3, SLOWLY) for name in STOPPED),
+            two(folder, "branch", 3, SLOWLY, resume=checkpoint),
+        ],
+    )
+    return folder
+
+
+def results(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def saved_weights(run: Path, update: int, stage: int) -> dict[str, torch.Tensor]:
+    """The model's float32 weights in a checkpoint, read from DeepSpeed's files without an engine."""
+    tag = f"update-{update:08d}"
+    if stage == 0:
+        file = run / "checkpoints" / tag / "mp_rank_00_model_states.pt"
+        state = torch.load(file, weights_only=False)["module"]
+    else:
+        state = get_fp32_state_dict_from_zero_checkpoint(str(run / "checkpoints"), tag)
+    return {name.removeprefix("qa.model."): value for name, value in state.items() if name.startswith("qa.model.")}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() <= right.keys()
+    assert all(torch.equal(left[name], right[name].to(left[name].dtype)) for name in left)
+
+
+# Choosing a checkpoint
+
+
+def test_scoring_checkpoints_leaves_training_as_it_is(folder):
+    assert losses(folder / "select-0") == losses(folder / "plain-0")
+    assert losses(folder / "two") == losses(folder / "from-first")
+
+
+@pytest.mark.parametrize("run", SELECTED)
+def test_the_checkpoint_of_the_best_score_is_evaluated_and_exported(folder, run):
+    selection = results(folder / run)["selection"]
+    logged = {line["update"]: line for line in metrics(folder / run) if "validation_f1" in line}
+    assert list(logged) == list(range(EVERY, UPDATES + 1, EVERY))
+    for update, line in logged.items():
+        scores = selection["checkpoints"][str(update)]
+        assert (scores["f1"], scores["exact_match"]) == (line["validation_f1"], line["validation_exact_match"])
+    best = max(logged, key=lambda u: (logged[u]["validation_f1"], logged[u]["validation_exact_match"], -u))
+    assert selection["update"] == best
+    assert selection["f1"] == logged[best]["validation_f1"]
+    assert_equal(weights(folder / run), saved_weights(folder / run, best, SELECTED[run][0]))
+
+
+def test_of_equal_scores_the_earlier_checkpoint_is_chosen_and_outlives_the_others(folder):
+    run = folder / "two"
+    selection = results(run)["selection"]
+    assert len({(score["f1"], score["exact_match"]) for score in selection["checkpoints"].values()}) == 1
+    assert selection["update"] == EVERY
+    kept = sorted(int(f.parent.name.split("-")[1]) for f in run.glob("checkpoints/update-*/complete.json"))
+    assert kept == [EVERY, UPDATES - EVERY, UPDATES]
+    last, exported = saved_weights(run, UPDATES, 3), weights(run)
+    assert not all(torch.equal(exported[name], last[name]) for name in exported)
+
+
+def test_one_half_chooses_and_the_other_is_reported(folder):
+    found = results(folder / "select-0")
+    assert list(found) == ["method", "model", "seed", "world_size", "train", "selection", "eval", "versions"]
+    assert found["selection"]["data_set"] == "test"
+    assert found["selection"]["total"] + found["eval"]["test"]["total"] == 60
+    assert abs(found["selection"]["total"] - found["eval"]["test"]["total"]) <= 15  # articles of 15 questions
+    assert found["eval"]["other"]["total"] == 7
+    reported = json.loads((folder / "select-0" / "predictions" / "test.json").read_text())
+    document = json.loads((folder / "test.json").read_text())
+    articles = [{qa["id"] for p in article["paragraphs"] for qa in p["qas"]} for article in document["data"]]
+    assert all(article <= reported.keys() or not article & reported.keys() for article in articles)
+    assert "one half of `test`" in (folder / "select-0" / "model" / "README.md").read_text()
+
+
+def test_with_a_single_checkpoint_the_model_is_the_same_as_without_choosing(folder):
+    assert [*results(folder / "once")["selection"]["checkpoints"]] == [str(UPDATES)]
+    assert_equal(weights(folder / "once"), weights(folder / "plain-0"))
+
+
+def test_a_stopped_run_chooses_as_one_that_was_not(folder):
+    whole, stopped = folder / "select-0", folder / "stopped-0"
+    assert results(stopped)["selection"] == results(whole)["selection"]
+    assert results(stopped)["eval"] == results(whole)["eval"]
+    assert losses(stopped) == losses(whole)
+    assert_equal(weights(stopped), weights(whole))
+
+
+# Two stages
+
+
+def test_the_first_stage_is_a_run_of_its_own(folder):
+    first, second = folder / "two" / "pretrain", folder / "two"
+    assert len(losses(first)) == FIRST_UPDATES
+    assert len(losses(second)) == UPDATES
+    assert not [line for line in metrics(first) if "validation_f1" in line]
+    done = results(first)
+    assert (done["eval"], done["train"]["examples"]) == ({}, 40)
+    assert results(second)["pretraining"] == {"data": str(folder / "generated.json"), **done["train"]}
+    assert results(second)["train"]["examples"] == 42
+    assert results(second)["model"] == str(folder / "model")
+
+
+def test_the_second_stage_is_a_run_from_the_model_of_the_first(folder):
+    assert losses(folder / "two") == losses(folder / "from-first")
+    assert_equal(weights(folder / "two" / "pretrain"), saved_weights(folder / "two" / "pretrain", FIRST_UPDATES, 3))
+    before, after = weights(folder / "two" / "pretrain"), load_file(folder / "model" / "model.safetensors")
+    assert not all(torch.equal(before[name], after[name]) for name in before)
+    assert len(set(losses(folder / "two"))) == UPDATES  # equal ones would prove little
+
+
+def test_half_precision_hands_over_the_weights_that_it_rounds(folder):
+    handed = weights(folder / "two-bf16" / "pretrain")
+    masters = saved_weights(folder / "two-bf16" / "pretrain", FIRST_UPDATES, 2)
+    assert all(value.dtype == torch.float32 for value in handed.values())
+    assert_equal(handed, masters)
+    assert not all(torch.equal(value, value.bfloat16().float()) for value in handed.values())
+    assert all(
+        value.dtype == torch.bfloat16 for value in weights(folder / "two-bf16").values()
+    )  # for use, not training
+
+
+@pytest.mark.parametrize("run", STOPPED)
+def test_a_run_stopped_at_any_point_ends_as_one_that_was_not(folder, run):
+    whole, stopped = folder / "two", folder / run
+    for stage in (".", "pretrain"):
+        assert losses(stopped / stage) == losses(whole / stage)
+        assert_equal(weights(stopped / stage), weights(whole / stage))
+    assert results(stopped)["selection"] == results(whole)["selection"]
+    assert results(stopped)["eval"] == results(whole)["eval"]
+    updates = [line["update"] for line in metrics(stopped)]
+    assert updates == list(range(1, UPDATES + 1))
+
+
+def test_a_finished_stage_is_not_trained_again(folder):
+    """Else its results had other seconds."""
+    assert (folder / "between" / "pretrain" / "results.json").read_text() == (folder / "between.json").read_text()
+
+
+def test_a_checkpoint_of_the_second_stage_needs_no_first(folder):
+    branch = folder / "branch"
+    assert not (branch / "pretrain").exists()
+    assert losses(branch) == losses(folder / "two")[UPDATES - EVERY :]
+    assert results(branch)["pretraining"] == {"data": str(folder / "generated.json")}
+    assert results(branch)["selection"]["update"] == UPDATES  # its only one
+
+
+# Bad input
+
+
+def test_bad_data_of_either_stage_shows_before_the_first_is_trained(folder):
+    said = (folder / "bad-first.error").read_text()
+    assert said.startswith("first stage (pretrain): pretrain.train: data source 'nowhere/generated.json': no such file")
+    said = (folder / "bad-second.error").read_text()
+    assert said.startswith("data.eval.more: data source 'nowhere/more.json': no such file")
+    for run in ("bad-first", "bad-second"):
+        assert [file.name for file in (folder / run / "pretrain").iterdir()] == [".lock"]

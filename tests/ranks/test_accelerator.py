@@ -1,0 +1,75 @@
+"""One answer to which device computes, for the whole package: that of DeepSpeed's accelerator."""
+
+import re
+from types import ModuleType
+
+import psutil
+import pytest
+import torch
+
+from swep_ds.benchmarks import candidates as benchmark
+from swep_ds.planning.capacity import GIB, Devices
+from swep_ds.ranks import accelerator
+from swep_ds.training import tracking
+from tests.support.tiny_run import ROOT
+
+# what PyTorch sees, whether or not it is what computes; packing.py asks about the device that it is given
+QUESTIONS = (
+    r"torch\.(cuda|xpu|accelerator)\."
+    r"(is_available|device_count|current_device|get_device_name|get_device_properties|mem_get_info|synchronize"
+    r"|(max_)?memory_(allocated|reserved)|reset_peak_memory_stats|current_accelerator)\b"
+)
+
+
+class Gpus:
+    """What the package asks of DeepSpeed's accelerator, with two GPUs."""
+
+    device_name = staticmethod(lambda: "cuda")
+    device_count = staticmethod(lambda: 2)
+    total_memory = staticmethod(lambda number=0: (80 - number) * GIB)
+    max_memory_allocated = staticmethod(lambda: 123)
+
+
+def test_nothing_else_in_the_package_asks_pytorch():
+    files = [file for file in (ROOT / "swep_ds").rglob("*.py") if file.name != "accelerator.py"]
+    assert len(files) > 50
+    asked = {file.name: match[0] for file in files if (match := re.search(QUESTIONS, file.read_text()))}
+    assert not asked
+
+
+def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
+    def fail(*_):
+        raise AssertionError("of a GPU that is not used")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("device_count", "get_device_name", "memory_allocated", "max_memory_allocated", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, fail)
+    assert not accelerator.on_gpu()
+    assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
+    assert "CPU threads" in benchmark.hardware()
+    assert tracking.peak_memory_bytes() > 2**20
+    assert Devices.parse("") == Devices(1, psutil.virtual_memory().total, False, psutil.virtual_memory().total)
+
+    def build():
+        weights = torch.nn.Linear(100, 100)
+        return weights, lambda batch, number: weights(torch.ones(50, 100)).sum()
+
+    _, _, state, peak = benchmark._memory(build, None)
+    assert state >= 4 * 101 * 100
+    assert peak >= state + 4 * 50 * 100
+
+
+@pytest.mark.parametrize("has_names", [True, False])
+def test_a_gpu_that_deepspeed_uses_is(monkeypatch, has_names):
+    monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
+    monkeypatch.setattr(tracking, "get_accelerator", Gpus)
+    vendor = ModuleType("vendor")
+    if has_names:
+        vendor.get_device_name = lambda: "NVIDIA H200"
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: vendor)
+    assert accelerator.on_gpu()
+    assert accelerator.product_name() == ("NVIDIA H200" if has_names else "cuda")
+    assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
+    assert Devices.parse("") == Devices(2, 79 * GIB, True, psutil.virtual_memory().total)
+    assert tracking.peak_memory_bytes() == 123
+    assert benchmark.hardware() == accelerator.product_name()

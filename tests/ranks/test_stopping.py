@@ -1,0 +1,258 @@
+"""Runs that are stopped, killed and halted: how all ranks end, what they say, and that what goes on is the same run.
+
+Ranks are real processes; most are forked from one that has imported everything (`forked_ranks.py`).
+"""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from swep_ds.errors import EXIT_LOST, InputError
+from swep_ds.ranks.vote import _over_gloo
+from tests.support.fork_server import HANGS, ROOT, run_script
+from tests.support.ports import free_port
+from tests.support.tiny_run import DEEPSPEED, TORCHRUN, ds_config, metrics, prepare
+
+pytestmark = pytest.mark.slow
+
+UPDATES, EVERY = 10, 4  # logged after updates 1, 4, 8, 10
+SET = [f"train.max_updates={UPDATES}", f"train.log_every={EVERY}", "train.micro_batch_size=4"]
+EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate")
+KILLED = -signal.SIGKILL
+
+
+def on(ranks: int, name: str, output_dir: str, faults: dict[int, list] | None = None, **more) -> dict:
+    return {"name": name, "ranks": ranks, "output_dir": output_dir, "set": SET, "faults": faults or {}, **more}
+
+
+RUNS = [
+    on(2, "whole", "whole"),
+    on(2, "stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
+    on(2, "go on", "stopped", {0: ["evaluation, batch 1", "SIGTERM", "wait"]}),
+    on(2, "finish", "stopped"),
+    on(2, "twice", "twice", {0: ["update 3, data", "SIGTERM", "SIGTERM", "wait"]}, repeat_seconds=0),
+    on(2, "early", "early", {1: ["imports", "SIGUSR1"]}, repeat_seconds=0),
+    on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}, set=[*SET, "train.stall_seconds=3"]),
+    on(2, "kill 0", "kill-0", {0: ["update 5, backward", "SIGKILL"]}),
+    on(2, "kill 1", "killed", {1: ["update 5, forward", "SIGKILL"]}, set=[*SET, f"train.checkpoint_every={EVERY}"]),
+    on(2, "kill in evaluation", "killed", {1: ["evaluation, batch 1", "SIGKILL"]}),
+    on(2, "kill in export", "killed", {0: ["export", "SIGKILL"]}),
+    on(2, "after kills", "killed"),
+    on(2, "raise", "raise", {1: ["update 5, step", "raise"]}),
+    on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
+    on(1, "two whole", "two-whole", recipe="two.yaml"),
+    on(1, "two first", "two", {0: ["update 3, data", "SIGTERM", "SIGTERM"]}, recipe="two.yaml", repeat_seconds=3600),
+    on(1, "two go on", "two", recipe="two.yaml"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("stopping")
+    recipe = yaml.safe_load(prepare(path, dropout=0.1).read_text())
+    recipe["pretrain"] = {"train": recipe["data"]["train"], "max_updates": 6, "micro_batch_size": 4}
+    (path / "two.yaml").write_text(yaml.safe_dump(recipe))
+    ds_config(path, 2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(folder) -> dict[str, dict]:
+    (folder / "runs.json").write_text(json.dumps(RUNS))
+    run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(folder / "runs.json"))
+    return json.loads((folder / "results.json").read_text())
+
+
+def complete(run: Path) -> list[int]:
+    return sorted(int(file.parent.name.split("-")[1]) for file in run.glob("checkpoints/update-*/complete.json"))
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """Every line of metrics.jsonl once, with the same numbers to the last bit; the same weights and answers."""
+    mine, other = ([{key: line.get(key) for key in EXACT} for line in metrics(one)] for one in (run, whole))
+    assert mine == other
+    left, right = (load_file(one / "model" / "model.safetensors") for one in (run, whole))
+    assert all((left[key] == right[key]).all() for key in right)
+    answers = Path("predictions") / "test.json"
+    assert (run / answers).read_text() == (whole / answers).read_text()
+
+
+# Requests to stop
+
+
+def test_one_rank_that_is_asked_stops_all_at_one_update(made, folder):
+    assert made["whole"]["codes"] == [0, 0]
+    one = made["stop"]
+    assert one["codes"] == [75, 75]
+    [line] = [line for line in one["said"][0].splitlines() if line.startswith("stopped: ")]
+    assert line.startswith("stopped: on request (SIGINT) after update 6 of 10; its checkpoint is saved, and the same")
+    assert "Traceback" not in one["said"][0] + one["said"][1]
+
+
+def test_a_stop_between_two_logged_updates_leaves_no_trace(made, folder):
+    run = folder / "stopped"
+    assert made["finish"]["codes"] == [0, 0]
+    assert [line["update"] for line in metrics(run)] == [1, 4, 8, 10]
+    assert_same(run, folder / "whole")
+    assert complete(run) == [6, 10]
+
+
+def test_a_request_during_a_checkpoint_needs_no_other_one(made, folder):
+    assert made["in save"]["codes"] == [75, 75]
+    assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in made["in save"]["said"][0]
+    assert complete(folder / "in-save") == [4]
+
+
+def test_a_wrong_network_interface_is_told_in_a_line(monkeypatch):
+    def refuse(**_) -> None:
+        raise RuntimeError("Gloo connectFullMesh failed:\n[connect] timed out")
+
+    monkeypatch.setattr("swep_ds.ranks.vote.dist.new_group", refuse)
+    with pytest.raises(InputError, match=r"\(Gloo .* timed out\): export GLOO_SOCKET_IFNAME, on all nodes") as caught:
+        _over_gloo()
+    assert "\n" not in str(caught.value)
+
+
+def test_after_training_a_stop_is_served_at_once(made):
+    one = made["go on"]
+    assert one["codes"] == [75, 75]  # though the main thread of the rank waits
+    assert one["said"][0].startswith("stopped: on request (SIGTERM to rank 0, ")
+
+
+def test_a_second_signal_leaves_at_once_and_keeps_what_is_there(made, folder):
+    one = made["twice"]
+    assert one["codes"] == [128 + signal.SIGTERM, EXIT_LOST]
+    assert "rank 0 " in one["said"][1]
+    assert " died" in one["said"][1]
+
+
+def test_a_signal_before_the_ranks_know_each_other_is_kept(made, folder):
+    assert made["early"]["codes"] == [75, 75]
+    assert made["early"]["said"][0].startswith("stopped: on request (SIGUSR1 to rank 1, ")
+    assert complete(folder / "early") == []
+
+
+def test_a_first_stage_stops_and_goes_on_too(made, folder):
+    one = made["two first"]
+    assert one["codes"] == [75]
+    assert "after update 3 of 6" in one["said"][0]  # two signals in a row are one request
+    assert made["two whole"]["codes"] == made["two go on"]["codes"] == [0]
+    assert_same(folder / "two", folder / "two-whole")
+    assert metrics(folder / "two" / "pretrain")[-1]["loss"] == metrics(folder / "two-whole" / "pretrain")[-1]["loss"]
+
+
+# Deaths
+
+
+def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
+    one = made["halted"]
+    assert one["codes"] == [EXIT_LOST, KILLED]
+    lines = one["said"][0].splitlines()
+    silent = r"warning: no progress for \d+ s: rank 1 \(.* has been silent for .*; rank 0 waits in update 5, "
+    assert any(re.match(silent, line) for line in lines)
+    [error] = [line for line in lines if line.startswith("error: ")]
+    assert error.startswith("error: rank 1 (")
+    assert " died, last seen in " in error  # a rank tells where it is once a second: updates here are faster
+
+
+def test_the_death_of_rank_0_ends_the_others(made):
+    one = made["kill 0"]
+    assert one["codes"] == [KILLED, EXIT_LOST]
+    [error] = [line for line in one["said"][1].splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: rank 0 (")
+
+
+def test_a_run_that_loses_a_rank_at_any_point_is_the_run_it_would_have_been(made, folder):
+    """While it trains, evaluates and exports; in tests/training/test_resume.py, while a checkpoint is written."""
+    assert made["kill 1"]["codes"] == made["kill in evaluation"]["codes"] == [EXIT_LOST, KILLED]
+    assert made["kill in export"]["codes"] == [KILLED, EXIT_LOST]
+    assert made["after kills"]["codes"] == [0, 0]
+    assert_same(folder / "killed", folder / "whole")
+
+
+def test_an_exception_on_one_rank_ends_all(made):
+    one = made["raise"]
+    assert one["codes"] == [1, 1]
+    assert "ZeroDivisionError: of the test" in one["said"][1]
+    assert "Traceback" not in one["said"][0]
+    assert "ended with ZeroDivisionError: of the test in update 5, step" in one["said"][0]
+
+
+# Health
+
+
+def test_every_logged_update_has_a_line_of_each_ranks_numbers(made, folder):
+    lines = [json.loads(line) for line in (folder / "stopped" / "health.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [1, 4, 8, 10]
+    for line in lines:
+        assert line["not_finite"] == []
+        for name in ("step_seconds", "data_seconds", "forward_seconds", "memory_mib"):
+            assert len(line[name]) == 2
+            assert all(map(math.isfinite, line[name]))
+
+
+# Launchers
+
+
+def start(folder: Path, output: str, *launcher: str) -> tuple[subprocess.Popen, list[int]]:
+    """Starts scripts/train.py on two ranks for a long run; returns when it trains, with the ranks' process ids."""
+    sets = [part for one in (*SET[1:], "train.max_updates=100000", "train.epochs=10000") for part in ("--set", one)]
+    script = [str(ROOT / "scripts" / "train.py"), "--ds_config", str(folder / "zero2.json")]
+    command = [*launcher, *script, "--recipe", str(folder / "recipe.yaml"), "--output_dir", str(folder / output), *sets]
+    env = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes)
+    deadline = time.monotonic() + HANGS
+    while not (folder / output / "metrics.jsonl").is_file() or not metrics(folder / output):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"it does not train: {end(process)}")
+        time.sleep(0.1)
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_text(errors="replace").split("\0")
+            words = (entry / "cmdline").read_text().split("\0")
+        except OSError:  # ended meanwhile
+            continue
+        if str(folder / output) in words:
+            found |= {int(one[5:]): int(entry.name) for one in environment if one.startswith("RANK=")}
+    return process, [found[rank] for rank in range(2)]
+
+
+def end(process: subprocess.Popen) -> tuple[int, str]:
+    """Exit code, and what was said; of a run that would go on for hours."""
+    try:
+        _, said = process.communicate(timeout=HANGS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, said
+
+
+def test_the_deepspeed_command_ends_with_75_when_a_rank_is_asked_to_stop(folder):
+    port = str(free_port())
+    process, pids = start(folder, "launched", str(DEEPSPEED), "-q", "--num_accelerators", "2", "--master_port", port)
+    os.kill(pids[1], signal.SIGUSR1)
+    code, said = end(process)
+    assert said.count("stopped: on request (SIGUSR1) after update ") == 1
+    assert code == 75
+    [update] = complete(folder / "launched")
+    assert (folder / "launched" / "checkpoints" / "latest").read_text() == f"update-{update:08d}"
+
+
+def test_torchrun_ends_soon_after_a_rank_is_killed(folder):
+    process, pids = start(folder, "torchrun", str(TORCHRUN), "--standalone", "--nproc_per_node", "2")
+    os.kill(pids[1], signal.SIGKILL)
+    code, said = end(process)
+    assert f"error: rank 1 ({os.uname().nodename}, pid {pids[1]}) died, last seen in " in said
+    assert code == 1

@@ -1,0 +1,253 @@
+"""scripts/augment.py: one file whatever the ranks and the stops, chunks that are whole, refusals in one line."""
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from swep_ds.data.readers import read_examples
+from swep_ds.errors import InputError
+from swep_ds.ranks.group import process_group
+from swep_ds.ssmba.augment import Chunks, _check, _digest, _read, _weights, augment
+from swep_ds.ssmba.reconstruct import Settings
+from tests.support import tiny, tiny_masked_lm
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import squad
+
+AUGMENT = ROOT / "scripts" / "augment.py"
+QUESTIONS = 200  # 7 chunks
+
+
+def arguments(folder: Path, output: str, *more: str) -> list[str]:
+    data, model = str(folder / "train.json"), str(folder / "model")
+    return ["--data", data, "--model", model, "--output", str(folder / output), *more]
+
+
+def error_line(stderr: str) -> str:
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+# Chunks
+
+SETUP = {"model": "m", "samples": 8, "seed": 0}
+ARTICLE = {"title": "Zürich", "paragraphs": []}
+
+
+def test_chunks_become_the_output_in_their_order(tmp_path):
+    output = tmp_path / "new" / "out.json"
+    chunks = Chunks(output, 3)
+    assert chunks.take(SETUP) == [0, 1, 2]
+    chunks.begin(SETUP)
+    for number in (2, 0, 1):
+        chunks.write(number, [{"title": str(number), "paragraphs": []}, ARTICLE], Counter(kept=number))
+        assert not output.exists()
+    assert chunks.merge(SETUP) == Counter(kept=3)
+    assert [file.name for file in output.parent.iterdir()] == ["out.json"]
+    document = json.loads(output.read_text(encoding="utf-8"))
+    assert [article["title"] for article in document["data"]] == ["0", "Zürich", "1", "Zürich", "2", "Zürich"]
+    assert document["ssmba"] == SETUP | {"kept": 3}
+
+
+def test_only_missing_chunks_are_made_again(tmp_path):
+    first = Chunks(tmp_path / "out.json", 3)
+    first.take(SETUP)
+    first.begin(SETUP)
+    first.write(1, [ARTICLE], Counter())
+    (first.folder / ".000002.json.123").write_text('{"articles"')  # cut off while being written
+    del first  # and with it its lock
+    assert Chunks(tmp_path / "out.json", 3).take(SETUP) == [0, 2]
+
+
+def refused(chunks: Chunks, setup: dict) -> str:
+    with pytest.raises(InputError) as caught:
+        chunks.take(setup)
+    assert "\n" not in str(caught.value)
+    assert str(chunks.output) in str(caught.value)
+    return str(caught.value)
+
+
+def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tmp_path):
+    chunks = Chunks(tmp_path / "out.json", 3)
+    chunks.take(SETUP)
+    chunks.begin(SETUP)
+    assert "another process is writing it" in refused(Chunks(tmp_path / "out.json", 3), SETUP)
+    del chunks
+    said = refused(Chunks(tmp_path / "out.json", 3), SETUP | {"seed": 1})
+    assert "seed 0 there, 1 here" in said
+    assert "model" not in said
+    (tmp_path / "strange.json.chunks").mkdir()
+    (tmp_path / "strange.json.chunks" / "thesis.tex").write_text("")
+    assert "holds files of something else" in refused(Chunks(tmp_path / "strange.json", 3), SETUP)
+    (tmp_path / "done.json").write_text("")
+    assert "exists already" in refused(Chunks(tmp_path / "done.json", 3), SETUP)
+    assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5])
+def test_damaged_settings_of_chunks(tmp_path, content):
+    chunks = Chunks(tmp_path / "out.json", 3)
+    chunks.folder.mkdir()
+    chunks.settings.write_text(content)
+    refused(chunks, SETUP)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": {}, "articles": 5}', '{"counts": 5, "articles": []}'])
+def test_a_damaged_chunk_leaves_the_others(tmp_path, content):
+    chunks = Chunks(tmp_path / "out.json", 2)
+    chunks.take(SETUP)
+    chunks.begin(SETUP)
+    for number in range(2):
+        chunks.write(number, [ARTICLE], Counter())
+    (chunks.folder / "000001.json").write_text(content)
+    with pytest.raises(InputError, match=r"000001\.json"):
+        chunks.merge(SETUP)
+    assert not chunks.output.exists()
+    assert len(list(chunks.folder.glob("0*.json"))) == 2
+
+
+def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
+    """What a link leads to keeps its content; a pipe has no end to wait for."""
+    (tmp_path / "thesis.tex").write_text("precious")
+    for name in ("link", "pipe"):
+        (tmp_path / f"{name}.json.chunks").mkdir()
+    (tmp_path / "link.json.chunks" / ".lock").symlink_to(tmp_path / "thesis.tex")
+    os.mkfifo(tmp_path / "pipe.json.chunks" / ".lock")
+    for name in ("link", "pipe"):
+        assert "is no regular file" in refused(Chunks(tmp_path / f"{name}.json", 3), SETUP)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_an_output_with_too_long_a_name(tmp_path):
+    with pytest.raises(InputError, match=r"--output .* cannot be looked up .*too long"):
+        Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
+
+
+# Settings and data
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "said"),
+    [
+        (Settings(samples=0), None, "--samples 0"),
+        (Settings(batch_size=0), None, "--batch_size 0"),
+        (Settings(share=0.0), None, "--share 0.0"),
+        (Settings(share=1.01), None, "--share 1.01"),
+        (Settings(share=float("nan")), None, "--share nan"),
+        (Settings(), 0, "--max_examples 0"),
+    ],
+)
+def test_settings_out_of_range(settings, limit, said):
+    with pytest.raises(InputError, match=said):
+        _check(settings, limit)
+
+
+def test_data_that_cannot_be_read_names_the_option(tmp_path):
+    with pytest.raises(InputError, match=r"^--data: .*nowhere\.json.*no such file"):
+        _read("nowhere.json", None)
+
+
+def test_the_digest_knows_other_data(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(squad(5)))
+    examples = _read(str(tmp_path / "train.json"), None)
+    assert [e.id for e in _read(str(tmp_path / "train.json"), 2)] == [e.id for e in examples[:2]]
+    digests = {_digest(examples), _digest(examples[:4]), _digest(examples[::-1])}
+    assert len(digests) == 3
+    assert _digest(list(examples)) in digests
+
+
+def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(squad(5)))
+    data, output = str(tmp_path / "train.json"), tmp_path / "out.json"
+    with process_group():
+        with pytest.raises(InputError, match="--model nowhere: "):
+            augment(data, "nowhere", output, Settings(), None)
+        assert [file.name for file in (tmp_path / "out.json.chunks").iterdir()] == [".lock"]
+        output.write_text("")
+        with pytest.raises(InputError, match=r"--output .*out\.json: exists already"):
+            augment(data, "nowhere", output, Settings(), None)
+    assert "RANK" not in os.environ  # nor does what is started next take itself for this rank
+
+
+def test_the_setup_knows_other_weights_of_the_same_name(tmp_path):
+    assert _weights("google-bert/bert-base-uncased") is None
+    tiny_masked_lm.save(tmp_path, tiny.wordpiece())
+    digest = _weights(str(tmp_path))
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    assert _weights(str(tmp_path)) == digest
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert _weights(str(tmp_path)) != digest
+
+
+# The script
+
+# As scripts/augment.py, killed when it has written two chunks.
+KILLED = f"""
+import os, runpy, signal, sys
+from swep_ds.ssmba.augment import Chunks
+write, written = Chunks.write, []
+def write_and_die(*arguments):
+    write(*arguments)
+    written.append(arguments)
+    if len(written) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+Chunks.write = write_and_die
+runpy.run_path({str(AUGMENT)!r}, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds two.json, of two ranks, and one.json, of one that was killed once; its messages in one.txt, refused.txt."""
+    path = tmp_path_factory.mktemp("augment")
+    tiny_masked_lm.save(path / "model", tiny.wordpiece())
+    (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
+    run_script(AUGMENT, *arguments(path, "two.json"), ranks=2)
+    (path / "killed.py").write_text(KILLED)
+    killed = run_script(path / "killed.py", *arguments(path, "one.json"), check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept = {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")}
+    assert len(kept) == 2
+    assert not (path / "one.json").exists()
+    ended = run_script(AUGMENT, *arguments(path, "one.json"), "--seed", "1", check=False)
+    (path / "refused.txt").write_text(f"{ended.returncode}\n{error_line(ended.stderr)}")
+    assert {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")} == kept
+    (path / "one.txt").write_text(run_script(AUGMENT, *arguments(path, "one.json")).stdout)
+    return path
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_file_of_two_ranks(folder):
+    one, two = ((folder / name).read_bytes() for name in ("one.json", "two.json"))
+    assert one == two
+    assert not list(folder.glob("*.chunks"))
+    assert "2 of 7 chunks are done" in (folder / "one.txt").read_text()
+
+
+@pytest.mark.slow
+def test_other_settings_do_not_go_on(folder):
+    code, said = (folder / "refused.txt").read_text().splitlines()
+    assert code == "2"
+    assert "seed 0 there, 1 here" in said
+
+
+@pytest.mark.slow
+def test_the_output_is_training_data_and_the_summary_is_true(folder):
+    samples = read_examples(str(folder / "two.json"), training=True)
+    ids = {sample.id.rpartition("-ssmba")[0] for sample in samples}
+    originals = read_examples(str(folder / "train.json"), training=True)
+    assert ids == {example.id for example in originals}
+    document = json.loads((folder / "two.json").read_text(encoding="utf-8"))["ssmba"]
+    assert document["kept"] == len(samples)
+    dropped = document.get("unchanged", 0) + document.get("repeated", 0)
+    assert len(samples) + dropped == 8 * QUESTIONS
+    said = (folder / "one.txt").read_text()
+    assert f"kept {len(samples)} of {8 * QUESTIONS} samples of {QUESTIONS} questions, dropped {dropped}: " in said
+    assert "7/7 chunks" in said

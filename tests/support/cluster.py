@@ -1,0 +1,181 @@
+"""A real Slurm on this machine: munged, slurmctld and two slurmd, as root, without systemd, gone at the end.
+
+    apt-get install -y slurm-wlm munge              # Debian, Ubuntu; nothing of it needs to run
+    python tests/support/cluster.py COMMAND...        # runs a command, as a shell, in it
+
+Everything is in one folder, munge's key and socket too: no other Slurm on the machine is touched.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+HOST = socket.gethostname().partition(".")[0]
+NODES = (HOST, f"{HOST}-b")  # rank 0 runs on the first, under whose name the others look for it
+CORES = 4  # of a node, as Slurm is told: jobs run at the same time
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel")
+SECONDS_TO_START = 180  # on a busy machine; a daemon that ends is noticed at once
+# AuthInfo's and SchedulerParameters' times bring a requeue from minutes to seconds
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CryptoType=crypto/munge
+AuthInfo=cred_expire=5,socket={folder}/munge/socket
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=5,bf_interval=5,sched_min_interval=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+ReturnToService=2
+JobRequeue=1
+KillWait=10
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/none
+SlurmdParameters=config_overrides
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdSpoolDir={folder}/spool/%n
+StateSaveLocation={folder}/state
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+{nodes}
+PartitionName=debug Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class CannotStart(Exception):
+    """Why there is no Slurm here, in a line."""
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[dict[str, str]]:
+    """Starts it, with all its files in an empty folder; gives the environment that its commands need.
+
+    Raises:
+        CannotStart: not root, packages missing, a machine that does not know its own name, or a daemon that does not
+            come up.
+    """
+    if os.geteuid() != 0:
+        raise CannotStart("starting Slurm's daemons takes root")
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    if missing := [program for program in PROGRAMS if not shutil.which(program, path=path)]:
+        raise CannotStart(f"{', '.join(missing)} not found: apt-get install -y slurm-wlm munge")
+    try:
+        socket.gethostbyname(HOST)
+    except OSError as error:
+        raise CannotStart(f"this machine's own name, {HOST}, has no address ({error})") from None
+    env = os.environ | {"PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
+    for name in ("munge", "state", "log", *(f"spool/{node}" for node in NODES)):
+        (folder / name).mkdir(parents=True, mode=0o755)
+    _write_config(folder)
+    daemons: list[subprocess.Popen] = []
+    try:
+        daemons.append(_daemon(_munged(folder), folder, env))
+        _wait(lambda: (folder / "munge" / "socket").exists(), daemons, folder, "munged")
+        daemons.append(_daemon(["slurmctld", "-D", "-f", env["SLURM_CONF"]], folder, env))
+        daemons += [_daemon(["slurmd", "-D", "-f", env["SLURM_CONF"], "-N", node], folder, env) for node in NODES]
+        _wait(lambda: _idle(env) == len(NODES), daemons, folder, "Slurm")
+        yield env
+    finally:
+        _end(daemons, env)
+
+
+def _write_config(folder: Path) -> None:
+    ports = _free_ports(1 + len(NODES))
+    nodes = [
+        f"NodeName={node} NodeHostname={HOST} NodeAddr=127.0.0.1 Port={port} CPUs={CORES} RealMemory=4000"
+        for node, port in zip(NODES, ports[1:], strict=True)
+    ]
+    fields = {"host": HOST, "port": ports[0], "folder": folder, "nodes": "\n".join(nodes), "names": ",".join(NODES)}
+    (folder / "slurm.conf").write_text(CONFIG.format(**fields))
+
+
+def _free_ports(count: int) -> list[int]:
+    taken = [socket.socket() for _ in range(count)]
+    try:
+        for one in taken:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in taken]
+    finally:
+        for one in taken:
+            one.close()
+
+
+def _munged(folder: Path) -> list[str]:
+    key = folder / "munge" / "key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o400)
+    files = {"key-file": key, "socket": key.with_name("socket"), "pid-file": key.with_name("pid")}
+    files |= {"seed-file": key.with_name("seed"), "log-file": folder / "log" / "munged.log"}
+    return ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())]
+
+
+def _daemon(command: list[str], folder: Path, env: dict[str, str]) -> subprocess.Popen:
+    with (folder / "log" / "daemons.log").open("a") as log:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, env=env, start_new_session=True, **streams)
+
+
+def _wait(condition, daemons: list[subprocess.Popen], folder: Path, what: str) -> None:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while not condition():
+        ended = [daemon.args[0] for daemon in daemons if daemon.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            logs = "; ".join(file.read_text(errors="replace")[-500:] for file in sorted((folder / "log").iterdir()))
+            why = f"{ended[0]} ended" if ended else f"it was not up after {SECONDS_TO_START} s"
+            raise CannotStart(f"{what}: {why}: {' '.join(logs.split())}")
+        time.sleep(0.1)
+
+
+def _idle(env: dict[str, str]) -> int:
+    command = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
+    return len(subprocess.run(command, env=env, capture_output=True, text=True).stdout.split())
+
+
+def _end(daemons: list[subprocess.Popen], env: dict[str, str]) -> None:
+    """Jobs first, then the daemons, then what is left of either."""
+    if len(daemons) > 1 and daemons[1].poll() is None:
+        subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=env, capture_output=True, timeout=180)
+    for daemon in reversed(daemons):
+        daemon.send_signal(signal.SIGTERM)
+        try:
+            daemon.wait(60)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == env["SLURM_CONF"]:
+                process.kill()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        try:
+            with cluster(Path(folder)) as env:
+                sys.exit(subprocess.run(sys.argv[1:] or [env.get("SHELL", "/bin/sh")], env=env).returncode)
+        except CannotStart as reason:
+            sys.exit(str(reason))
+
+
+if __name__ == "__main__":
+    main()

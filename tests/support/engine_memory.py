@@ -1,0 +1,151 @@
+"""Started under a launcher: what engines hold and what their updates reach, beside `model_states`, as JSON.
+
+Arguments: the output file; its "engines" lists [model, stage, offload, precision, bytes held, the most, states, peak];
+the most is null on several ranks and with offload. "casts" lists [stage, bf16 bytes held when a forward under autocast
+with activation checkpointing ends, counted].
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
+
+from swep_ds.benchmarks.candidates import contend, held_bytes
+from swep_ds.methods import build
+from swep_ds.methods.objective import Objective
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.planning.activations import count_activations
+from swep_ds.planning.memory import model_states
+from swep_ds.ranks import group as ranks
+from swep_ds.recipe import Recipe
+from swep_ds.training.ds_config import resolve_ds_config
+from swep_ds.training.engine import build_engine
+from tests.support.tiny_batches import batch, generative
+
+BERT = {"vocab_size": 4000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+BERT |= {"intermediate_size": 512, "max_position_embeddings": 64}
+T5 = {"vocab_size": 4000, "d_model": 128, "d_kv": 64, "d_ff": 512, "num_layers": 2, "num_heads": 2}
+# smaller than the word embeddings, so that both ways of reduction are taken
+BUCKET = 100_000
+OFFLOAD = {"device": "cpu", "pin_memory": True}
+
+
+def make_objective(model: str, recipe: Recipe) -> Objective:
+    if model == "t5":
+        qa = GenerativeQA(T5ForConditionalGeneration(T5Config(**T5, decoder_start_token_id=0)))
+    else:
+        qa = ExtractiveQA(BertForQuestionAnswering(BertConfig(**BERT)))
+    return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+
+
+def make_config(recipe: Recipe, stage: int, offload: bool = False, micro_steps: int = 2) -> dict:
+    zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 200}
+    zero |= {"offload_optimizer": OFFLOAD} if offload else {}
+    zero |= {"offload_param": OFFLOAD} if offload and stage == 3 else {}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"zero_optimization": zero}, file)
+        file.flush()
+        setup = {"world_size": ranks.world_size(), "micro_steps": micro_steps, "hidden_size": 128, "on_cpu": True}
+        return resolve_ds_config(file.name, recipe, **setup)
+
+
+def measure(model: str, stage: int, offload: bool, precision: str) -> list:
+    recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"train.precision={precision}"])
+    before = held_bytes()
+    engines = []
+
+    def make():
+        objective, config = make_objective(model, recipe), make_config(recipe, stage, offload)
+        shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
+        how = {"precision": precision, "optimizer": "adamw", "world_size": ranks.world_size()}
+        engines.extend([build_engine(objective, config, recipe.train, 100), model_states(shapes, config, **how)])
+        return engines[0]
+
+    windows = generative((4,), (3,), dtype=torch.float32) if model == "t5" else batch((4,), dtype=torch.float32)
+    peak = None
+    if ranks.world_size() == 1 and not offload:  # gloo holds buckets for a time of its own
+        peak = contend("swep", make, "split", windows).peak_bytes
+    else:
+        make()
+    engine, states = engines
+    for number in range(2):  # Adam's moments are there from the first on
+        carried = None
+        for part in range(2):
+            loss, carried, _ = engine(windows, number, 0.0, part, carried)
+            engine.backward(loss * 2)
+            del loss
+            if number == part == 1:
+                now = least_held(before, states.total())
+            engine.step()
+    engine.destroy()
+    return [model, stage, offload, precision, now, peak, states.total(), states.peak(0), engine.module.holds_back]
+
+
+def least_held(before: int, expected: int) -> int:
+    """Bytes that the rank with the most holds when gloo's threads have let go of their last buckets."""
+    seen = [ranks.gather(held_bytes() - before)]
+    # where parts begin makes ranks differ
+    while (least := max(map(min, zip(*seen, strict=True)))) > 1.05 * expected and len(seen) < 300:
+        time.sleep(0.1)  # on a busy machine they may not have run yet
+        seen.append(ranks.gather(held_bytes() - before))
+    return least
+
+
+class HalfTensors(TorchDispatchMode):
+    """Bytes of the bf16 storages that are alive, of those made under it."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.bfloat16:
+            storage = made.untyped_storage()
+            if storage._cdata not in self.sizes:
+                self.sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, storage._cdata)
+        return made
+
+
+def measure_casts(stage: int) -> list[int]:
+    sets = ["train.precision=autocast", "train.micro_batch_size=1", "method.name=mle"]
+    recipe = Recipe.load("quickstart", sets)
+    windows = batch((4,), dtype=torch.float32)
+    with torch.device("meta"):
+        counted = count_activations(make_objective("bert", recipe), windows, recipe.train, on_gpu=False).casts
+    objective = make_objective("bert", recipe)
+    objective.qa.model.gradient_checkpointing_enable({"use_reentrant": False})
+    engine = build_engine(objective, make_config(recipe, stage, micro_steps=1), recipe.train, 100)
+    engine.train()
+    found = []
+    hook = objective.register_forward_hook(lambda *_: found.append(sum(mode.sizes.values())))  # autocast is still on
+    with HalfTensors() as mode:
+        loss, *_ = engine(windows, 0, 0.0, 0, None)
+    hook.remove()
+    engine.backward(loss)
+    engine.step()
+    engine.destroy()
+    return [stage, found[0], counted]
+
+
+if __name__ == "__main__":
+    gc.freeze()  # what the imports left behind holds no tensor of these
+    with ranks.process_group():
+        ways = [(0, False), (1, False), (2, False), (3, False), (2, True), (3, True)]
+        cases = [("bert", *way, precision) for precision in ("fp32", "bf16") for way in ways]
+        cases += [("bert", 0, False, "autocast"), ("t5", 2, False, "autocast"), ("t5", 3, False, "autocast")]
+        casts = [measure_casts(2)]  # first: ZeRO-3 replaces torch.nn.functional.linear for good
+        measured = {"engines": [measure(*case) for case in cases], "casts": [*casts, measure_casts(3)]}
+        if ranks.is_main():
+            Path(sys.argv[-1]).write_text(json.dumps(measured))
+    os._exit(0)  # now and then one of so many engines' threads is still there when the interpreter ends, and aborts it

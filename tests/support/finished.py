@@ -1,0 +1,26 @@
+"""The folder of a finished run of a tiny model, without the training."""
+
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.methods import build
+from swep_ds.pipeline.export import NOISE
+from swep_ds.recipe import Recipe
+from tests.support.tiny_run import prepare
+
+
+def finished(folder: Path, method: str = "swep", architecture: str = "bert", **settings) -> Path:
+    """Of a random model and noise generator; its data are `train.json` and `test.json` in the folder."""
+    chosen = [f"method.name={method}", *(f"method.{name}={value}" for name, value in settings.items())]
+    recipe = Recipe.load(str(prepare(folder, architecture=architecture)), chosen)
+    (folder / "recipe.yaml").write_text(recipe.dump())
+    (folder / "results.json").write_text("{}")
+    if recipe.method.name == "swep":
+        save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)
+    return folder
+
+
+def load(folder: Path, method: str = "swep", architecture: str = "bert", **settings) -> SavedRun:
+    return SavedRun.load(finished(folder, method, architecture, **settings))

@@ -1,0 +1,163 @@
+"""Runs scripts in processes forked from one that has imported everything: importing takes 10 s of a core each time.
+
+The tests' end is `run_script`; the server is this file, started as a script, once per worker of the tests. Every script
+is `__main__` of a fresh process with the environment, arguments and streams that it is given. What differs from
+`python SCRIPT`: modules are there already, all ranks hash strings alike, and at the end threads are waited for and
+exit handlers run, but the interpreter is not taken down. Tests of launchers start real processes.
+"""
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from tests.support.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+HANGS = 1500  # s, for a machine on which everything takes ten times as long
+# what a server's environment decides for all that is forked from it
+IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def run_script(
+    script: Path, *arguments: str, ranks: int | None = None, check: bool = True, cwd: Path = ROOT
+) -> subprocess.CompletedProcess:
+    """Runs a script to its end, on CPU with one thread.
+
+    Args:
+        ranks: started as by a launcher, with their variables, over gloo; None: one process without them, as by
+            `python`.
+        check: whether an exit code other than 0 is an error.
+
+    Raises:
+        AssertionError: of `check`; or the script hangs.
+
+    Returns:
+        With the first exit code that is not 0, and what all ranks said.
+    """
+    server = _server()
+    with tempfile.TemporaryDirectory(prefix="fork-") as name:
+        folder = Path(name)
+        order = {"command": [str(script), *arguments], "cwd": str(cwd), "folder": name, "env": dict(os.environ)}
+        order["env"] |= IMPORTED_WITH
+        if ranks:
+            order |= {"ranks": ranks, "port": free_port()}
+        server.stdin.write(json.dumps(order).encode() + b"\n")
+        group = int(server.stdout.readline())
+        try:
+            hangs = not select.select([server.stdout], [], [], HANGS)[0]
+        finally:
+            with suppress(ProcessLookupError):  # also what ranks that ended have left behind
+                os.killpg(group, signal.SIGKILL)
+            server.stdout.readline()
+        out, err = ((folder / stream).read_text(errors="replace") for stream in ("out", "err"))
+        said = f"{script} {' '.join(arguments)} on {ranks or 1} rank(s)"
+        if hangs:
+            raise AssertionError(f"{said} still runs after {HANGS} s\n{out[-4000:]}\n{err[-4000:]}")
+        codes = json.loads((folder / "codes").read_text())
+    code = next(filter(None, codes), 0)
+    if check and code != 0:
+        raise AssertionError(f"{said} ended with {codes}\n{out[-4000:]}\n{err[-4000:]}")
+    return subprocess.CompletedProcess([str(script), *arguments], code, out, err)
+
+
+@functools.cache
+def _server() -> subprocess.Popen:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}  # nothing is read but a line
+    server = subprocess.Popen([sys.executable, __file__], cwd=ROOT, env=os.environ | IMPORTED_WITH, **pipes)
+    atexit.register(server.communicate)  # it ends with its standard input
+    return server
+
+
+# The server
+
+
+def serve(answers: int) -> None:
+    """Takes an order a line; answers with the number of the script's process group, and with a line when it is over."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if not child:
+            os.close(answers)
+            launch(order)
+        os.write(answers, b"%d\n" % child)
+        os.waitpid(child, 0)
+        os.write(answers, b"over\n")
+
+
+def launch(order: dict) -> NoReturn:
+    """Forks the ranks and waits for them, as the leader of their process group; `codes` in the folder are theirs."""
+    os.setsid()
+    children = []
+    for rank in range(order.get("ranks", 1)):
+        child = os.fork()
+        if not child:
+            become(order, rank)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    Path(order["folder"], "codes").write_text(json.dumps(codes))
+    os._exit(0)
+
+
+def become(order: dict, rank: int) -> NoReturn:
+    """A process that runs the script and ends."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(Path(order["folder"], name), os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ |= order["env"]
+    if "ranks" in order:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"])}
+    sys.argv = order["command"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    code: object = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)  # taking the interpreter down would take 2 s
+
+
+def main() -> None:
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what imports print is no answer
+    import swep_ds.pipeline.run  # noqa: F401
+
+    for name in ("bert.modeling_bert", "t5.modeling_t5"):  # models and engines import these when they are made
+        importlib.import_module(f"transformers.models.{name}")
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    gc.collect()
+    gc.freeze()  # what was imported need not be looked through, nor copied, in every process
+    serve(answers)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Kills training runs and sees whether anything is lost.
+
+    python tests/support/kills.py --kills 20 --seed 0
+
+Each run of a tiny model, on 2 ranks under the `deepspeed` launcher, loses a random rank to SIGKILL at a random moment:
+while it starts or trains, while a checkpoint is being written, while it evaluates and exports. It is then started
+again with `--resume auto` and must go on from the newest whole checkpoint, and end with the losses, answers and weights
+of a run that nobody disturbed, bit for bit. Prints a table; exits 1 if anything is otherwise.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.ports import free_port  # noqa: E402
+from tests.support.tiny_run import DEEPSPEED, ds_config, metrics, prepare  # noqa: E402
+
+RANKS = 2
+UPDATES, EVERY = 60, 3  # of a run, and from checkpoint to checkpoint
+SETTINGS = {"train.max_updates": UPDATES, "train.checkpoint_every": EVERY, "train.micro_batch_size": 4}
+MOMENTS = ("training", "checkpoint", "start", "end")
+WEIGHTS = (8, 8, 2, 2)
+SECONDS_TO_START = 6.0  # about, from the first sign of the ranks to the first update
+SECONDS_TO_END = 30  # after a kill, for the launcher and all ranks
+SECONDS_TO_FINISH = 180  # for a start that nobody disturbs
+# of a line in metrics.jsonl, all that is not the clock's
+EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What was killed when, and how that start ended."""
+
+    moment: str
+    rank: int
+    logged: int  # updates in metrics.jsonl
+    writing: bool  # whether a checkpoint was half written
+    seconds: float  # until no process was left
+    code: int
+    named: bool  # whether the output names the rank
+    whole: list[int]  # updates of the whole checkpoints that are left
+
+
+class Start:
+    """A start of a run under the `deepspeed` launcher, in a process group of its own."""
+
+    def __init__(self, folder: Path, name: str):
+        self.run, self.log = folder / name, folder / f"{name}.log"
+        command = [str(DEEPSPEED), "-q", "--num_accelerators", str(RANKS), "--master_port", str(free_port())]
+        command += [str(ROOT / "scripts" / "train.py"), "--output_dir", str(self.run), "--resume", "auto"]
+        command += ["--recipe", str(folder / "recipe.yaml"), "--ds_config", str(ds_config(folder, 2))]
+        command += [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+        env = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with self.log.open("w") as log:
+            streams = {"stdout": log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+            self.process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **streams)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def resumed_from(self) -> int:
+        """The update that it went on from; 0 = from the start."""
+        found = re.search(r"resuming from \S*update-(\d+)", self.said())
+        return int(found[1]) if found else 0
+
+    def ranks(self) -> dict[int, int]:
+        """Rank -> process id, of those that run."""
+        found = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                local = re.search(r"train\.py --local_rank=(\d+)", " ".join(process.cmdline()))
+                if local:
+                    found[int(local[1])] = process.pid
+        return found
+
+    def updates(self) -> int:
+        file = self.run / "metrics.jsonl"
+        return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+    def is_writing(self) -> bool:
+        return any(not (tag / "complete.json").exists() for tag in self.run.glob("checkpoints/update-*"))
+
+    def until(self, condition) -> None:
+        """Waits for a condition.
+
+        Raises:
+            AssertionError: the start was over first.
+        """
+        while not condition():
+            assert self.process.poll() is None, f"over before it was killed\n{self.said()[-4000:]}"
+            time.sleep(0.001)
+
+    def wait(self, seconds: float) -> tuple[int, float]:
+        """(exit code, seconds until none of its processes was left).
+
+        Raises:
+            AssertionError: some are left after that time; they are killed.
+        """
+        began = time.monotonic()
+        while self.process.poll() is None or self._left():
+            if time.monotonic() > began + seconds:
+                self.close()
+                raise AssertionError(f"processes were left after {seconds} s\n{self.said()[-4000:]}")
+            time.sleep(0.05)
+        return self.process.returncode, time.monotonic() - began
+
+    def _left(self) -> bool:
+        """Whether a process of the group runs; a launcher may end before its ranks."""
+        for process in psutil.process_iter(["status"]):
+            with suppress(ProcessLookupError):
+                if os.getpgid(process.pid) == self.process.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
+                    return True
+        return False
+
+    def close(self) -> None:
+        """Kills what is left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill(self, moment: str, dice: random.Random) -> Kill:
+        """Kills a random rank at a random moment of that kind.
+
+        Raises:
+            AssertionError: the run was over first, or did not end in time.
+        """
+        rank = dice.randrange(RANKS)
+        self.until(lambda: len(self.ranks()) == RANKS)
+        if moment == "start":
+            time.sleep(dice.uniform(0, SECONDS_TO_START))
+        elif moment == "end":
+            self.until(lambda: self.updates() == UPDATES)
+            time.sleep(dice.uniform(0, 0.3))
+        else:
+            first = self.updates() + 1  # what an earlier start logged behind its checkpoint is made again first
+            target = dice.randint(first, max(first, UPDATES - 2 * EVERY))
+            self.until(lambda: self.updates() >= target)
+            if moment == "checkpoint":
+                self.until(self.is_writing)
+                time.sleep(dice.uniform(0, 0.02))
+            else:
+                time.sleep(dice.uniform(0, 0.1))
+        os.kill(self.ranks()[rank], signal.SIGKILL)
+        logged, writing = self.updates(), self.is_writing()
+        code, seconds = self.wait(SECONDS_TO_END)
+        named = re.search(rf"\brank {rank}\b", self.said()) is not None
+        return Kill(moment, rank, logged, writing, seconds, code, named, whole_checkpoints(self.run))
+
+
+def whole_checkpoints(run: Path) -> list[int]:
+    """The updates of checkpoints whose files are all there, of the right size and readable."""
+
+    def whole(file: Path, size: int) -> bool:
+        if not file.is_file() or file.stat().st_size != size:
+            return False
+        return file.suffix != ".pt" or (zipfile.is_zipfile(file) and zipfile.ZipFile(file).testzip() is None)
+
+    manifests = [(file.parent, json.loads(file.read_text())) for file in run.glob("checkpoints/update-*/complete.json")]
+    whole_ones = [
+        tag for tag, there in manifests if all(whole(tag / name, file["size"]) for name, file in there["files"].items())
+    ]
+    return sorted(int(tag.name.removeprefix("update-")) for tag in whole_ones)
+
+
+def undisturbed(folder: Path) -> Path:
+    """Prepares the recipe and makes the run to compare with."""
+    prepare(folder, dropout=0.1)
+    finish(start := Start(folder, "undisturbed"))
+    return start.run
+
+
+def finish(start: Start) -> None:
+    code, _ = start.wait(SECONDS_TO_FINISH)
+    assert code == 0, start.said()[-4000:]
+
+
+def disturbed(folder: Path, name: str, dice: random.Random, moments: Sequence[str]) -> list[Kill]:
+    """Makes a run beside the undisturbed one, killed once per moment; the last start is left to finish.
+
+    Raises:
+        AssertionError: a start that was killed did not end in time or ended with success, one went on from something
+            else than the newest whole checkpoint, one that trained did not name the dead rank, or the run is not equal
+            to the undisturbed one.
+    """
+    kills: list[Kill] = []
+    for moment in [*moments, None]:
+        start = Start(folder, name)
+        try:
+            if moment is None:
+                finish(start)
+            else:
+                kills.append(start.kill(moment, dice))
+                assert kills[-1].code != 0, start.said()[-4000:]
+                assert kills[-1].named or moment in ("start", "end"), start.said()[-4000:]
+        finally:
+            start.close()
+        if moment != "start" and (before := kills[:-1] if moment else kills):
+            assert start.resumed_from() == max(before[-1].whole, default=0), start.said()[-4000:]
+    assert_equal(folder / name, folder / "undisturbed")
+    return kills
+
+
+def assert_equal(run: Path, reference: Path) -> None:
+    mine, other = metrics(run), metrics(reference)
+    assert [line["update"] for line in mine] == list(range(1, UPDATES + 1)), "an update is missing or logged twice"
+    for line, expected in zip(mine, other, strict=True):
+        assert {name: line[name] for name in EXACT} == {name: expected[name] for name in EXACT}
+    for file in ("model/model.safetensors", "predictions/test.json"):
+        assert (run / file).read_bytes() == (reference / file).read_bytes(), file
+    assert json.loads((run / "results.json").read_text())["eval"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="runs, of which each is killed once (default: 20)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    dice, broken, slowest = random.Random(arguments.seed), 0, 0.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        undisturbed(folder)
+        print("| kill | moment | rank | update | half-written checkpoint | ended after, s | exit | rank named | run |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        for number in range(arguments.kills):
+            [moment] = dice.choices(MOMENTS, WEIGHTS)
+            try:
+                [kill] = disturbed(folder, f"run-{number}", dice, [moment])
+            except AssertionError as error:
+                broken += 1
+                print(f"| {number + 1} | {moment} | | | | | | | BROKEN |\n\n{error}\n", flush=True)
+                continue
+            slowest = max(slowest, kill.seconds)
+            yes = {True: "yes", False: "no"}
+            row = [number + 1, moment, kill.rank, kill.logged, yes[kill.writing], f"{kill.seconds:.1f}", kill.code]
+            print(f"| {' | '.join(map(str, [*row, yes[kill.named], 'equal']))} |", flush=True)
+    whole = arguments.kills - broken
+    print(
+        f"\n{whole} of {arguments.kills} runs complete and equal, bit for bit; the slowest ended after {slowest:.1f} s"
+    )
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Started under a launcher: loads models for ZeRO-3 as a run does, sharded, and writes what came of it.
+
+`compare FOLDER...`: against the same model loaded whole; `FOLDER.differing` lists what is not bit-equal.
+`memory FOLDER`: `FOLDER.rank<n>` has the bytes that this rank's memory grew by at most, its part's among them.
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import deepspeed
+import torch
+from transformers import AutoConfig
+
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.ranks import group as ranks
+from swep_ds.training.sharding import shard
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 3},
+    "bf16": {"enabled": False},
+    "fp16": {"enabled": False},
+}
+
+
+def load(folder: str, mapped: bool):
+    torch.manual_seed(3)
+    kind = GenerativeQA if AutoConfig.from_pretrained(folder).is_encoder_decoder else ExtractiveQA
+    return kind.load(folder, activation_checkpointing=False, mapped=mapped)
+
+
+def compare(folder: str) -> list[str]:
+    sharded, whole = load(folder, mapped=True), load(folder, mapped=False)
+    differing = []
+    shard(sharded, CONFIG)
+    expected = dict(whole.named_parameters(remove_duplicate=False))
+    for name, parameter in sharded.named_parameters(remove_duplicate=False):
+        part = parameter.ds_tensor.numel()
+        with deepspeed.zero.GatheredParameters([parameter]):
+            if not torch.equal(parameter, expected.pop(name)) or part > parameter.numel() // 2 + 1:
+                differing.append(name)
+    for (name, buffer), (_, other) in zip(sharded.named_buffers(), whole.named_buffers(), strict=True):
+        if buffer.dtype != other.dtype or not torch.equal(buffer, other):
+            differing.append(name)
+    if len(list(sharded.parameters())) != len(list(whole.parameters())):
+        differing.append("tied weights")
+    return [*differing, *expected]
+
+
+def memory(folder: str) -> dict[str, int]:
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+    before = status("VmRSS")
+    qa = load(folder, mapped=True)
+    shard(qa, CONFIG)
+    return {
+        "grown_by": status("VmHWM") - before,
+        "part": sum(p.ds_tensor.nbytes for p in qa.parameters()),
+        "whole": sum(4 * p.ds_numel for p in qa.parameters()),
+    }
+
+
+def status(field: str) -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:")]
+    return 1024 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    what, *folders = [word for word in sys.argv[1:] if not word.startswith("--")]
+    with ranks.process_group():
+        if what == "compare":
+            for folder in folders:
+                differing = sorted({name for part in ranks.gather(compare(folder)) for name in part})
+                Path(f"{folder}.differing").write_text(json.dumps(differing))
+        else:
+            small, large = folders
+            shard(load(small, mapped=True), CONFIG)  # what the first one costs by itself
+            Path(f"{large}.rank{ranks.rank()}").write_text(json.dumps(memory(large)))

@@ -1,0 +1,97 @@
+"""Started under a launcher: what updates send, where the loop's time goes and where it waits for the device, as JSON.
+
+Arguments: the output file, a recipe, a ds_config.
+"""
+
+import json
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from swep_ds.benchmarks.breakdown import break_down
+from swep_ds.benchmarks.candidates import engine_update
+from swep_ds.benchmarks.traffic import watch_traffic
+from swep_ds.pipeline.run import prepare
+from swep_ds.ranks import group as ranks
+from swep_ds.recipe import Recipe
+from swep_ds.training import loop
+from swep_ds.training.engine import build_engine
+from tests.support.engine_memory import make_config, make_objective
+from tests.support.tiny_batches import batch
+
+READS = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+NAMES = ("swep_ds", "kernels", "transformers", "deepspeed")
+UPDATES = 5
+CASES = [(0, "swep:split"), (1, "swep:split"), (2, "swep:split"), (2, "swep:joint")]
+CASES += [(3, "mle"), (3, "swep:split"), (3, "swep:joint"), (3, "mle", 1)]
+
+
+def traffic(stage: int, way: str, live: int | None = None) -> list:
+    method, _, execution = way.partition(":")
+    recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"method.name={method}"])
+    objective = make_objective("bert", recipe)
+    config = make_config(recipe, stage, micro_steps=objective.micro_steps(execution))
+    if live:
+        config["zero_optimization"] |= {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
+    engine = build_engine(objective, config, recipe.train, 100)
+    engine.train()
+    update, windows = engine_update(engine, execution), batch((4,), dtype=torch.float32)
+    for number in range(3):  # at ZeRO-3 the first ones are recorded
+        update(windows, number)
+    with watch_traffic() as seen:
+        update(windows, 3)
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in objective.parameters())
+    engine.destroy()
+    return [stage, way, live, parameters, dict(seen.bytes), dict(seen.calls)]
+
+
+class Reads(TorchFunctionMode):
+    """Counts by update, file and line where this package or transformers, not DeepSpeed, reads a tensor's value."""
+
+    def __init__(self):
+        super().__init__()
+        self.update, self.found = 0, Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in READS:
+            frame = sys._getframe(1)
+            while not any(name in frame.f_code.co_filename for name in NAMES):
+                frame = frame.f_back
+            if "deepspeed" not in frame.f_code.co_filename:
+                self.found[self.update, Path(frame.f_code.co_filename).name, frame.f_lineno] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def training(recipe: Recipe, ds_config: str) -> dict:
+    job = prepare(recipe, ds_config)
+    engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+    seed = loop.seed_dropout
+
+    def note(number, update):
+        reads.update = update
+        seed(number, update)
+
+    with Reads() as reads, mock.patch.object(loop, "seed_dropout", note), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("warn")
+        found = break_down(engine, job.batches, recipe, UPDATES)
+    waits = [one.filename for one in said if "synchroniz" in str(one.message) and "swep_ds" in one.filename]
+    engine.destroy()
+    return found | {"reads": [[*key, count] for key, count in reads.found.items()], "waits": waits}
+
+
+if __name__ == "__main__":
+    out, recipe, ds_config = sys.argv[-3:]
+    few = [f"train.log_every={10 * UPDATES}", "train.checkpoint_every=1000"]
+    with ranks.process_group():
+        found = {"loop": training(Recipe.load(recipe, few), ds_config)}
+        if ranks.world_size() > 1:
+            found["traffic"] = [traffic(*case) for case in CASES]
+        if ranks.is_main():
+            Path(out).write_text(json.dumps(found))

@@ -1,0 +1,33 @@
+"""Random padded batches over the vocabulary of `tests.support.tiny_models`."""
+
+import torch
+
+from swep_ds.data.batches import IGNORED, Batch
+
+
+def batch(lengths=(12, 7, 9), seed: int = 0, dtype=torch.float64) -> Batch:
+    """Windows of these lengths, answers of two tokens, each window weighing 1 / N."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.tensor([[int(t < n) for t in range(max(lengths))] for n in lengths])
+    ids = torch.randint(5, 64, mask.shape, generator=generator)
+    starts = torch.tensor([min(2 + i, n - 2) for i, n in enumerate(lengths)])
+    return Batch(
+        input_ids=ids * mask,
+        attention_mask=mask,
+        start_position=starts,
+        end_position=starts + 1,
+        sample_id=torch.arange(len(lengths)) + 10,
+        weight=torch.full((len(lengths),), 1 / len(lengths), dtype=dtype),
+        token_weight=torch.full((len(lengths),), 1 / sum(lengths), dtype=dtype),
+    )
+
+
+def generative(lengths=(12, 7, 9), targets=(3, 5, 1), seed: int = 0, dtype=torch.float64) -> Batch:
+    """The same windows with answers of `targets` tokens in front of the end of sequence, 1."""
+    made = batch(lengths, seed, dtype)
+    generator = torch.Generator().manual_seed(seed + 1)
+    ids = torch.full((len(targets), max(targets) + 1), IGNORED)
+    for row, count in enumerate(targets):
+        ids[row, :count] = torch.randint(5, 64, (count,), generator=generator)
+        ids[row, count] = 1
+    return made._replace(start_position=None, end_position=None, target_ids=ids)

@@ -1,0 +1,32 @@
+"""A method around a tiny model in float64, as the engine would call it."""
+
+import torch
+
+from swep_ds.data.batches import Batch
+from swep_ds.methods import METHODS, build
+from swep_ds.methods.base import Carried, Inputs, NoiseKey
+from swep_ds.methods.objective import Objective
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
+from tests.support import tiny_models
+
+SEED, UPDATE = 2**40 + 7, 5
+
+
+def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **settings) -> Objective:
+    qa_class = GenerativeQA if architecture in tiny_models.SEQ2SEQ else ExtractiveQA
+    qa = qa_class(tiny_models.model(architecture, dropout))
+    torch.manual_seed(1)
+    made = build(METHODS[method](name=method, **settings), qa.hidden_size, qa.embedding_size)
+    return Objective(qa, made, SEED).double().train()
+
+
+def gradients(made: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    made.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+
+
+def inputs(made: Objective, batch: Batch, draw: int, hidden: torch.Tensor | None = None) -> Inputs:
+    """What a perturbation that does not read other embeddings sees."""
+    return Inputs(made.qa.embed(batch), batch, NoiseKey(SEED, draw), Carried(hidden), read=None)

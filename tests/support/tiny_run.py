@@ -1,0 +1,121 @@
+"""A tiny model, tiny data and a recipe on disk, and runs of it in real processes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.support import tiny, tiny_models
+from tests.support.fork_server import HANGS, IMPORTED_WITH, ROOT
+from tests.support.ports import free_port
+
+DEEPSPEED = Path(sys.executable).parent / "deepspeed"
+TORCHRUN = Path(sys.executable).parent / "torchrun"
+SEVERAL_RUNS = ROOT / "tests" / "support" / "several_runs.py"
+
+
+def squad(count: int, seed: int = 0) -> dict:
+    """SQuAD JSON of `count` questions over contexts of different lengths."""
+    words = " ".join(tiny.SENTENCES).split()
+    dice = random.Random(seed)
+    paragraphs = []
+    for number in range(count):
+        context = " ".join(dice.choices(words, k=dice.randint(4, 30)))
+        text = dice.choice(context.split())
+        answer = {"text": text, "answer_start": context.index(text)}
+        question = " ".join(dice.choices(words, k=4)) + "?"
+        qa = {"id": f"q{seed}-{number}", "question": question, "answers": [answer]}
+        paragraphs.append({"context": context, "qas": [qa]})
+    return {"data": [{"title": f"t{i}", "paragraphs": paragraphs[i::4]} for i in range(4)]}
+
+
+def prepare(folder: Path, dropout: float = 0.0, architecture: str = "bert") -> Path:
+    """Writes model/, train.json, test.json and recipe.yaml; returns the recipe's path."""
+    tokenizer = tiny.wordpiece()
+    changes = {"vocab_size": len(tokenizer)}
+    if architecture in tiny_models.SEQ2SEQ:
+        changes["eos_token_id"] = tokenizer.sep_token_id
+    model = tiny_models.model(architecture, dropout, **changes)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "train.json").write_text(json.dumps(squad(42)))
+    (folder / "test.json").write_text(json.dumps(squad(9, seed=1)))
+    recipe = {
+        "task": "generative" if model.config.is_encoder_decoder else "extractive",
+        "model": {"name": str(folder / "model")},
+        "method": {"name": "swep", "beta": 1e-3, "initialisation": "default"},
+        "data": {
+            "train": str(folder / "train.json"),
+            "eval": {"test": str(folder / "test.json")},
+            "max_length": 48,
+            "doc_stride": 16,
+            "max_query_length": 16,
+        },
+        "train": {
+            "max_updates": 10,
+            "epochs": 10,
+            "learning_rate": 1e-3,
+            "micro_batch_size": 8,
+            "log_every": 1,
+            "checkpoint_every": 1000,
+        },
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder / "recipe.yaml"
+
+
+def ds_config(folder: Path, stage: int, **changes) -> Path:
+    """The shipped ds_config of a stage; at stage 3 even tiny parameters are partitioned."""
+    config = json.loads((ROOT / "ds_configs" / f"zero{stage}.json").read_text())
+    config["zero_optimization"] |= {"stage3_param_persistence_threshold": 0} if stage == 3 else {}
+    config["zero_optimization"] |= changes
+    path = folder / f"zero{stage}{'-'.join(['', *changes])}.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def launch(world_size: int, script: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+    """Runs a script under the `deepspeed` launcher, whose processes import everything anew."""
+    options = ["-q", "--num_accelerators", str(world_size), "--master_port", str(free_port())]
+    return execute([str(DEEPSPEED), *options, str(script), *arguments], check)
+
+
+def execute(command: list[str], check: bool = True) -> subprocess.CompletedProcess:
+    """Runs a command from the repository's root, on CPU, one thread a process, in a process group of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = os.environ | IMPORTED_WITH
+    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes)
+    try:
+        out, err = process.communicate(timeout=HANGS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the launcher's ranks would run on without it
+        out, err = process.communicate()
+        raise AssertionError(f"{' '.join(command)} still runs after {HANGS} s\n{out[-4000:]}\n{err[-4000:]}") from None
+    if check and process.returncode != 0:
+        raise AssertionError(f"{' '.join(command)} exited {process.returncode}\n{out[-4000:]}\n{err[-4000:]}")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder)]
+
+
+def complete(folder: Path) -> list[int]:
+    """The updates of its whole checkpoints."""
+    return sorted(int(f.parent.name.split("-")[1]) for f in folder.glob("checkpoints/update-*/complete.json"))
+
+
+def error(folder: Path) -> str:
+    """What `several_runs.py` says that the run in this folder ended with: one line."""
+    text = folder.with_name(f"{folder.name}.error").read_text()
+    assert "\n" not in text
+    return text

@@ -1,0 +1,300 @@
+"""The local queue, with a stand-in for scripts/train.py; tests/sweeps/test_sweep.py runs the real one."""
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.sweeps import queue as local_queue
+from swep_ds.sweeps.sweep import Cell
+from tests.support.fork_server import HANGS
+
+# Called as: script --output_dir FOLDER --set do=BEHAVIOUR
+STAND_IN = """
+import os, pathlib, shutil, signal, subprocess, sys, time
+folder, behaviour = pathlib.Path(sys.argv[2]), sys.argv[-1].partition("=")[2]
+folder.mkdir(exist_ok=True)
+print("threads", os.environ["OMP_NUM_THREADS"], flush=True)
+if behaviour == "fail":
+    print("working", flush=True)
+    print("error: data.train: gone.json: no such file", file=sys.stderr, flush=True)
+    print("killing the others", flush=True)
+    sys.exit(2)
+if behaviour == "stop":
+    sys.exit(75)
+if behaviour == "save" and not (folder / "checkpoint").exists():
+    def save(*_):
+        (folder / "checkpoint").touch()
+        print("stopped: on request (SIGTERM) after update 4", flush=True)
+        print("and a launcher's last words", flush=True)
+        os._exit(75)
+    signal.signal(signal.SIGTERM, save)
+    (folder / "pids").write_text(str(os.getpid()))
+    time.sleep(3600)
+if behaviour in ("leave", "hang", "hang on"):
+    if behaviour == "hang on":
+        signal.signal(signal.SIGTERM, lambda *_: (folder / "asked").touch())
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
+    while behaviour != "leave":
+        time.sleep(3600)
+if behaviour == "end before the others":
+    subprocess.Popen([sys.executable, "-c", '''
+import os, pathlib, signal, sys, time
+def save(*_):
+    time.sleep(1)  # the first process of the run is gone by now
+    pathlib.Path("saved").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("pids").write_text(str(os.getpid()))
+time.sleep(3600)
+'''], cwd=folder)
+    time.sleep(3600)
+if behaviour == "meet":  # ends when the other one is there
+    (folder / "here").touch()
+    while len(list(folder.parent.glob("*/here"))) < 2:
+        time.sleep(0.05)
+if behaviour != "nothing":
+    shutil.copy(folder.parent / "recipe.yaml", folder)
+    (folder / "results.json").write_text('{"eval": {}}')
+if behaviour == "die":
+    os.kill(os.getpid(), signal.SIGABRT)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(local_queue, "GRACE_SECONDS", HANGS)  # nothing ends only because this time is up
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {"x": "y"}}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    return tmp_path
+
+
+def cells(folder: Path, *behaviours: str) -> list[Cell]:
+    recipe = Recipe.load(str(folder / "recipe.yaml"))
+    return [Cell(b, 0, recipe, (f"do={b}",), folder / f"{n}-{b.replace(' ', '-')}") for n, b in enumerate(behaviours)]
+
+
+def work_off(folder: Path, several: list[Cell], jobs: int = 1) -> tuple[list[str], bool]:
+    failed, stopped = local_queue.work_off(several, [str(folder / "stand_in.py")], folder, jobs=jobs, ranks=1)
+    return [cell.variant for cell in failed], stopped
+
+
+def alive(folder: Path) -> list[int]:
+    """The processes that a cell started and that still run; a killed one may take a moment."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    pids, deadline = list(map(int, (folder / "pids").read_text().split())), time.monotonic() + HANGS
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return list(filter(runs, pids))
+
+
+def test_a_failed_cell_is_reported_and_the_others_go_on(folder, capsys):
+    several = cells(folder, "fail", "work", "nothing", "die")
+    assert work_off(folder, several) == (["fail", "nothing", "die"], False)
+    assert [cell.results() is not None for cell in several] == [False, True, False, True]
+    said = capsys.readouterr().out
+    assert "0-fail: FAILED, exit code 2: error: data.train: gone.json: no such file" in said
+    assert f"the end of {folder}/0-fail.log:\n" in said
+    assert "\nkilling the others\n" in said
+    assert "2-nothing: FAILED, exit code 0: threads" in said
+    assert "3-die: FAILED, exit code 134: threads" in said
+    assert "1-work: done in 0:00:0" in said
+    assert f"stand_in.py --output_dir {folder}/0-fail --set do=fail\n" in (folder / "0-fail.log").read_text()
+
+
+def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder):
+    several = cells(folder, "work", "fail")
+    work_off(folder, several)
+    work_off(folder, several)
+    assert (folder / "0-work.log").read_text().count("$ ") == 1
+    assert (folder / "1-fail.log").read_text().count("$ ") == 2
+    (folder / "1-fail" / "results.json").touch()  # half written
+    (folder / "recipe.yaml").replace(folder / "1-fail" / "recipe.yaml")
+    assert several[1].results() is None
+    assert several[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
+
+
+def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys):
+    several = cells(folder, "fail", "work")
+    several[0].folder.mkdir()
+    with (several[0].folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert several[0].fault() == "still running, started earlier"
+        assert work_off(folder, several) == ([], False)
+    assert not several[0].log.exists()
+    assert several[1].results() is not None
+    assert "0-fail: skipped, still running, started earlier" in capsys.readouterr().out
+    assert work_off(folder, several) == (["fail"], False)
+
+
+def test_jobs_run_at_the_same_time_and_share_the_threads(folder, monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    several = cells(folder, "meet", "meet")
+    assert work_off(folder, several, jobs=2) == ([], False)
+    assert all("threads 3\n" in cell.log.read_text() for cell in several)
+
+
+def test_what_a_run_leaves_behind_is_killed(folder):
+    several = cells(folder, "leave")
+    assert work_off(folder, several) == ([], False)
+    assert alive(several[0].folder) == []
+
+
+def wait_for(file: Path) -> None:
+    while not file.is_file():
+        time.sleep(0.05)
+
+
+def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> Cell:
+    """Sends signals to this process, the first when a cell runs, a second when the cell was asked to stop."""
+    several = cells(folder, behaviour, "work")
+
+    def send() -> None:
+        for number, sign in zip(numbers, ("pids", "asked"), strict=False):
+            wait_for(several[0].folder / sign)
+            os.kill(os.getpid(), number)
+
+    signal.signal(numbers[0], signal.SIG_DFL)  # it may be ignored here, as under nohup, and the queue keeps to that
+    former = signal.getsignal(numbers[0])
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    assert work_off(folder, several) == ([], True)
+    thread.join()
+    assert signal.getsignal(numbers[0]) is former
+    assert not several[1].log.exists()
+    assert alive(several[0].folder) == []
+    return several[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_queue_and_its_runs(folder, number):
+    cell = stop(folder, [number], "hang")
+    assert cell.fault().startswith("exit code 143: ")
+
+
+def test_a_run_that_saves_when_it_is_asked_to_stop_goes_on_next_time(folder, capsys):
+    cell = stop(folder, [signal.SIGTERM], "save")
+    assert cell.fault() == "exit code 75: stopped: on request (SIGTERM) after update 4"
+    assert "FAILED" not in capsys.readouterr().out
+    assert work_off(folder, [cell]) == ([], False)
+    assert cell.results() is not None
+
+
+def test_every_process_of_a_run_has_time_to_save(folder):
+    cell = stop(folder, [signal.SIGTERM], "end before the others")
+    assert (cell.folder / "saved").exists()
+
+
+def test_signals_that_come_together_are_one_request():
+    asked = []
+    for now in (5.0, 5.1, 5.9, 6.1):
+        local_queue._note(asked, now)
+    assert asked == [5.0, 6.1]
+
+
+def test_a_run_that_does_not_stop_is_killed_after_a_while(folder, monkeypatch):
+    monkeypatch.setattr(local_queue, "GRACE_SECONDS", 1)
+    cell = stop(folder, [signal.SIGTERM], "hang on")
+    assert (cell.folder / "asked").exists()
+    assert cell.fault().startswith("exit code 137: ")
+
+
+def test_a_second_signal_kills_at_once(folder, monkeypatch):
+    monkeypatch.setattr(local_queue, "REPEAT_SECONDS", 0.0)
+    cell = stop(folder, [signal.SIGINT, signal.SIGINT], "hang on")
+    assert cell.fault().startswith("exit code 137: ")
+
+
+def test_a_queue_that_breaks_stops_its_runs(folder, monkeypatch):
+    several = cells(folder, "hang", "work")
+
+    def launcher(ranks: int) -> list[str]:
+        if not several[0].log.exists():
+            return [sys.executable]
+        wait_for(several[0].folder / "pids")
+        raise OSError("no port is free")
+
+    monkeypatch.setattr(local_queue, "launcher", launcher)
+    with pytest.raises(OSError, match="no port is free"):
+        work_off(folder, several, jobs=2)
+    assert alive(several[0].folder) == []
+
+
+def test_a_run_that_cannot_be_started_has_failed_and_the_others_go_on(folder, capsys):
+    several = cells(folder, "work", "work")
+    several[0].log.mkdir(parents=True)  # where its log would be
+    failed, stopped = work_off(folder, several, jobs=1)
+    assert (failed, stopped) == (["work"], False)
+    assert several[1].results() is not None
+    assert "FAILED, it cannot be started (" in capsys.readouterr().out
+
+
+# Devices
+
+
+class Gpus:
+    """The part of DeepSpeed's accelerator that the queue asks, with four devices."""
+
+    device_name = staticmethod(lambda: "cuda")
+    device_count = staticmethod(lambda: 4)
+    visible_devices_envs = staticmethod(lambda: ["CUDA_VISIBLE_DEVICES"])
+
+
+def test_each_place_has_devices_of_its_own(monkeypatch):
+    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in local_queue.places(2, 2)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in local_queue.places(3, 1)] == ["4", "5", "6"]
+    with pytest.raises(InputError, match="--jobs 3 x --num_accelerators 2: there are 4 devices"):
+        local_queue.places(3, 2)
+
+
+def test_several_processes_start_under_deepspeed(monkeypatch):
+    assert local_queue.launcher(1) == [sys.executable, "-u"]
+    on_cpu = local_queue.launcher(2)
+    assert on_cpu[2:4] == ["-m", "deepspeed.launcher.runner"]
+    assert on_cpu[on_cpu.index("--num_accelerators") + 1] == "2"
+    ports = {on_cpu[on_cpu.index("--master_port") + 1], *local_queue.launcher(2)[6:7]}
+    assert len(ports) == 2
+    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)  # the devices are those of the place
+    assert "--num_accelerators" not in local_queue.launcher(2)
+
+
+def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
+    srun = folder / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text('#!/bin/sh\necho "srun $*"\nexec "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")  # Slurm's own
+    several = cells(folder, "work", "stop")
+    failed, _ = local_queue.work_off(several, [str(folder / "stand_in.py")], folder, jobs=1, ranks=None)
+    assert [cell.variant for cell in failed] == ["stop"]
+    assert f"\nsrun {sys.executable} -u {folder}/stand_in.py --output_dir {folder}/0-work" in several[0].log.read_text()
+    assert "\nthreads 5\n" in several[0].log.read_text()
+    assert [cell.exit_code() for cell in several] == [0, 75]
+    assert "1-stop: stopped, exit code 75: threads 5" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_bad_input(folder):
+    (folder / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written to"):
+        local_queue.work_off(cells(folder, "work"), ["stand_in.py"], folder / "file" / "sub", jobs=1, ranks=1)

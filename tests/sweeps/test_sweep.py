@@ -1,0 +1,416 @@
+"""Sweep files and cells, and a real sweep of a tiny model, one cell of which fails at first."""
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, read_sweep
+from tests.support import tiny_run
+from tests.support.fork_server import run_script
+
+SHIPPED = sorted(SWEEPS.glob("*.yaml"))
+SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
+TABLE = tiny_run.ROOT / "scripts" / "table.py"
+MINIMAL = {"variants": {"MLE": {"method.name": "mle"}}}
+
+
+def write(folder: Path, **fields) -> str:
+    (folder / "mine.yaml").write_text(yaml.safe_dump(fields, sort_keys=False))
+    return str(folder / "mine.yaml")
+
+
+def message(folder: Path, overrides=(), **fields) -> str:
+    with pytest.raises(InputError) as caught:
+        read_sweep(write(folder, **fields), folder, overrides)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith((str(folder / "mine.yaml"), "--set"))
+    return str(caught.value)
+
+
+# Cells
+
+
+def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
+    # the method's name comes first wherever it stands; then the variant's settings over the sweep's, and --set's last
+    variants = {
+        "MLE": {"method.name": "mle"},
+        "SWEP, beta = 1": {"method.beta": 1, "train.epochs": 0.5, "method.name": "swep"},
+        "Prior-Aug": {"method.prior_variance": "1e-1", "method.name": "prior_aug"},
+    }
+    both = {"train.epochs": 0.3, "train.adam_betas": [0.8, 0.98], "data.eval": {"only": "a b.json"}}
+    path = write(tmp_path, recipe="quickstart", set=both, variants=variants, seeds=[3, 5])
+    sweep, cells = read_sweep(path, tmp_path / "runs", ["train.max_updates=7"])
+    assert sweep.ds_config is None
+    assert [(cell.variant, cell.seed) for cell in cells] == [(name, seed) for seed in (3, 5) for name in variants]
+    assert [cell.recipe.seed for cell in cells] == [3, 3, 3, 5, 5, 5]
+    assert [cell.recipe.train.epochs for cell in cells[:3]] == [0.3, 0.5, 0.3]
+    assert [cell.recipe.method.name for cell in cells[:3]] == ["mle", "swep", "prior_aug"]
+    assert cells[1].recipe.method.beta == 1
+    assert cells[2].recipe.method.prior_variance == 0.1
+    assert cells[4].folder == tmp_path / "runs" / "swep-beta-1-seed5"
+    assert cells[4].log == tmp_path / "runs" / "swep-beta-1-seed5.log"
+    for cell in cells:
+        assert cell.recipe.train.adam_betas == (0.8, 0.98)
+        assert cell.recipe.train.max_updates == 7
+        assert cell.recipe.data.eval == {"only": "a b.json"}
+        options = cell.options()  # of the command, which the cell's process reads as the sweep did
+        assert options[:2] == ["--output_dir", str(cell.folder)]
+        assert Recipe.load("quickstart", options[3::2]) == cell.recipe
+
+
+def test_the_docstrings_sweep_is_one(tmp_path):
+    text = sys.modules[Sweep.__module__].__doc__
+    example = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))
+    _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
+    assert len(cells) == 12
+
+
+def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
+    across = {
+        "model": {"BERT-base": {"model.name": "b"}, "T5": {"model.name": "t", "method.name": "swep", "method.beta": 3}},
+        "questions": {10: {"data.train_fraction": 0.1}, "100 %": {}},
+    }
+    variants = {"A": {"train.epochs": 1}, "B": {"train.epochs": 2}}
+    _, cells = read_sweep(write(tmp_path, across=across, variants=variants, seeds=[4, 7]), tmp_path)
+    assert [cell.name for cell in cells[:8]] == [
+        "a-bert-base-10-seed4",
+        "b-bert-base-10-seed4",
+        "a-bert-base-100-seed4",
+        "b-bert-base-100-seed4",
+        "a-t5-10-seed4",
+        "b-t5-10-seed4",
+        "a-t5-100-seed4",
+        "b-t5-100-seed4",
+    ]
+    assert [cell.seed for cell in cells] == [4] * 8 + [7] * 8
+    chosen = cells[13]
+    assert chosen.labels == {"model": "T5", "questions": "10"}
+    recipe = chosen.recipe
+    assert (recipe.model.name, recipe.method.beta, recipe.train.epochs) == ("t", 3, 2)
+    assert recipe.data.train_fraction == 0.1
+    assert cells[2].recipe.data.train_fraction == 1
+    assert Recipe.load("quickstart", chosen.options()[3::2]) == recipe
+
+    describe(cells, tmp_path / "new")
+    described = json.loads((tmp_path / "new" / "sweep.json").read_text())["runs"]
+    assert list(described) == [cell.name for cell in cells]
+    assert described[chosen.name] == {
+        "variant": "B",
+        "labels": {"model": "T5", "questions": "10"},
+        "seed": 7,
+        "model": "t",
+    }
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--output_dir .*file: cannot be written to"):
+        describe(cells, tmp_path / "file")
+
+
+def test_a_sweeps_runs_are_tracked_as_one_group_and_tracking_makes_no_other_run(tmp_path):
+    file = write(tmp_path, **MINIMAL)
+    _, [cell, *_] = read_sweep(str(file), tmp_path)
+    assert cell.recipe.tracking.group == Path(file).stem
+    cell.folder.mkdir()
+    (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+    (cell.folder / "results.json").write_text("{}")
+    _, [elsewhere, *_] = read_sweep(str(file), tmp_path, ["tracking.group=other", "tracking.wandb=offline"])
+    assert elsewhere.recipe.tracking.group == "other"
+    assert elsewhere.results() == {}
+    _, [otherwise, *_] = read_sweep(str(file), tmp_path, ["train.epochs=9"])
+    assert otherwise.results() is None
+
+
+def test_a_point_may_take_a_section_away(tmp_path):
+    sweep, cells = read_sweep("synthetic", tmp_path)
+    assert list(sweep.across) == ["synthetic pairs"]
+    pairs = [cell.recipe.pretrain.max_train_examples if cell.recipe.pretrain else 0 for cell in cells[:12:3]]
+    assert pairs == [0, 20_000, 50_000, 100_000]
+    assert cells[3].recipe.pretrain.train == "data/synthetic.jsonl"
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_sweep_loads_and_names_its_launch_line_at_its_head(shipped, tmp_path):
+    sweep, cells = read_sweep(shipped.stem, tmp_path)
+    assert cells
+    assert (tiny_run.ROOT / sweep.ds_config).is_file()
+    assert re.match(rf"# python scripts/sweep\.py {shipped.stem}( .*)?\n", shipped.read_text())
+    stated = re.search(r"(\d+) runs", shipped.read_text())
+    assert stated is None or int(stated[1]) == len(cells)
+
+
+def test_the_papers_sweeps_have_its_methods_and_data_sets(tmp_path):
+    methods = {"mle", "adv_aug", "word_dropout", "gaussian_dropout", "bernoulli_dropout", "ssmba", "prior_aug", "swep"}
+    for name in ("paper_bert", "paper_electra", "paper_t5"):
+        sweep, cells = read_sweep(name, tmp_path)
+        assert {cell.recipe.method.name for cell in cells} == methods
+        assert list(cells[0].recipe.data.eval) == ["squad", "new_wiki", "nyt", "bioasq", "reddit", "amazon"]
+        assert sweep.seeds == [0, 1, 2, 3, 4]
+    _, cells = read_sweep("low_resource", tmp_path)
+    assert {cell.recipe.data.train_fraction for cell in cells} == {0.1, 0.3, 0.5, 0.8, 1}
+    _, cells = read_sweep("quickstart", tmp_path)
+    assert len({cell.variant for cell in cells}) >= 4
+    assert len({cell.seed for cell in cells}) >= 3
+    _, cells = read_sweep("new_wikipedia", tmp_path)
+    assert {cell.recipe.eval.select_on for cell in cells} == {"held_out"}
+
+
+def sources(recipe: Recipe) -> list[str]:
+    data = recipe.data
+    pretraining = [recipe.pretrain.train] if recipe.pretrain else []
+    return [data.train, *data.eval.values(), *filter(None, [data.augmented]), *pretraining]
+
+
+def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
+    text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
+    said = re.findall(r"`python scripts/sweep\.py (\w+) .*?` \| (\d+) \|", text)
+    assert len(said) == 7
+    named = set()
+    for name, runs in said:
+        _, cells = read_sweep(name, tmp_path)
+        assert len(cells) == int(runs)
+        named |= {source for cell in cells for source in sources(cell.recipe)}
+    lost = [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text]
+    assert lost == []
+    [example] = re.findall(r"As a sweep:\n\n((?:    .*\n)+)", text)
+    _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
+    assert [cell.recipe.method.beta for cell in cells] == [1, 0.1, 0.01, 0.001]
+    assert {(cell.recipe.data.holdout_fraction, len(cell.recipe.data.eval)) for cell in cells} == {(0.1, 0)}
+    for script in re.findall(r"python (scripts/\S+\.py)", text):
+        assert (tiny_run.ROOT / script).is_file()
+
+
+# Bad sweeps
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
+        ({}, "variants names nothing to train"),
+        (
+            {"variants": {"MLE": None}},
+            "variants: MLE: None are no settings: write MLE: {SETTING: VALUE}, or {} for none",
+        ),
+        ({"variants": ["MLE"]}, "variants: ['MLE'] is no mapping: write variants: {NAME: {SETTING: VALUE}}"),
+        ({**MINIMAL, "across": {"share": ["1"]}}, "across: ['1'] is no mapping: write share: {NAME: {SETTING: VALUE}}"),
+        ({**MINIMAL, "across": ["1"]}, "across: ['1'] is no mapping: write across: {AXIS: {LABEL: "),
+        ({**MINIMAL, "seeds": 3}, "seeds: 3 is no list: write seeds: [0, 1, 2]"),
+        ({**MINIMAL, "seeds": []}, "seeds: []: list should have at least 1 item"),
+        ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds one of them twice"),
+        ({**MINIMAL, "seeds": [-1]}, "variants.MLE: .*quickstart.yaml: seed: -1: input should be greater"),
+        ({**MINIMAL, "set": {"seed": 1}}, "set: seed: a sweep's seeds stand in its field seeds"),
+        ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: .* train.field"),
+        ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder name 'a-b', which must be unique"),
+        ({"variants": {"β": {}}}, "variants: 'β' becomes the folder name '', which must be"),
+        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: --recipe quickstrat: no such recipe; known are"),
+        ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'epochs'?"),
+        (
+            {"variants": {"MLE": {"method.name": "mle"}, "Bad": {"method.name": "swepp"}}},
+            "variants.Bad: .*'swepp' is not a method; did you mean 'swep'?",
+        ),
+        (
+            {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
+            "variants.B is tested otherwise than A: .* give data.eval",
+        ),
+        ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested otherwise than A"),
+        ({**MINIMAL, "across": {"x": {}}}, "across: x has no points"),
+        ({**MINIMAL, "across": {"x": {"%": {}}}}, "across: '%' becomes the folder name ''"),
+        ({**MINIMAL, "across": {"x": {"a": {"seed": 1}}}}, "across: seed: a sweep's seeds stand in its field seeds"),
+        ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
+        (
+            {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
+            "across.x and across.y both set data.eval",
+        ),
+        ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean 'epochs'"),
+        (
+            {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
+            "2 runs would share the folder a-b-c-seed0: rename",
+        ),
+    ],
+)
+def test_bad_sweeps_are_one_line(tmp_path, fields, said):
+    assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
+
+
+def test_seeds_on_the_command_line_are_refused(tmp_path):
+    assert "a sweep's seeds stand in its file" in message(tmp_path, ["seed=1"], **MINIMAL)
+
+
+@pytest.mark.parametrize("override", ["method.name=swep", "method={name: swep}", "train.adam_betas.x=1"])
+def test_an_override_of_what_makes_a_variant_is_refused(tmp_path, override):
+    variants = {"A": {"train.epochs": 1}, "B": {"method.name": "mle", "train.adam_betas": [0.8, 0.9]}}
+    said = message(tmp_path, [override], variants=variants)
+    field = "train.adam_betas" if "betas" in override else "method.name"
+    assert f"--set {override}: {tmp_path / 'mine.yaml'}: variants.B sets {field} itself" in said
+
+
+def test_an_override_of_what_makes_a_point_is_refused(tmp_path):
+    across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
+    said = message(tmp_path, ["data.train_fraction=1"], **MINIMAL, across=across)
+    assert "across.share.10 % sets data.train_fraction itself" in said
+
+
+def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
+    both = {"method.name": "swep", "method.beta": 0.5}
+    _, cells = read_sweep(write(tmp_path, set=both, variants={"SWEP": {}, "MLE": {"method.name": "mle"}}), tmp_path)
+    assert [cell.recipe.method.name for cell in cells] == ["swep", "mle"]
+    assert cells[0].recipe.method.beta == 0.5
+    said = message(tmp_path, set={"method.beta": 0.5}, variants={"MLE": {"method.name": "mle"}})
+    assert "mle has no setting 'beta'" in said  # of no method that is named: it is not lost
+
+
+def test_no_such_sweep_lists_those_that_exist(tmp_path):
+    with pytest.raises(InputError, match=r"sweep nothing: no such sweep; known are .*quickstart_methods"):
+        read_sweep("nothing", tmp_path)
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(InputError, match="a sweep is a mapping with the sections recipe, ds_config, set, variants"):
+        read_sweep(str(tmp_path / "list.yaml"), tmp_path)
+
+
+# What a cell says of itself
+
+
+def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
+    path = write(tmp_path, **MINIMAL)
+    _, [cell] = read_sweep(path, tmp_path)
+    assert (cell.results(), cell.fault()) == (None, "not run")
+    cell.folder.mkdir()
+    (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+    cell.log.write_text("$ python train.py\nworking\n")
+    assert (cell.results(), cell.fault(), cell.exit_code()) == (None, "not finished", None)
+    (cell.folder / "results.json").write_text('{"eval": {')
+    assert cell.results() is None
+    (cell.folder / "results.json").write_text('{"eval": {}}')
+    assert cell.results() == {"eval": {}}
+    cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
+    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "train.log_every=7"])
+    assert other.results() is None
+    epochs, every = cell.recipe.train.epochs, cell.recipe.train.log_every
+    assert other.fault() == (
+        f"holds a run of other settings (train.epochs {epochs} there, 3.0 here; train.log_every {every} there, 7 here)"
+    )
+    cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
+    assert (other.fault(), other.exit_code()) == ("exit code 2: error: no room", 2)
+    (cell.folder / "recipe.yaml").write_text("{")
+    cell.log.unlink()
+    assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
+
+
+@pytest.mark.parametrize("content", ["", "\n", "somebody else's notes\n"])
+def test_an_empty_or_foreign_log_is_of_no_run(tmp_path, content):
+    _, [cell] = read_sweep(write(tmp_path, **MINIMAL), tmp_path)
+    cell.log.write_text(content)
+    assert cell.fault() == "not run"
+
+
+# One cell alone
+
+
+def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypatch):
+    path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
+    asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
+
+    def work_off(cells, command, folder, *, jobs, ranks):
+        [cell], code = cells, codes.pop(0)
+        asked.append((cell.seed, jobs, ranks))
+        folder.mkdir(exist_ok=True)
+        cell.log.write_text(f"$ run\n# exit code {code}\n")
+        if code == 0:
+            cell.folder.mkdir()
+            (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+            (cell.folder / "results.json").write_text('{"eval": {"x": {}}}')
+        return [], code is None
+
+    monkeypatch.setattr("swep_ds.sweeps.queue.work_off", work_off)
+    script = runpy.run_path(str(SWEEP))["sweep"]
+
+    def ends(*options: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", path, "--output_dir", str(tmp_path / "runs"), *options])
+        with pytest.raises(SystemExit) as end:
+            script()
+        return end.value.code
+
+    assert [ends("--cell", "1", "--srun") for _ in list(codes)] == [2, 137, 75, 75, 0]
+    assert set(asked) == {(1, 1, None)}
+    assert not list(tmp_path.glob("runs/table.*"))
+    for options, said in (
+        (["--cell", "2"], "--cell 2: the sweep has 2, from 0 to 1"),
+        (["--srun", "--jobs", "2"], "--srun"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ends(*options)
+
+
+# The real thing
+
+
+@pytest.mark.slow
+def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
+    recipe = tiny_run.prepare(tmp_path)
+    here, away = tmp_path / "train.json", tmp_path / "away.json"
+    variants = {
+        "MLE": {"method.name": "mle"},
+        "SWEP [elsewhere]": {"data.train": str(away)},
+    }
+    path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
+    output, config = tmp_path / "runs", str(tiny_run.ds_config(tmp_path, 0))
+    command = [SWEEP, path, "--output_dir", str(output)]
+
+    away.write_text("")  # there when the recipes are looked at
+    ended = run_script(*command, "--ds_config", config, "--jobs", "2", check=False)
+    assert ended.returncode == 1
+    assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
+    assert "mle-seed0: done in" in ended.stdout
+    [block] = json.loads((output / "table.json").read_text())["blocks"]
+    scores = json.loads((output / "mle-seed0" / "results.json").read_text())["eval"]["test"]
+    assert [row["seeds"] for row in block["rows"]] == [[0], []]
+    assert block["rows"][0]["scores"]["test"]["f1"]["mean"] == scores["f1"]
+    [missing] = json.loads((output / "table.json").read_text())["missing"]
+    assert (missing["name"], missing["seed"]) == ("SWEP [elsewhere]", 0)
+    assert missing["reason"].startswith("exit code 2: error: ")
+    assert str(away) in missing["reason"]
+    assert f"missing: SWEP [elsewhere], seed 0: {missing['reason']} ({output}/swep-elsewhere-seed0.log)" in ended.stdout
+    lines = (output / "table.md").read_text().splitlines()
+    assert lines[2] == "| EM / F1 | test | runs |"
+    assert lines[5] == "| SWEP \\[elsewhere\\] | - | 0 |"
+    assert lines[-1].startswith("- SWEP \\[elsewhere\\], seed 0: exit code 2: error: ")
+
+    finished = (output / "mle-seed0" / "results.json").stat().st_mtime_ns
+    away.write_text(here.read_text())
+    ended = run_script(*command, "--ds_config", config)
+    assert (output / "mle-seed0" / "results.json").stat().st_mtime_ns == finished
+    assert "mle-seed0" not in ended.stdout.replace("swep", "")
+    table = json.loads((output / "table.json").read_text())
+    assert [row["seeds"] for row in table["blocks"][0]["rows"]] == [[0], [0]]
+    assert table["missing"] == []
+    # the intervals are of the questions that were asked, and sweep.json alone is enough to make the table again
+    [_, swep] = table["blocks"][0]["rows"]
+    assert swep["differences"]["test"]["f1"]["low"] <= swep["differences"]["test"]["f1"]["mean"]
+    ended = run_script(TABLE, str(output), "--output", str(tmp_path / "again"))
+    assert json.loads((tmp_path / "again" / "table.json").read_text()) == table
+    assert tiny_run.losses(output / "swep-elsewhere-seed0")
+
+
+@pytest.mark.slow
+def test_a_sweep_without_a_ds_config_says_so_and_its_table_needs_none(tmp_path):
+    command = [SWEEP, write(tmp_path, **MINIMAL), "--output_dir", str(tmp_path / "runs")]
+    ended = run_script(*command, "--table", check=False)
+    assert ended.returncode == 2
+    assert (
+        f"error: --output_dir {tmp_path / 'runs'}: no such folder: name the one that the sweep ran in" in ended.stderr
+    )
+    (tmp_path / "runs").mkdir()
+    ended = run_script(*command, "--table", check=False)
+    assert ended.returncode == 1
+    assert "missing: MLE, seed 0: not run" in ended.stdout
+    ended = run_script(*command, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "error: the sweep names no ds_config: give --ds_config\n")
+    ended = run_script(*command, "--ds_config", "none.json", check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error: ds_config none.json: no such file: name one in the sweep or with --ds_config\n"
