@@ -18,8 +18,8 @@ from swep_ds.terminal import protect, report, warn
 class Parser(argparse.ArgumentParser):
     """Shows the description as it is written; wrong options are an `InputError`, not a page of usage from each rank."""
 
-    def __init__(self, description: str | None = None):
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    def __init__(self, **options):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}: --help lists the options")

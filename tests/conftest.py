@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,8 @@ atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
 # before anything imports deepspeed or datasets; the runs that tests start inherit them
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": _datasets_cache}
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for a core that another worker has are slower than one
+# a shell's `&` has its commands ignore SIGINT, and programs that they start inherit that: tests send SIGINT to theirs
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
