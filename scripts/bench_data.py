@@ -177,9 +177,9 @@ def decoding(examples: list[Example], tokenizer, folder: Path) -> Figures:
     settings = SpanSettings()
     windows = build_features(examples, tokenizer, WindowSettings(), training=False, cache_dir=folder / "cache").dataset
     order = np.argsort(-np.asarray(windows["length"][:]), kind="stable")
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     batches = [
-        (rows, *trained_logits(examples, windows[rows.tolist()], dice))
+        (rows, *trained_logits(examples, windows[rows.tolist()], rng))
         for rows in np.split(order, range(BATCH, len(order), BATCH))
     ]
     spans = ("offset_start", "offset_end", "context_begin", "context_end", "own_begin", "own_end")
@@ -214,7 +214,7 @@ def decoding(examples: list[Example], tokenizer, folder: Path) -> Figures:
     }
 
 
-def trained_logits(examples: list[Example], columns: dict[str, list], dice) -> tuple:
+def trained_logits(examples: list[Example], columns: dict[str, list], rng) -> tuple:
     """Start and end logits [B, T] like a trained model's: little noise, and a bump around the answer's two ends.
 
     Where a window does not hold the answer, around those of some other words, and lower.
@@ -223,14 +223,14 @@ def trained_logits(examples: list[Example], columns: dict[str, list], dice) -> t
     import torch
 
     positions = np.arange(max(columns["length"]))
-    logits = dice.normal(-8, 1, (2, len(columns["length"]), len(positions)))
+    logits = rng.normal(-8, 1, (2, len(columns["length"]), len(positions)))
     for row, example in enumerate(columns["example"]):
         begin, end = examples[example].span
         context_begin, size = columns["context_begin"][row], len(columns["offset_start"][row])
         touched = (np.array(columns["offset_end"][row]) > begin) & (np.array(columns["offset_start"][row]) < end)
         [inside], height = touched.nonzero(), 14
         if len(inside) == 0:
-            first = dice.integers(size)
+            first = rng.integers(size)
             inside, height = np.arange(first, min(first + 3, size)), 7
         for kind, peak in enumerate(context_begin + inside[[0, -1]]):
             logits[kind, row] += height * np.exp(-np.abs(positions - peak) / 4)

@@ -69,10 +69,10 @@ def sweep() -> None:
     mine = cells if arguments.cell is None else [cells[arguments.cell]]
     failed, stopped = [], False
     if not arguments.table:
-        from swep_ds.sweeps.queue import work_off  # after the settings: these imports take seconds
+        from swep_ds.sweeps.queue import run_queue  # after the settings: these imports take seconds
 
         ranks = None if arguments.srun else arguments.num_accelerators
-        failed, stopped = work_off(mine, command, folder, jobs=arguments.jobs, ranks=ranks)
+        failed, stopped = run_queue(mine, command, folder, jobs=arguments.jobs, ranks=ranks)
     if arguments.cell is not None:
         there = mine[0].results() is not None
         sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if there else mine[0].exit_code() or EXIT_FAULT)

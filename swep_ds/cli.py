@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from swep_ds.errors import EXIT_DONE, Ended, InputError
+from swep_ds.errors import EXIT_DONE, InputError, RunExit
 from swep_ds.ranks.launch import check_libraries, is_alone
 from swep_ds.ranks.signals import request
 from swep_ds.terminal import protect, report, warn
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
-    """Runs a script's `command` and exits: 0, or with one line, the code of what `Ended` it.
+    """Runs a script's `command` and exits: 0, or with one line, the code of what `RunExit` it.
 
     Args:
         stoppable: SIGUSR1, SIGTERM and SIGINT are requests to stop (`swep_ds.ranks.signals`), from now on; otherwise
@@ -37,7 +37,7 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
     try:
         check_libraries()
         command()
-    except Ended as end:
+    except RunExit as end:
         report(end)
         code = end.exit_code
     except KeyboardInterrupt:

@@ -11,28 +11,28 @@ EXIT_LOST = 76  # another rank, or its node, died without a word; resume to go o
 EXIT_INTERRUPTED = 130  # by SIGINT, where there is nothing to resume; as of a shell
 
 
-class Ended(Exception):
+class RunExit(Exception):
     """Raised on all ranks together. Scripts print it as one line, without a traceback, and exit with `exit_code`."""
 
     exit_code = EXIT_FAULT
     title = "error"
 
 
-class InputError(Ended):
+class InputError(RunExit):
     """Bad input or configuration: the user can fix this. The message names the file, the field and the fix."""
 
     exit_code = EXIT_BAD_INPUT
 
 
-class TrainingDiverged(Ended):
+class TrainingDiverged(RunExit):
     """The loss is no longer a finite number."""
 
 
-class WriteFailed(Ended):
+class WriteFailed(RunExit):
     """What the run must write cannot be written: a full disk, a folder without permission or the like."""
 
 
-class Stopped(Ended):
+class Stopped(RunExit):
     """Stopped on request, after a checkpoint: the same command resumes from there."""
 
     exit_code = EXIT_STOPPED
@@ -61,7 +61,7 @@ def parsing(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -
     """
     try:
         yield
-    except (Ended, *but):
+    except (RunExit, *but):
         raise
     except BaseException as error:
         # a panic of a library in Rust, such as tokenizers, is no Exception

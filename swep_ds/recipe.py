@@ -160,7 +160,7 @@ class Recipe(Section):
                 f"train.execution: joint goes backward once, and {self.method.name} needs the gradient of one pass for "
                 "the next: set it to split"
             )
-        if self.method.reads_ahead and self.train.activation_checkpointing:
+        if self.method.uses_model and self.train.activation_checkpointing:
             raise ValueError(
                 f"train.activation_checkpointing: {self.method.name} reads the model in evaluation mode, where "
                 "transformers keeps all activations: it would save nothing; set it to false"

@@ -15,7 +15,7 @@ import select
 import sys
 from contextlib import suppress
 
-from swep_ds.errors import Ended
+from swep_ds.errors import RunExit
 from swep_ds.ranks.launch import LaunchError, is_first_on_node
 
 # C0 and C1 but tab and line feed, line and paragraph separators, and what reverses the direction of writing
@@ -45,7 +45,7 @@ def warn(text: str) -> None:
 _reported: set[int] = set()
 
 
-def report(end: Ended) -> None:
+def report(end: RunExit) -> None:
     """Prints what ended a run once, on the first rank of each node: every rank of a job meets the same."""
     if (is_first_on_node() or isinstance(end, LaunchError)) and id(end) not in _reported:
         _reported.add(id(end))

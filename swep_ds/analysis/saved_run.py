@@ -18,7 +18,7 @@ from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError, parsing
 from swep_ds.methods import Method, build
-from swep_ds.methods.base import Carried, Inputs, NoiseKey, Perturbed
+from swep_ds.methods.base import Inputs, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples, reported_examples, tested_on
@@ -124,14 +124,14 @@ class SavedRun:
             name = self.recipe.method.name
             why = "its perturbation is a part of training" if self.recipe.method.needs_split else "it perturbs nothing"
             raise InputError(f"{self.folder}: trained by {name}: {why}: name a run of swep, prior_aug or the like")
-        embeddings, carried = self.qa.embed(batch), Carried()
+        embeddings, carried = self.qa.embed(batch), PassState()
         key, read = NoiseKey(self.recipe.seed, draw), partial(self.qa, batch=batch, hidden=True)
         for one in self.method.passes(0.0):
             if one.perturb is not None:
                 made = one.perturb(Inputs(embeddings, batch, key, carried, read))
                 break
             if one.keeps_hidden:
-                carried = Carried(hidden=self.hidden(embeddings, batch))
+                carried = PassState(hidden=self.hidden(embeddings, batch))
         return embeddings, made
 
 

@@ -45,12 +45,12 @@ def resampled_means(values: np.ndarray, name: str) -> np.ndarray:
         (RESAMPLES, k).
     """
     questions = len(values)
-    dice = np.random.default_rng(zlib.crc32(name.encode()))
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
     at_a_time = max(1, ELEMENTS // questions)
     means = []
     for begin in range(0, RESAMPLES, at_a_time):
         rows = min(at_a_time, RESAMPLES - begin)
-        drawn = dice.integers(questions, size=(rows, questions)) + questions * np.arange(rows)[:, None]
+        drawn = rng.integers(questions, size=(rows, questions)) + questions * np.arange(rows)[:, None]
         times = np.bincount(drawn.ravel(), minlength=rows * questions).reshape(rows, questions)
         means.append(times.astype(float) @ values / questions)
     return np.concatenate(means)

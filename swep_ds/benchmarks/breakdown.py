@@ -23,7 +23,7 @@ from swep_ds.console import Console
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
-from swep_ds.training.checkpoints import Done
+from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker
 
@@ -41,8 +41,8 @@ def break_down(engine, batches: TrainingBatches, recipe: Recipe, updates: int) -
     own.updates = 1 + updates
     with tempfile.TemporaryDirectory() as folder, watch_traffic() as traffic:
         timed = _Timed(engine, traffic)
-        with _Heard(recipe, Path(folder), own.updates, Done(), active=ranks.is_main()) as tracker:
-            train(timed, own, recipe.train, _Unkept(), tracker, Done(), None)
+        with _Heard(recipe, Path(folder), own.updates, TrainState(), active=ranks.is_main()) as tracker:
+            train(timed, own, recipe.train, _Unkept(), tracker, TrainState(), None)
     ranks.synchronize()
     calls = len(timed.calls) // own.updates  # of an update
     first, counted = timed.calls[:calls], timed.calls[calls:]
@@ -69,7 +69,7 @@ def break_down(engine, batches: TrainingBatches, recipe: Recipe, updates: int) -
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Of what `break_down` returned, by contender."""
+    """Of what `break_down` returned, by candidate."""
     title = f"the training loop, {ranks.world_size()} rank(s): share of the time"
     shown = Table(title=title)
     shown.add_column("", no_wrap=True)

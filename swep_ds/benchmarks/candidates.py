@@ -38,7 +38,7 @@ Update = Callable[[Batch, int], None]
 
 
 @dataclass
-class Contender:
+class Candidate:
     """One way to train: `update` runs a whole optimizer step on a batch.
 
     forwards: of the model in an update, those inside a perturbation among them.
@@ -73,8 +73,8 @@ def engine_update(engine, execution: str) -> Update:
     return update
 
 
-def contend(name: str, make: Callable[[], Any], execution: str, batch: Batch) -> Contender:
-    """Builds a contender and measures its memory on a batch. `make` loads the model and returns its engine."""
+def contend(name: str, make: Callable[[], Any], execution: str, batch: Batch) -> Candidate:
+    """Builds a candidate and measures its memory on a batch. `make` loads the model and returns its engine."""
 
     def build() -> tuple[Any, Update]:
         engine = make()
@@ -82,10 +82,10 @@ def contend(name: str, make: Callable[[], Any], execution: str, batch: Batch) ->
         return engine, engine_update(engine, execution)
 
     engine, update, state, peak = _memory(build, batch)
-    return _contender(name, engine.module, update, state, peak, batch, engine=engine)
+    return _candidate(name, engine.module, update, state, peak, batch, engine=engine)
 
 
-def contend_plain(name: str, make: Callable[[], PlainTraining], batch: Batch) -> Contender:
+def contend_plain(name: str, make: Callable[[], PlainTraining], batch: Batch) -> Candidate:
     """The same for a training without engine."""
 
     def build() -> tuple[PlainTraining, Update]:
@@ -93,16 +93,16 @@ def contend_plain(name: str, make: Callable[[], PlainTraining], batch: Batch) ->
         return training, training.update
 
     training, update, state, peak = _memory(build, batch)
-    return _contender(name, training.loss, update, state, peak, batch)
+    return _candidate(name, training.loss, update, state, peak, batch)
 
 
-def _contender(name: str, root: nn.Module, update: Update, state: int, peak: int, batch: Batch, **more) -> Contender:
+def _candidate(name: str, root: nn.Module, update: Update, state: int, peak: int, batch: Batch, **more) -> Candidate:
     forwards = []
     hook = root.qa.register_forward_hook(lambda *_: forwards.append(1))
     flops = count(root, root.qa, update, batch)
     hook.remove()
     extra = sum(getattr(p, "ds_numel", p.numel()) for p in root.method.parameters())  # ZeRO-3 partitions them
-    return Contender(name, len(forwards), extra, flops, update, state, peak, **more)
+    return Candidate(name, len(forwards), extra, flops, update, state, peak, **more)
 
 
 def largest_batch(batches: TrainingBatches) -> Batch:
@@ -135,7 +135,7 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> TrainingBatch
 
 def _memory(build: Callable[[], tuple[Any, Update]], batch: Batch) -> tuple[Any, Update, int, int]:
     """What `build` makes, bytes that it holds after an update, and the most during the next ones."""
-    gc.collect()  # else what the contender before left would be freed, and subtracted, in this one's account
+    gc.collect()  # else what the candidate before left would be freed, and subtracted, in this one's account
     if accelerator.on_gpu():
         gpu = get_accelerator()
         before = gpu.memory_allocated()
@@ -191,7 +191,7 @@ def _recorded_rise(recorded: profile) -> int:
     unseen = set()
     for number, (_, address, size) in enumerate(blocks):
         if size < 0:
-            if live.pop(address, None) is None:  # what was there before the recording is not of this contender
+            if live.pop(address, None) is None:  # what was there before the recording is not of this candidate
                 unseen.add(number)
             continue
         if address in live:
@@ -203,22 +203,22 @@ def _recorded_rise(recorded: profile) -> int:
     return max(itertools.accumulate((size for time_, size in kept if start <= time_ < end), initial=0))
 
 
-def measure(contenders: list[Contender], warmup: int) -> None:
-    """Runs each contender over its batches, in turns; the first `warmup` batches are not counted."""
-    for number in range(len(contenders[0].batches)):
-        for contender in contenders:
+def measure(candidates: list[Candidate], warmup: int) -> None:
+    """Runs each candidate over its batches, in turns; the first `warmup` batches are not counted."""
+    for number in range(len(candidates[0].batches)):
+        for candidate in candidates:
             ranks.synchronize()
             began = time.perf_counter()
-            contender.update(contender.batches[number], number)
+            candidate.update(candidate.batches[number], number)
             ranks.synchronize()
             if number >= warmup:
-                contender.seconds.append(time.perf_counter() - began)
+                candidate.seconds.append(time.perf_counter() - began)
 
 
-def figures(contenders: list[Contender], warmup: int, precision: str) -> list[dict[str, Any]]:
-    """A row for each contender, with ratios to the first one; times of whom ran other batches have no ratio."""
-    base, rows = contenders[0], []
-    for one in contenders:
+def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[dict[str, Any]]:
+    """A row for each candidate, with ratios to the first one; times of whom ran other batches have no ratio."""
+    base, rows = candidates[0], []
+    for one in candidates:
         counted = one.batches[warmup:]
         lengths = [batch.attention_mask.sum(1).tolist() for batch in counted]
         windows, tokens = sum(map(len, lengths)), sum(map(sum, lengths))

@@ -62,7 +62,7 @@ def rank_events(events: Iterable[Any], updates: int, *, on_gpu: bool) -> list[di
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> Table:
-    """Of what `hot_spots` returned for the contender `name`."""
+    """Of what `hot_spots` returned for the candidate `name`."""
     kind = "kernels" if ranks.device().type == "cuda" else "operations"
     total = sum(row["seconds"] for row in rows)
     shown = Table(title=f"{name}: {kind} by their own time, {1000 * total:.1f} ms of an update in all")

@@ -18,7 +18,7 @@ from torch import nn
 from swep_ds.benchmarks import breakdown, scaling
 from swep_ds.benchmarks import profile as hot_spots
 from swep_ds.benchmarks.candidates import (
-    Contender,
+    Candidate,
     contend,
     contend_plain,
     engine_update,
@@ -64,19 +64,19 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
         largest = largest_batch(job.batches).to(ranks.device())
         batches = sample(job.batches, warmup, updates)
         common = _load(batches)
-        contenders = []
+        candidates = []
         for name, recipe in recipes.items():
             if name == plain:
                 random = sample(random_batches(job.batches), warmup, updates)
-                contenders += _published(name, recipe, ds_config, largest, _load(random))
+                candidates += _published(name, recipe, ds_config, largest, _load(random))
                 continue
             one = contend(name, lambda recipe=recipe: _engine(recipe, ds_config)[0], recipe.train.execution, largest)
             one.batches = common
-            contenders.append(one)
-        for one in contenders:
+            candidates.append(one)
+        for one in candidates:
             one.batches = one.batches or common
-        measure(contenders, warmup)
-        rows = figures(contenders, warmup, first.train.precision)
+        measure(candidates, warmup)
+        rows = figures(candidates, warmup, first.train.precision)
         say = Console(width=WIDTH).print
         say(table(rows, updates, largest.input_ids.shape))
         against = _against_published(rows, plain + RANDOM)
@@ -84,7 +84,7 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
             say(f"{name}: {times:.2f} times the published procedure's samples per second, each on batches of its own")
         loops = {
             one.name: breakdown.break_down(one.engine, batches, recipes[one.name], max(1, updates // 2))
-            for one in contenders
+            for one in candidates
             if one.engine
         }
         if loops:
@@ -208,7 +208,7 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
     return {"measured": measured, "assumptions": asdict(scaling.cluster(measured[0])), "model": rows}
 
 
-def _published(name: str, recipe: Recipe, ds_config: str, largest: Batch, random: list[Batch]) -> list[Contender]:
+def _published(name: str, recipe: Recipe, ds_config: str, largest: Batch, random: list[Batch]) -> list[Candidate]:
     """On the batches of the others, and as `name:random` on its own."""
 
     def make() -> PlainTraining:
@@ -216,7 +216,7 @@ def _published(name: str, recipe: Recipe, ds_config: str, largest: Batch, random
         return PlainTraining(Published(qa).to(ranks.device()), recipe.train)
 
     same = contend_plain(name, make, largest)
-    own = Contender(
+    own = Candidate(
         name + RANDOM,
         same.forwards,
         same.extra_parameters,

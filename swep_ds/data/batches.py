@@ -164,8 +164,8 @@ class TrainingBatches(torch.utils.data.Dataset):
         return self._epoch[1][update - self._begins[epoch]]
 
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
-        dice = np.random.default_rng([self.seed, epoch])
-        order = dice.permutation(len(self.features))
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(len(self.features))
         windows = self.global_batch  # of an update
         if self.max_tokens:
             windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))
@@ -178,7 +178,7 @@ class TrainingBatches(torch.utils.data.Dataset):
             parts[1::2] = [part[::-1] for part in parts[1::2]]
         order = np.concatenate(parts)
         updates = np.split(order, self._cuts(order) if self.max_tokens else range(windows, len(order), windows))
-        return [updates[i] for i in dice.permutation(len(updates))]
+        return [updates[i] for i in rng.permutation(len(updates))]
 
     def _cuts(self, order: np.ndarray) -> list[int]:
         """Where updates end, all but the last: each takes as many windows as fit into its micro-batches."""

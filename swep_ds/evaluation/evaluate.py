@@ -17,7 +17,7 @@ from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import score
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from swep_ds.ranks import group as ranks
-from swep_ds.ranks.writing import on_main, write_together
+from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # of tokenised windows; moves with HF_HOME
 
@@ -56,7 +56,7 @@ class Evaluation:
             return build_features(examples, self.tokenizer, self.windows, training=False, cache_dir=self.cache)
 
         return [
-            EvalSet(name, examples, ranks.first_on_each_node(lambda examples=examples: features(examples)))
+            EvalSet(name, examples, ranks.local_rank_zero_first(lambda examples=examples: features(examples)))
             for name, examples in tests.items()
         ]
 
@@ -74,7 +74,7 @@ class Evaluation:
                 + (f", {cut} questions cut" if cut else "")
             )
             answers, scores[test.name] = self.score(outputs, test)
-            write_together(on_main(partial(write_predictions, folder, test.name, answers)), folder)
+            write_on_rank0(partial(write_predictions, folder, test.name, answers), folder)
         return scores
 
     def decoder(self, examples: list[Example], *, best_only: bool = False) -> Decoder:

@@ -20,7 +20,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, dire
 
 
 class AdvAugSettings(Settings):
-    reads_ahead: ClassVar[bool] = True
+    uses_model: ClassVar[bool] = True
     name: Literal["adv_aug"] = "adv_aug"
     ascent_steps: int = Field(5, ge=1, le=1000)
     step_size: float = Field(0.003, gt=0)  # of a window's embeddings, in Frobenius norm

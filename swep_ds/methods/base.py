@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
-from swep_ds.models.outputs import Reading
+from swep_ds.models.outputs import QAOutput
 from swep_ds.settings import Section
 
 
@@ -23,7 +23,7 @@ class Settings(Section):
     """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
 
     needs_split: ClassVar[bool] = False  # whether a pass needs the backward of the one before it
-    reads_ahead: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.read`)
+    uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.read`)
     draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
 
 
@@ -36,13 +36,13 @@ class NoiseKey:
 
 
 @dataclass(frozen=True)
-class Carried:
+class PassState:
     """What passes leave for later ones of the same update; in `split` execution it travels between micro-steps.
 
     hidden: h [N, T, hidden], the last hidden state of a pass that keeps it, detached: the paper's stop-gradient.
     delta: [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient.
     dropout: the generator's state from before the first pass that repeats its dropout.
-    embeddings: [N, T, d], a leaf that gathers the gradients of the word embeddings (`Objective.holds_back`).
+    embeddings: [N, T, d], a leaf that gathers the gradients of the word embeddings (`Objective.defer_embedding_grad`).
     """
 
     hidden: Tensor | None = None
@@ -62,8 +62,8 @@ class Inputs:
     embeddings: Tensor
     batch: Batch
     key: NoiseKey
-    carried: Carried
-    read: Callable[[Tensor], Reading]
+    carried: PassState
+    read: Callable[[Tensor], QAOutput]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Perturbed:
     embeddings: [N, T, d], in place of the word embeddings.
     kl: [N, T] float32, the KL per token (nats); None where the method's own parameters took no part.
     measure: for the log, statistics per token by name, each [N, T]; None where there are none.
-    delta: to be carried on (`Carried`); else None.
+    delta: to be carried on (`PassState`); else None.
     """
 
     embeddings: Tensor

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
 from swep_ds.kernels.philox import noise_words
-from swep_ds.methods.base import Carried, Inputs, Method, NoiseKey, Pass
+from swep_ds.methods.base import Inputs, Method, NoiseKey, Pass, PassState
 from swep_ds.methods.nearest import is_another
-from swep_ds.models.outputs import Reading, symmetric_divergence
+from swep_ds.models.outputs import QAOutput, symmetric_divergence
 
 Statistics = dict[str, Tensor]
 # of a micro-batch, whose nearest words are looked for: as many as make so many products with the vocabulary, between
@@ -24,9 +24,9 @@ class Objective(nn.Module):
     weightless ones right before it (`split`). Both leave the same gradients, to rounding.
 
     Attributes:
-        holds_back: whether in `split` execution the gradient of the word embeddings [N, T, d] waits for the last
-            micro-step, which adds it to its own. Between micro-steps nobody then holds one of the whole table, half
-            of a small encoder's parameters. Not where ZeRO divides gradients after every micro-step: there all
+        defer_embedding_grad: whether in `split` execution the gradient of the word embeddings [N, T, d] waits for the
+            last micro-step, which adds it to its own. Between micro-steps nobody then holds one of the whole table,
+            half of a small encoder's parameters. Not where ZeRO divides gradients after every micro-step: there all
             parameters must have one.
 
     Args:
@@ -38,7 +38,7 @@ class Objective(nn.Module):
     def __init__(self, qa: nn.Module, method: Method, seed: int):
         super().__init__()
         self.qa, self.method, self.seed = qa, method, seed
-        self.holds_back = False
+        self.defer_embedding_grad = False
 
     def micro_steps(self, execution: str) -> int:
         """Engine micro-steps per batch."""
@@ -50,7 +50,7 @@ class Objective(nn.Module):
         update: int | None = None,
         progress: float = 0.0,
         micro_step: int | None = None,
-        carried: Carried | None = None,
+        carried: PassState | None = None,
         measure_noise: bool = False,
     ) -> tuple:
         """Loss of a micro-step, or the plain model's predictions where no update is named.
@@ -76,7 +76,7 @@ class Objective(nn.Module):
         passes = self.method.passes(progress)
         groups = [range(len(passes))] if micro_step is None else _split(passes)
         numbered, ends = groups[micro_step or 0], micro_step in (None, len(groups) - 1)
-        carried = carried or Carried()
+        carried = carried or PassState()
         loss = torch.zeros((), device=batch.input_ids.device)
         statistics: Statistics = {}
         reading = None
@@ -87,7 +87,7 @@ class Objective(nn.Module):
                 carried = _repeat_dropout(carried, batch.input_ids.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and one.weight > 0):
                 embeddings, noise = self.qa.embed(batch), None
-                if self.holds_back and embeddings.requires_grad:
+                if self.defer_embedding_grad and embeddings.requires_grad:
                     embeddings, carried = _add_held(embeddings, carried) if ends else _hold_back(embeddings, carried)
                 if one.perturb is not None:
                     key = NoiseKey(self.seed, update * len(passes) + number)
@@ -124,7 +124,7 @@ class Objective(nn.Module):
                 statistics |= {name: (value_NT * share_NT).sum() for name, value_NT in noise.measure().items()}
         return loss, carried, statistics
 
-    def _read(self, batch: Batch, embeddings: Tensor) -> Reading:
+    def _read(self, batch: Batch, embeddings: Tensor) -> QAOutput:
         training = self.qa.training
         self.qa.eval()
         try:
@@ -170,20 +170,20 @@ def _split(passes: list[Pass]) -> list[list[int]]:
     return groups[:-1]
 
 
-def _hold_back(embeddings: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+def _hold_back(embeddings: Tensor, carried: PassState) -> tuple[Tensor, PassState]:
     """The leaf in their place that gathers their gradient."""
     leaf = embeddings.detach().requires_grad_() if carried.embeddings is None else carried.embeddings
     return leaf, replace(carried, embeddings=leaf)
 
 
-def _add_held(embeddings: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+def _add_held(embeddings: Tensor, carried: PassState) -> tuple[Tensor, PassState]:
     """The embeddings, whose gradient will have the held one added: once, of the passes of this micro-step."""
     if (leaf := carried.embeddings) is not None:
         embeddings.register_hook(lambda gradient: gradient + leaf.grad)
     return embeddings, replace(carried, embeddings=None)
 
 
-def _repeat_dropout(carried: Carried, device: torch.device) -> Carried:
+def _repeat_dropout(carried: PassState, device: torch.device) -> PassState:
     """Sets the generator back to the state that is carried, or carries the present one."""
     generator = torch if device.type == "cpu" else torch.get_device_module(device)
     if carried.dropout is None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel
 from swep_ds.data.batches import Batch
 from swep_ds.models import packing
 from swep_ds.models.loading import load_trainable
-from swep_ds.models.outputs import Reading
+from swep_ds.models.outputs import QAOutput
 
 
 class Outputs(NamedTuple):
@@ -75,7 +75,7 @@ class ExtractiveQA(nn.Module):
         """Word embeddings e [N, T, d]; position and type embeddings are added later, by the model."""
         return self.model.get_input_embeddings()(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
 
-    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> Reading:
+    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window, the logits behind it and, if asked for, h.
 
         The mean of the start's and the end's cross-entropy over all positions, as Hugging Face's heads compute
@@ -87,7 +87,7 @@ class ExtractiveQA(nn.Module):
         target_NK = torch.stack([batch.start_position, batch.end_position], 1)
         nll_NK = cross_entropy(logits_NKT.to(precision).transpose(1, 2), target_NK, reduction="none")
         shares = torch.full_like(nll_NK, 0.5)
-        return Reading(nll_NK.mean(1), logits_NKT, shares, output.hidden)
+        return QAOutput(nll_NK.mean(1), logits_NKT, shares, output.hidden)
 
     def _padded(self, embeddings: Tensor, batch: Batch, hidden: bool) -> Outputs:
         types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}

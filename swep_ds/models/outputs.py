@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Reading(NamedTuple):
+class QAOutput(NamedTuple):
     """Of N windows, each with K predictions among V choices.
 
     Extractive: K = 2 (start, end) and V = T positions; generative: K target tokens and V words.
@@ -23,7 +23,7 @@ class Reading(NamedTuple):
     hidden: Tensor | None = None
 
 
-def symmetric_divergence(one: Reading, other: Reading) -> Tensor:
+def symmetric_divergence(one: QAOutput, other: QAOutput) -> Tensor:
     """(KL(p || q) + KL(q || p)) / 2 in nats, [N]: of each prediction's distributions, weighted by their shares."""
     precision = torch.promote_types(one.logits.dtype, torch.float32)
     log_p, log_q = (reading.logits.to(precision).log_softmax(-1) for reading in (one, other))

@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
 from swep_ds.models.loading import load_trainable
-from swep_ds.models.outputs import Reading
+from swep_ds.models.outputs import QAOutput
 
 
 class GenerativeQA(nn.Module):
@@ -101,7 +101,7 @@ class GenerativeQA(nn.Module):
         # the module, not its weight: ZeRO-3 shards it
         return self.model.get_encoder().get_input_embeddings()(batch.input_ids)
 
-    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> Reading:
+    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included."""
         output = self.model(
             inputs_embeds=embeddings,
@@ -118,7 +118,7 @@ class GenerativeQA(nn.Module):
         real_NK = (batch.target_ids != IGNORED).to(precision)
         shares_NK = real_NK / real_NK.sum(1, keepdim=True)
         nll_N = (nll_NK * shares_NK).sum(1)
-        return Reading(nll_N, output.logits, shares_NK, output.encoder_last_hidden_state if hidden else None)
+        return QAOutput(nll_N, output.logits, shares_NK, output.encoder_last_hidden_state if hidden else None)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Answers found by beam search, and how sure the model is of them.

@@ -16,7 +16,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from swep_ds.errors import WriteFailed
 from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
 from swep_ds.ranks import group as ranks
-from swep_ds.ranks.writing import write_together
+from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.sharding import full_weights
 
@@ -32,13 +32,13 @@ def export_model(
     folder: Path,
     recipe: Recipe,
     scores: Scores,
-    to_train_on: bool = False,
+    keep_fp32: bool = False,
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card; nothing of the method goes along.
 
     Loads with `AutoModelForQuestionAnswering.from_pretrained(folder)`. All ranks call this together; the weights come
     into rank 0's CPU memory one by one and leave it file by file. `folder` is replaced as a whole. A model
-    `to_train_on` is written in float32 whatever it was trained in, so that the next training starts where this one
+    `keep_fp32` is written in float32 whatever it was trained in, so that the next training starts where this one
     ended.
 
     Raises:
@@ -51,7 +51,7 @@ def export_model(
     def write_all() -> None:
         if ranks.is_main():
             shutil.rmtree(unfinished, ignore_errors=True)
-        weights = full_weights(engine, model, masters=to_train_on and half)
+        weights = full_weights(engine, model, masters=keep_fp32 and half)
         try:
             write_model(model, weights, unfinished)
         finally:
@@ -67,7 +67,7 @@ def export_model(
         unfinished.rename(folder)
 
     try:
-        write_together(write_all, folder)
+        write_on_all_ranks(write_all, folder)
     except WriteFailed:
         if ranks.is_main():
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -92,7 +92,7 @@ def export_noise(engine, file: Path) -> None:
             finally:
                 unfinished.unlink(missing_ok=True)
 
-    write_together(write, file)
+    write_on_all_ranks(write, file)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

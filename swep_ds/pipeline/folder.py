@@ -20,10 +20,13 @@ from swep_ds.terminal import warn
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 
 # what may change between two starts of the same run
-FREE = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
-FREE += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
-FREE += ("train.micro_batch_size", "train.gradient_accumulation_steps")  # their product with the ranks binds: `Batch`
-FREE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
+MAY_CHANGE_ON_RESUME = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
+MAY_CHANGE_ON_RESUME += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
+MAY_CHANGE_ON_RESUME += (
+    "train.micro_batch_size",
+    "train.gradient_accumulation_steps",
+)  # their product with the ranks binds: `Batch`
+MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 RECIPE, BATCH, LOCK, PRETRAIN, PREDICTIONS = "recipe.yaml", "batch.json", ".lock", "pretrain", "predictions"
 # what a run writes into its folder
 FILES = (RECIPE, BATCH, "ds_config.json", "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
@@ -178,8 +181,8 @@ class RunFolder:
             raise InputError(
                 f"--output_dir {self.path}: holds a run already: name another folder, or --resume auto to go on"
             )
-        before = settings_that_bind(Recipe.load(str(saved)))
-        if differing := differences(before, settings_that_bind(recipe)):
+        before = resume_fingerprint(Recipe.load(str(saved)))
+        if differing := differences(before, resume_fingerprint(recipe)):
             raise InputError(f"--output_dir {self.path}: holds another run ({differing}): name another folder")
 
     def _foreign(self, recipe: Recipe) -> list[str]:
@@ -290,13 +293,13 @@ def check_alike(setup: dict[str, Any]) -> None:
             )
 
 
-def settings_that_bind(recipe: Recipe) -> dict[str, Any]:
+def resume_fingerprint(recipe: Recipe) -> dict[str, Any]:
     """The settings by dotted name that a run must keep from its first update to its last.
 
     Where the run selects its checkpoint, what its scores on the selection data depend on is among them.
     """
     selects = recipe.eval.select_on is not None
-    free = FREE if selects else FREE + FREE_UNLESS_SELECTING
+    free = MAY_CHANGE_ON_RESUME if selects else MAY_CHANGE_ON_RESUME + MAY_CHANGE_UNLESS_SELECTING
     settings = flatten(recipe.model_dump(mode="json"))
     flat = {
         name: value for name, value in settings.items() if not any(f"{name}.".startswith(f"{one}.") for one in free)

@@ -21,7 +21,7 @@ from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import halves
-from swep_ds.errors import Ended, InputError, parsing
+from swep_ds.errors import InputError, RunExit, parsing
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.results import Score, Scores, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
@@ -36,11 +36,11 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
-from swep_ds.pipeline.folder import PRETRAIN, Batch, RunFolder, check_alike, settings_that_bind
+from swep_ds.pipeline.folder import PRETRAIN, Batch, RunFolder, check_alike, resume_fingerprint
 from swep_ds.ranks import group as ranks
-from swep_ds.ranks.writing import on_main, write_together
+from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe, flatten
-from swep_ds.training.checkpoints import Checkpoints, Done
+from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.ds_config import (
     REPORTS,
@@ -116,7 +116,7 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Callable[[str], N
         began = folder.began(tags)
         return tags, began.keep(recipe, ranks.world_size()) if began else recipe
 
-    tags, split = ranks.gather(ranks.agree(take))[0]
+    tags, split = ranks.gather(ranks.on_all_ranks(take))[0]
     if split != recipe:
         micro, steps = split.train.micro_batch_size, split.train.gradient_accumulation_steps
         tokens = split.train.max_tokens
@@ -148,8 +148,8 @@ def pretrain(
             job = prepare(first_split, ds_config, training_source="pretrain.train")
         except InputError as error:
             raise InputError(f"first stage (pretrain): {error}") from None
-        write_together(on_main(lambda: folder.keep(batch)), folder.path)
-        _run(first, job, own, tags, say, to_train_on=True).finish()
+        write_on_rank0(lambda: folder.keep(batch), folder.path)
+        _run(first, job, own, tags, say, keep_fp32=True).finish()
         del job
         gc.collect()  # the engine's reference cycles hold the device's memory
         get_accelerator().empty_cache()
@@ -165,7 +165,7 @@ def _run(
     tags: list[Path],
     say: Callable[[str], None],
     *,
-    to_train_on: bool = False,
+    keep_fp32: bool = False,
 ) -> Tracker:
     """One stage, from the first undamaged one of `tags`, or from the start, to the results; its tracker to finish."""
     stage, updates = zero_stage(job.config), job.batches.updates
@@ -181,8 +181,8 @@ def _run(
     )
     engine = build_engine(job.objective, job.config, recipe.train, updates)
     try:
-        tracker = _carry_out(engine, job, recipe, folder, tags, say, to_train_on)
-    except Ended:  # on all ranks; of any other exception they must hear first
+        tracker = _carry_out(engine, job, recipe, folder, tags, say, keep_fp32)
+    except RunExit:  # on all ranks; of any other exception they must hear first
         engine.destroy()
         raise
     engine.destroy()
@@ -196,7 +196,7 @@ def _carry_out(
     folder: RunFolder,
     tags: list[Path],
     say: Callable[[str], None],
-    to_train_on: bool,
+    keep_fp32: bool,
 ) -> Tracker:
     updates, batch = job.batches.updates, Batch.of(recipe, job.batches.global_batch)
 
@@ -210,14 +210,14 @@ def _carry_out(
         asdict(batch),
         recipe.train.on_checkpoint_failure,
     )
-    tag, before = checkpoints.load(engine, tags) if tags else (None, Done())
-    ranks.agree(lambda: checkpoints.check_names(before.updates, updates, recipe.train.checkpoint_every))
-    pretraining = ranks.gather(ranks.agree(lambda: _pretraining(recipe, folder) if ranks.is_main() else {}))[0]
+    tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
+    ranks.on_all_ranks(lambda: checkpoints.check_names(before.updates, updates, recipe.train.checkpoint_every))
+    pretraining = ranks.gather(ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else {}))[0]
     # not earlier: a start that is refused leaves the folder as it was
-    write_together(on_main(lambda: _note_start(folder, recipe, job, batch)), folder.path)
+    write_on_rank0(lambda: _note_start(folder, recipe, job, batch), folder.path)
     if tag is not None:
         say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
-    with write_together(
+    with write_on_all_ranks(
         lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
     ) as tracker:
         done = train(
@@ -229,10 +229,10 @@ def _carry_out(
         scores = job.evaluation.run(engine, job.tests, folder.path, say)
         tracker.summary(scores)
     ranks.progress("export")
-    export_model(engine, job.tokenizer, folder.model, recipe, scores, to_train_on)
+    export_model(engine, job.tokenizer, folder.model, recipe, scores, keep_fp32)
     export_noise(engine, folder.path / NOISE)
     found = results(recipe, job, pretraining, done, peak, selection, scores)
-    write_together(on_main(lambda: write_results(folder.path, found)), folder.results)
+    write_on_rank0(lambda: write_results(folder.path, found), folder.results)
     if ranks.is_main():
         if scores:
             print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
@@ -266,7 +266,7 @@ def _setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         "global batch": job.batches.global_batch,
         "training data": job.features.fingerprint,
         **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*REPORTS, *SPREAD)},
-        **settings_that_bind(recipe),
+        **resume_fingerprint(recipe),
         **_architecture(job.objective),
     }
     if job.validation:
@@ -290,7 +290,9 @@ def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> No
     folder.keep(batch)
 
 
-def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: Done, say: Callable[[str], None]) -> dict[str, Any]:
+def select(
+    engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Puts the best checkpoint into the engine; returns the results' section `selection`.
 
     A run that went on from another one's last checkpoint has none of its own, and keeps that.
@@ -319,11 +321,11 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
-    tokenizer = ranks.agree(lambda: load_tokenizer(recipe.model.name))
-    spread = ranks.agree(lambda: read_ds_config(ds_config)).get("zero_optimization", {}).get("stage") == 3
-    qa = ranks.agree(lambda: load_model(recipe, tokenizer, start or recipe.model.name, mapped=spread))
+    tokenizer = ranks.on_all_ranks(lambda: load_tokenizer(recipe.model.name))
+    spread = ranks.on_all_ranks(lambda: read_ds_config(ds_config)).get("zero_optimization", {}).get("stage") == 3
+    qa = ranks.on_all_ranks(lambda: load_model(recipe, tokenizer, start or recipe.model.name, mapped=spread))
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-    config = ranks.agree(
+    config = ranks.on_all_ranks(
         lambda: resolve_ds_config(
             ds_config,
             recipe,
@@ -333,23 +335,23 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
             on_cpu=ranks.device().type == "cpu",
         )
     )
-    ranks.agree(lambda: check_machine(config))
-    ranks.agree(lambda: check_monitors(config) if ranks.is_main() else None)
-    ranks.agree(check_kernels)
+    ranks.on_all_ranks(lambda: check_machine(config))
+    ranks.on_all_ranks(lambda: check_monitors(config) if ranks.is_main() else None)
+    ranks.on_all_ranks(check_kernels)
     slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
     if slow and ranks.is_main():
         log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
-    training, examples = ranks.agree(lambda: load_examples(recipe, training_source))
+    training, examples = ranks.on_all_ranks(lambda: load_examples(recipe, training_source))
     texts = [example.context[:1000] for example in training[:20]]
-    ranks.agree(lambda: check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source))
+    ranks.on_all_ranks(lambda: check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source))
     windows = window_settings(recipe)
-    features = ranks.first_on_each_node(lambda: training_features(recipe, tokenizer, training))
+    features = ranks.local_rank_zero_first(lambda: training_features(recipe, tokenizer, training))
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
     spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
     evaluation = Evaluation(tokenizer, windows, spans, recipe.eval.batch_size, CACHE)
     validation = None
     if chosen_on := recipe.eval.select_on:
-        half, examples[chosen_on] = ranks.agree(lambda: halves(examples[chosen_on]))
+        half, examples[chosen_on] = ranks.on_all_ranks(lambda: halves(examples[chosen_on]))
         [validation] = evaluation.prepare({chosen_on: half})
     tests = evaluation.prepare(examples)
     return Job(objective, tokenizer, config, len(training), features, batches, tests, validation, evaluation)
@@ -445,7 +447,7 @@ def results(
     recipe: Recipe,
     job: Job,
     pretraining: dict[str, Any],
-    done: Done,
+    done: TrainState,
     peak: int,
     selection: dict[str, Any] | None,
     scores: Scores,

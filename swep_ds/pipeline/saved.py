@@ -79,7 +79,7 @@ def evaluate_saved(
             raise InputError(f"--output_dir {output_dir}: cannot be made ({error.strerror})") from None
         return tests, saved, windows
 
-    tests, saved, windows = ranks.agree(prepare)
+    tests, saved, windows = ranks.on_all_ranks(prepare)
     how = f"beams of {saved.qa.generation.num_beams}" if windows.task == "generative" else str(saved.spans)
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {how}")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, CACHE)

@@ -102,7 +102,7 @@ def _stage(recipe: Recipe, section: str, devices: Devices, configs: dict[str, Pa
         activations,
         tested=recipe.eval.batch_size if search else 0,
         # of a method that reads ahead the recipe refuses it
-        can_checkpoint=supported and not recipe.method.reads_ahead,
+        can_checkpoint=supported and not recipe.method.uses_model,
         fixed=any(_decides_micro_batch(path) for path in configs.values()),
     )
     if activations.answer:

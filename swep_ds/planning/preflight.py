@@ -51,7 +51,9 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
             are not there, an output folder that cannot be written to or that the ranks do not share.
     """
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
-    report = ranks.agree(lambda: observe(recipe, ds_config)) | {f"output_dir {output_dir}": try_output(output_dir)}
+    report = ranks.on_all_ranks(lambda: observe(recipe, ds_config)) | {
+        f"output_dir {output_dir}": try_output(output_dir)
+    }
     hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)
     say("\n".join(summary(hosts, reports)))
     say(time_collectives())

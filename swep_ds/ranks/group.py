@@ -29,9 +29,9 @@ import transformers
 from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
-from swep_ds.errors import EXIT_DONE, Ended, InputError, Stopped, parsing, reason
+from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, parsing, reason
 from swep_ds.ranks import accelerator
-from swep_ds.ranks.heartbeat import Hub, Line, Spoke
+from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
 from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch
 from swep_ds.ranks.rendezvous import meet
 from swep_ds.ranks.signals import leave_alone, request
@@ -42,20 +42,20 @@ ALONE_SECONDS = 30.0  # that others may come later to a common end, by what they
 
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
-_line: Line | None = None  # None where there is one rank
+_line: Heartbeat | None = None  # None where there is one rank
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
-    Where a rank dies, or ends with an exception that is no `Ended`, all others end within seconds and say which
+    Where a rank dies, or ends with an exception that is no `RunExit`, all others end within seconds and say which
     (`swep_ds.ranks.heartbeat`).
 
     Raises:
         InputError: a launcher set some of the rank variables, but not all; a node has fewer devices than ranks; or the
             ranks cannot reach each other.
-        Ended: of the block, which must raise it on all ranks alike (`agree`).
+        RunExit: of the block, which must raise it on all ranks alike (`on_all_ranks`).
     """
     with _named_rank() as launch:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -68,7 +68,7 @@ def process_group() -> Iterator[None]:
             _connect(launch)
             yield
             _leave(EXIT_DONE)
-        except Ended as end:
+        except RunExit as end:
             report(end)  # before the launcher sees one rank end and kills the others
             _leave(end.exit_code, end)
             raise
@@ -135,29 +135,29 @@ def _connect(launch: Launch) -> None:
         return
     address, hub = os.environ["MASTER_ADDR"], None
 
-    def listen() -> Hub | None:
+    def listen() -> HeartbeatServer | None:
         try:
-            return Hub(world_size(), _hosts, address) if is_main() else None
+            return HeartbeatServer(world_size(), _hosts, address) if is_main() else None
         except OSError as error:
             raise InputError(f"MASTER_ADDR {address}: rank 0 cannot listen there ({error})") from None
 
     def connect() -> None:
         global _line  # at once: where another rank fails, this one says goodbye as well
         try:
-            _line = hub or Spoke(rank(), world_size(), _hosts, address, ticket, tells=is_first_on_node())
+            _line = hub or HeartbeatClient(rank(), world_size(), _hosts, address, ticket, tells=is_first_on_node())
         except OSError as error:
             raise InputError(
                 f"MASTER_ADDR {address}: port {ticket.port} of rank 0 cannot be reached ({error}): the nodes must "
                 "reach each other on all ports"
             ) from None
 
-    hub = agree(listen)
+    hub = on_all_ranks(listen)
     ticket = gather(hub and hub.ticket)[0]
-    agree(connect)
+    on_all_ranks(connect)
     request.joined(_line.stop)
 
 
-def _leave(code: int, end: Ended | None = None) -> None:
+def _leave(code: int, end: RunExit | None = None) -> None:
     """All ranks call this together; one that is alone with what ended it ends the others, which wait elsewhere."""
     global _line
     request.settle(code)
@@ -234,7 +234,7 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def agree(step: Callable[[], T]) -> T:
+def on_all_ranks(step: Callable[[], T]) -> T:
     """Runs `step` on every rank; if it raises InputError on any, raises that error on all of them."""
     value, fault = None, None
     try:
@@ -249,8 +249,8 @@ def agree(step: Callable[[], T]) -> T:
     return value
 
 
-def first_on_each_node(step: Callable[[], T]) -> T:
+def local_rank_zero_first(step: Callable[[], T]) -> T:
     """Runs `step` on each node's first rank, then on the others, which find what it left in the node's cache."""
     first = is_first_on_node()
-    value = agree(lambda: step() if first else None)
-    return agree(lambda: value if first else step())
+    value = on_all_ranks(lambda: step() if first else None)
+    return on_all_ranks(lambda: value if first else step())

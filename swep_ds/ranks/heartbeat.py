@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from swep_ds.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_STOPPED
 from swep_ds.ranks.signals import exit_after, leave, request, stopped_at_once
-from swep_ds.ranks.stalls import StallWatch, Standing
+from swep_ds.ranks.stalls import RankStatus, StallWatch
 from swep_ds.terminal import warn
 
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
@@ -42,7 +42,7 @@ LONGEST = 4096  # bytes of a message
 SHOWN = 8  # ranks that a message describes one by one
 
 
-class Ticket(NamedTuple):
+class Address(NamedTuple):
     """What a rank needs to connect to rank 0, which hands it out through the process group."""
 
     port: int
@@ -50,7 +50,7 @@ class Ticket(NamedTuple):
     pid: int
 
 
-class Line:
+class Heartbeat:
     """What both ends share: a thread that waits for its sockets, and takes what the main thread hands over."""
 
     def __init__(self, rank: int, world_size: int, hosts: Sequence[str], *, tells: bool):
@@ -170,7 +170,7 @@ class Stream:
         return messages
 
 
-class Hub(Line):
+class HeartbeatServer(Heartbeat):
     """Rank 0's end. Listens until all ranks are there.
 
     Args:
@@ -192,9 +192,9 @@ class Hub(Line):
             place = ("", 0) if elsewhere else found[:2]
             self._server = socket.create_server(place, family=family, backlog=world_size)
         self._server.setblocking(False)
-        self.ticket = Ticket(self._server.getsockname()[1], secrets.token_hex(16), os.getpid())
+        self.ticket = Address(self._server.getsockname()[1], secrets.token_hex(16), os.getpid())
         self._guests: set[Stream] = set()  # have not said yet which rank they are
-        self._standings = {0: Standing(0, hosts[0], os.getpid())}
+        self._standings = {0: RankStatus(0, hosts[0], os.getpid())}
         self._streams: dict[int, Stream] = {}  # of the ranks that have not said goodbye
         self._world_size = world_size
         self._faults: list[tuple[str, int]] = []  # with the exit codes that they call for
@@ -234,7 +234,7 @@ class Hub(Line):
         self._guests.discard(guest)
         rank = hello["rank"]
         self._streams[rank] = guest
-        self._standings[rank] = Standing(rank, self.hosts[rank], hello["pid"], heard=time.monotonic())
+        self._standings[rank] = RankStatus(rank, self.hosts[rank], hello["pid"], heard=time.monotonic())
         self._selector.modify(guest.socket, selectors.EVENT_READ, lambda: self._read(rank, guest))
         for message in others:
             self._hear(rank, message)
@@ -312,14 +312,14 @@ class Hub(Line):
         self._closed = True
 
 
-class Spoke(Line):
+class HeartbeatClient(Heartbeat):
     """Another rank's end.
 
     Raises:
         OSError: rank 0 cannot be reached.
     """
 
-    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], address: str, ticket: Ticket, *, tells: bool):
+    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], address: str, ticket: Address, *, tells: bool):
         super().__init__(rank, world_size, hosts, tells=tells)
         self._hub = f"rank 0 ({hosts[0]}, pid {ticket.pid})"
         self._stream = Stream(socket.create_connection((address, ticket.port), timeout=CONNECT_SECONDS))

@@ -9,7 +9,7 @@ SHOWN = 4  # ranks that a report describes one by one
 
 
 @dataclass
-class Standing:
+class RankStatus:
     """Where a rank is. All ranks take the same steps: who has taken fewest is behind."""
 
     rank: int
@@ -39,7 +39,7 @@ class StallWatch:
         self.seconds = self._due = seconds
         self._began = now
 
-    def look(self, standings: Sequence[Standing], now: float) -> str | None:
+    def look(self, standings: Sequence[RankStatus], now: float) -> str | None:
         """A report in one line, if one is due."""
         stalled = now - max(self._began, *(one.moved for one in standings))
         if stalled < self.seconds:
@@ -50,7 +50,7 @@ class StallWatch:
         return f"no progress for {stalled:.0f} s: {_who_is_behind(standings, now)}"
 
 
-def _who_is_behind(standings: Sequence[Standing], now: float) -> str:
+def _who_is_behind(standings: Sequence[RankStatus], now: float) -> str:
     newest = max(one.heard for one in standings)
     patience = max(SILENT_SECONDS, len(standings) / 64)
     silent = [one for one in standings if newest - one.heard > patience]
@@ -65,7 +65,7 @@ def _who_is_behind(standings: Sequence[Standing], now: float) -> str:
     return "; ".join(parts)
 
 
-def _described(standings: Sequence[Standing], how) -> list[str]:
+def _described(standings: Sequence[RankStatus], how) -> list[str]:
     parts = [f"{one} {how(one)}" for one in standings[:SHOWN]]
     if len(standings) > SHOWN:
         parts.append(f"the same of {ranks_of(one.rank for one in standings[SHOWN:])}")

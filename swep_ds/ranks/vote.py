@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from swep_ds.errors import Ended, InputError
+from swep_ds.errors import InputError, RunExit
 from swep_ds.ranks import group as ranks
 from swep_ds.ranks.signals import request
 
@@ -24,7 +24,7 @@ class StopVote:
     """
 
     def __init__(self):
-        self._group = ranks.agree(_over_gloo) if ranks.world_size() > 1 else None
+        self._group = ranks.on_all_ranks(_over_gloo) if ranks.world_size() > 1 else None
         self._vote = torch.zeros((), dtype=torch.int32)
         self._cast: dist.Work | None = None
 
@@ -68,7 +68,7 @@ def stop_vote() -> Iterator[StopVote]:
     try:
         with request.deferred():
             yield vote
-    except Ended:  # on all ranks; any other exception leaves some of them without a vote to count
+    except RunExit:  # on all ranks; any other exception leaves some of them without a vote to count
         vote.close()
         raise
     vote.close()

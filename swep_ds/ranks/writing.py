@@ -7,24 +7,24 @@ from typing import TypeVar
 
 from safetensors import SafetensorError
 
-from swep_ds.errors import Ended, WriteFailed
+from swep_ds.errors import RunExit, WriteFailed
 from swep_ds.ranks import group as ranks
 
 T = TypeVar("T")
 
 
-def write_together(step: Callable[[], T] | None, path: Path) -> T | None:
+def write_on_all_ranks(step: Callable[[], T] | None, path: Path) -> T | None:
     """Runs `step`, which writes `path` or below it, where a rank has one. All ranks call this together.
 
     Raises:
         WriteFailed: on all ranks if a step met a full disk, an unwritable folder or the like.
-        Ended: any other of a step, on all ranks as well.
+        RunExit: any other of a step, on all ranks as well.
     """
     value, fault = None, None
     try:
         if step is not None:
             value = step()
-    except Ended as error:
+    except RunExit as error:
         fault = error
     except (OSError, SafetensorError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
         file, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or str(error)
@@ -36,6 +36,6 @@ def write_together(step: Callable[[], T] | None, path: Path) -> T | None:
     return value
 
 
-def on_main(step: Callable[[], None]) -> Callable[[], None] | None:
-    """`step` on rank 0, nothing on the others: for `write_together`."""
-    return step if ranks.is_main() else None
+def write_on_rank0(step: Callable[[], T], path: Path) -> T | None:
+    """`write_on_all_ranks` where only rank 0 has a step; returns its value there, None on the other ranks."""
+    return write_on_all_ranks(step if ranks.is_main() else None, path)

@@ -30,7 +30,7 @@ from swep_ds.errors import InputError, parsing
 from swep_ds.files import open_input, open_lock, read_json, user_path, write_atomically
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import group as ranks
-from swep_ds.ranks.writing import on_main, write_together
+from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.ssmba.reconstruct import Rebuilder, Settings
 
 QUESTIONS_IN_A_CHUNK = 32
@@ -51,8 +51,8 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         InputError: on all ranks: bad data, model or settings, `output` is there already, or chunks of other settings.
     """
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
-    ranks.agree(lambda: _check(settings, max_examples))
-    examples = ranks.agree(lambda: _read(source, max_examples))
+    ranks.on_all_ranks(lambda: _check(settings, max_examples))
+    examples = ranks.on_all_ranks(lambda: _read(source, max_examples))
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
 
     def take() -> tuple[dict[str, Any], list[int]]:
@@ -60,9 +60,9 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         setup = {**model, **asdict(settings), "data": source, "questions": _digest(examples)}
         return setup, chunks.take(setup)
 
-    setup, missing = ranks.gather(ranks.agree(lambda: take() if ranks.is_main() else None))[0]
-    rebuild = ranks.agree(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
-    write_together(on_main(lambda: chunks.begin(setup)), output)
+    setup, missing = ranks.gather(ranks.on_all_ranks(lambda: take() if ranks.is_main() else None))[0]
+    rebuild = ranks.on_all_ranks(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
+    write_on_rank0(lambda: chunks.begin(setup), output)
     if len(missing) < chunks.count:
         say(f"resuming: {chunks.count - len(missing)} of {chunks.count} chunks are done")
     with _progress(chunks.count, chunks.count - len(missing)) as advance:
@@ -73,9 +73,9 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
                 chunk = together[ranks.rank()]
                 begin = chunk * QUESTIONS_IN_A_CHUNK
                 write = partial(chunks.write, chunk, *rebuild(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
-            write_together(write, output)  # in step: no rank ever waits for another longer than a chunk takes
+            write_on_all_ranks(write, output)  # in step: no rank ever waits for another longer than a chunk takes
             advance(len(together))
-    counts = write_together(on_main(lambda: chunks.merge(setup)), output)
+    counts = write_on_rank0(lambda: chunks.merge(setup), output)
     if counts is not None:
         say(_summary(counts, len(examples)), f"written to {output}", sep="\n")
 

@@ -136,16 +136,16 @@ class Corruption:
 
 
 def corrupt(
-    ids: np.ndarray, eligible: np.ndarray, share: float, vocabulary: Vocabulary, dice: np.random.Generator
+    ids: np.ndarray, eligible: np.ndarray, share: float, vocabulary: Vocabulary, rng: np.random.Generator
 ) -> Corruption:
     """Selects `share` of the eligible tokens, in expectation exactly, and corrupts them."""
-    count = int(share * eligible.sum() + dice.random())
-    selected = np.sort(dice.choice(np.flatnonzero(eligible), count, replace=False))
-    fate = dice.random(count)
-    other = np.where(fate < MASKED + RANDOM, dice.choice(vocabulary.candidates, count), ids[selected])
+    count = int(share * eligible.sum() + rng.random())
+    selected = np.sort(rng.choice(np.flatnonzero(eligible), count, replace=False))
+    fate = rng.random(count)
+    other = np.where(fate < MASKED + RANDOM, rng.choice(vocabulary.candidates, count), ids[selected])
     corrupted = ids.copy()
     corrupted[selected] = np.where(fate < MASKED, vocabulary.mask_id, other)
-    return Corruption(corrupted, selected, dice.random(count))
+    return Corruption(corrupted, selected, rng.random(count))
 
 
 def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary: Vocabulary) -> tuple[str, int]:

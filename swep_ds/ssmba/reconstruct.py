@@ -136,8 +136,8 @@ class Rebuilder:
 
     def _corrupt(self, pair: Pair, number: int) -> Sample:
         key = hashlib.sha256(json.dumps([self.settings.seed, pair.example.id, number]).encode()).digest()
-        dice = np.random.default_rng(int.from_bytes(key, "big"))
-        corruption = corrupt(pair.ids, pair.eligible, self.settings.share, self.vocabulary, dice)
+        rng = np.random.default_rng(int.from_bytes(key, "big"))
+        corruption = corrupt(pair.ids, pair.eligible, self.settings.share, self.vocabulary, rng)
         return Sample(pair, number, corruption, np.empty_like(corruption.selected))
 
     def _predict(self, samples: Sequence[Sample]) -> None:

@@ -82,7 +82,7 @@ class Run:
 def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
     """For each of `jobs` runs at a time what it adds to the environment: its devices, or its processes' threads.
 
-    `ranks` as of `work_off`; Slurm gives each run its own.
+    `ranks` as of `run_queue`; Slurm gives each run its own.
 
     Raises:
         InputError: there are fewer devices than processes.
@@ -102,7 +102,7 @@ def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
 def launcher(ranks: int | None) -> list[str]:
     """What stands before a script to start it: `python` for one process, the `deepspeed` command for more.
 
-    `ranks` as of `work_off`.
+    `ranks` as of `run_queue`.
     """
     if ranks is None:
         return ["srun", sys.executable, "-u"]
@@ -114,7 +114,7 @@ def launcher(ranks: int | None) -> list[str]:
     return [sys.executable, "-u", "-m", "deepspeed.launcher.runner", *options]
 
 
-def work_off(
+def run_queue(
     cells: Sequence[Cell], command: Sequence[str], folder: Path, *, jobs: int, ranks: int | None
 ) -> tuple[list[Cell], bool]:
     """Runs the cells that have no results yet, and goes on where one fails.

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Done:
+class TrainState:
     """How far a run is, over all its starts; windows and tokens over all ranks."""
 
     updates: Count = 0
@@ -67,7 +67,7 @@ class Layout(Checked):
 
 
 class Unlogged(Checked):
-    """`Done.unlogged`; a statistic other than the loss may be infinite."""
+    """`TrainState.unlogged`; a statistic other than the loss may be infinite."""
 
     model_config = ConfigDict(allow_inf_nan=True)
     accumulation: PositiveInt
@@ -78,7 +78,7 @@ class Unlogged(Checked):
 class Manifest(Checked):
     """`complete.json`; see `Checkpoints`."""
 
-    done: Done
+    done: TrainState
     setup: dict[str, Any]
     layout: Layout
     batch: dict[str, PositiveInt]
@@ -87,7 +87,7 @@ class Manifest(Checked):
 
     @field_validator("done")
     @classmethod
-    def _unlogged(cls, done: Done) -> Done:
+    def _unlogged(cls, done: TrainState) -> TrainState:
         if done.unlogged:
             unlogged = Unlogged.model_validate(done.unlogged)
             if unlogged.counts.keys() != unlogged.sums.keys():
@@ -121,7 +121,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [tags[number] for number in sorted(tags) if os.path.lexists(tags[number] / MANIFEST)]
 
 
-# Reading
+# QAOutput
 
 
 def find_checkpoints(folder: Path) -> list[Path]:

@@ -32,14 +32,14 @@ from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, parsing
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
 from swep_ds.ranks import group as ranks
-from swep_ds.ranks.writing import on_main, write_together
+from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import differences
 from swep_ds.training.checkpoint_files import (
     FIX,
     LATEST,
     MANIFEST,
-    Done,
     Manifest,
+    TrainState,
     checkpoint_name,
     checkpoint_number,
     find_damage,
@@ -87,7 +87,7 @@ class Checkpoints:
     def tag(self, update: int) -> Path:
         return self.folder / checkpoint_name(update)
 
-    def save(self, engine, done: Done, score: Score | None = None) -> bool:
+    def save(self, engine, done: TrainState, score: Score | None = None) -> bool:
         """Writes the state and moves `latest` to it; returns whether it is there. All ranks call this together.
 
         Older ones are deleted, but for the newest `keep` and for the best as of each of them: whichever of them a run
@@ -102,11 +102,11 @@ class Checkpoints:
             self.scores[done.updates] = score
         cleared = False
         try:
-            write_together(on_main(lambda: self._clear(tag)), tag)
+            write_on_rank0(lambda: self._clear(tag), tag)
             cleared = True
-            written = ranks.gather(write_together(lambda: self._write(engine, tag), tag))
+            written = ranks.gather(write_on_all_ranks(lambda: self._write(engine, tag), tag))
             files = dict(sorted(item for part in written for item in part.items()))
-            write_together(on_main(lambda: self._complete_with(tag, files, done)), tag)
+            write_on_rank0(lambda: self._complete_with(tag, files, done), tag)
         except WriteFailed as error:
             if cleared and ranks.is_main():
                 with suppress(OSError):  # as much as can be
@@ -115,7 +115,7 @@ class Checkpoints:
             self._fail(f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}")
             return False
         try:
-            write_together(on_main(lambda: self._prune(done)), self.folder)
+            write_on_rank0(lambda: self._prune(done), self.folder)
         except WriteFailed as error:
             self._fail(f"the checkpoint of update {done.updates} is there, but an older one cannot be deleted: {error}")
         return True
@@ -138,7 +138,7 @@ class Checkpoints:
         engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
         return engine.checkpoint_engine.finish()
 
-    def _complete_with(self, tag: Path, files: dict[str, dict[str, int]], done: Done) -> None:
+    def _complete_with(self, tag: Path, files: dict[str, dict[str, int]], done: TrainState) -> None:
         manifest = {
             "done": asdict(done),
             "setup": self.setup,
@@ -150,7 +150,7 @@ class Checkpoints:
         write_manifest(tag, manifest)
         write_atomically(self.folder / LATEST, tag.name)
 
-    def _prune(self, done: Done) -> None:
+    def _prune(self, done: TrainState) -> None:
         complete = self._complete()
         # a run that went on from an earlier checkpoint leaves later ones behind: they are of an abandoned branch
         newest = [update for update in complete if update <= done.updates][-self.keep :]
@@ -189,7 +189,7 @@ class Checkpoints:
             if path.is_symlink() or not path.is_dir():
                 raise InputError(f"{path}: is no folder, and a checkpoint is to be written there: move it away")
 
-    def load(self, engine, tags: Sequence[Path]) -> tuple[Path, Done]:
+    def load(self, engine, tags: Sequence[Path]) -> tuple[Path, TrainState]:
         """Goes on from the first of complete checkpoints that is not damaged; returns it and how far it is.
 
         All ranks call this together, with the same.
@@ -218,7 +218,7 @@ class Checkpoints:
         """
         faults = []
         for tag in tags:
-            manifest = ranks.agree(lambda tag=tag: self._fitting(tag))
+            manifest = ranks.on_all_ranks(lambda tag=tag: self._fitting(tag))
 
             def look(tag: Path = tag, manifest: Manifest = manifest) -> str | None:
                 mine = sorted(manifest.files)[ranks.rank() :: ranks.world_size()]
@@ -227,9 +227,9 @@ class Checkpoints:
             def look_inside(tag: Path = tag, manifest: Manifest = manifest) -> str | None:
                 return find_fault(engine, tag, manifest, same_layout=self._is_same(manifest))
 
-            faulty = ranks.gather(ranks.agree(look))
+            faulty = ranks.gather(ranks.on_all_ranks(look))
             if not any(faulty):  # on any rank: only then is every file known to be whole
-                faulty = ranks.gather(ranks.agree(look_inside))
+                faulty = ranks.gather(ranks.on_all_ranks(look_inside))
             if not any(faulty):
                 return tag, manifest
             faults += filter(None, faulty)
@@ -257,7 +257,7 @@ class Checkpoints:
             with parsing(f"{tag}: the checkpoint is damaged", FIX, but=NOT_OF_THE_INPUT):
                 engine.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
-            ranks.agree(lambda: convert(engine, tag, manifest))
+            ranks.on_all_ranks(lambda: convert(engine, tag, manifest))
             refresh_weights(engine)
 
 

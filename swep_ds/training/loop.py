@@ -21,7 +21,7 @@ from swep_ds.ranks.signals import GO_ON, request
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.ranks.vote import stop_vote
 from swep_ds.recipe import TrainSection
-from swep_ds.training.checkpoints import Checkpoints, Done
+from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.health import Health, Outliers, Stopwatch, columns
 from swep_ds.training.prefetch import prefetch
 from swep_ds.training.tracking import Tracker
@@ -38,9 +38,9 @@ def train(
     settings: TrainSection,
     checkpoints: Checkpoints,
     tracker: Tracker,
-    before: Done,
+    before: TrainState,
     validate: Callable[[], Score] | None,
-) -> Done:
+) -> TrainState:
     """Trains from where the run stands to the end of `batches`, logging and saving on the way.
 
     `validate` scores the engine, in evaluation mode, before each save that the settings ask for; what it takes is not
@@ -113,7 +113,7 @@ def train(
             ranks.synchronize()
             if not np.isfinite(means.get("grad_norm", 0.0)):
                 del means["grad_norm"]  # an overflow in fp16; JSON has no infinity
-            done, score = Done(number, windows, tokens, time.perf_counter() - began), None
+            done, score = TrainState(number, windows, tokens, time.perf_counter() - began), None
             if due and validate:
                 engine.eval()
                 score = validate()

@@ -25,12 +25,12 @@ from rich.progress import (
 )
 
 from swep_ds.console import Console
-from swep_ds.errors import Ended, InputError
+from swep_ds.errors import InputError, RunExit
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
-from swep_ds.training.checkpoints import Done
+from swep_ds.training.checkpoints import TrainState
 
 log = logging.getLogger(__name__)
 WANDB_START_SECONDS = 30  # for its server to answer, after 10 more for the log-in
@@ -66,7 +66,7 @@ class Tracker:
         InputError: at a run's first start, wandb is asked for but cannot be imported, or its settings let it not start.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, updates: int, before: Done, active: bool):
+    def __init__(self, recipe: Recipe, folder: Path, updates: int, before: TrainState, active: bool):
         self.updates, self.active, self.before = updates, active, before
         if not active:
             return
@@ -99,10 +99,10 @@ class Tracker:
                 self.progress.stop()
             self.metrics.close()
             self.health.close()
-            if self.wandb and kind and issubclass(kind, Ended):  # of others the ranks wait for word
+            if self.wandb and kind and issubclass(kind, RunExit):  # of others the ranks wait for word
                 self.wandb.finish(exit_code=1)
 
-    def log(self, done: Done, means: dict[str, float], remark: str | None) -> None:
+    def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
         """One line: losses and KL as means over the updates since the last line, the rest as of this update."""
         if not self.active:
             return
@@ -159,7 +159,7 @@ def peak_memory_bytes() -> int:
 class Lines:
     """A file of JSON lines, cut back to the updates that are done; a full disk ends no run because of them."""
 
-    def __init__(self, path: Path, before: Done):
+    def __init__(self, path: Path, before: TrainState):
         kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
         write_atomically(path, "".join(kept))
         self.file, self.warned = path.open("a", encoding="utf-8"), False
@@ -213,7 +213,7 @@ class WandbRun:
             self.warned = True
 
 
-def _start_wandb(recipe: Recipe, folder: Path, before: Done) -> WandbRun | None:
+def _start_wandb(recipe: Recipe, folder: Path, before: TrainState) -> WandbRun | None:
     if recipe.tracking.wandb == "off":
         return None
     known = folder / "wandb_id"  # so that a resumed run goes on in the same place

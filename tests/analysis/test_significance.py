@@ -19,10 +19,10 @@ ids = st.text("abcdé 0", min_size=1, max_size=3)
 
 
 @given(st.dictionaries(ids, st.tuples(st.sampled_from("bcd"), st.booleans()), min_size=1), st.randoms())
-def test_questions_are_aligned_by_id_whatever_the_order_of_the_predictions(asked, dice):
+def test_questions_are_aligned_by_id_whatever_the_order_of_the_predictions(asked, rng):
     golds = dict.fromkeys(asked, ("b",))
     given_answers = [(id_, answer) for id_, (answer, answered) in asked.items() if answered]
-    dice.shuffle(given_answers)
+    rng.shuffle(given_answers)
     scores = significance.per_question({**dict(given_answers), "of another set": "b"}, golds)
     expected = [100.0 * (answered and answer == "b") for answer, answered in asked.values()]
     assert list(scores.index) == list(golds)
@@ -48,10 +48,10 @@ def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
     samples = significance.resampled_means(values, "squad")
     assert samples.shape == (10_000, 2)
     low, high = significance.interval(samples)
-    dice = np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     loop = []
     for _ in range(4000):
-        drawn = [values[dice.integers(57)] for _ in range(57)]
+        drawn = [values[rng.integers(57)] for _ in range(57)]
         loop.append(sum(drawn) / 57)
     loop = np.array(loop)
     error = np.array([30, 10]) / 57**0.5

@@ -19,13 +19,13 @@ SPLITS = {"micro": st.integers(1, 4), "accumulation": st.integers(1, 3), "world"
 
 def windows(n: int, types: bool = True, seed: int = 0) -> datasets.Dataset:
     """n windows of 3 to 12 random tokens; row i's first token is 100 + i."""
-    dice = np.random.default_rng(seed)
-    lengths = dice.integers(3, 13, n)
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 13, n)
     columns = {
-        "input_ids": [[100 + i, *dice.integers(5, 50, size - 1).tolist()] for i, size in enumerate(lengths)],
+        "input_ids": [[100 + i, *rng.integers(5, 50, size - 1).tolist()] for i, size in enumerate(lengths)],
         "length": lengths.tolist(),
-        "start_position": dice.integers(0, 3, n).tolist(),
-        "end_position": dice.integers(0, 3, n).tolist(),
+        "start_position": rng.integers(0, 3, n).tolist(),
+        "end_position": rng.integers(0, 3, n).tolist(),
     }
     if types:
         columns["token_type_ids"] = [[0] + [1] * (size - 1) for size in lengths]

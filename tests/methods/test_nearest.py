@@ -24,9 +24,9 @@ def by_loop(vector: np.ndarray, own: int, table: np.ndarray) -> bool:
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 30))
 def test_nearest_to_another_word_against_a_loop(seed, chunk, vocabulary):
-    dice = np.random.default_rng(seed)
-    table, own = dice.normal(size=(vocabulary, 4)), dice.integers(0, vocabulary, 9)
-    vectors = np.stack([table[own], table[own] * dice.normal(1, 1, (9, 4)), np.zeros((9, 4))])
+    rng = np.random.default_rng(seed)
+    table, own = rng.normal(size=(vocabulary, 4)), rng.integers(0, vocabulary, 9)
+    vectors = np.stack([table[own], table[own] * rng.normal(1, 1, (9, 4)), np.zeros((9, 4))])
     with mock.patch.object(nearest, "CHUNK", chunk):
         found = is_another(
             torch.from_numpy(vectors), torch.from_numpy(own), torch.from_numpy(table).__getitem__, vocabulary

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
-from swep_ds.methods.base import Carried
+from swep_ds.methods.base import PassState
 from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches, tiny_models
 from tests.support.perturb_reference import normal
@@ -94,7 +94,7 @@ def test_mle_is_hugging_faces_loss():
         end_positions=batch.end_position,
     ).loss
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)  # ours takes float32 logits into the logarithm
-    assert carried == Carried()
+    assert carried == PassState()
     assert statistics["nll_clean"] == loss
 
 
@@ -130,16 +130,16 @@ def test_holding_back_the_embeddings_gradient_changes_no_gradient(method, archit
     batch = tiny_batches.generative() if architecture in tiny_models.SEQ2SEQ else tiny_batches.batch()
     table = made.qa.model.get_input_embeddings().weight
     last, found = made.micro_steps("split") - 1, {}
-    for made.holds_back in (False, True):
+    for made.defer_embedding_grad in (False, True):
         made.zero_grad()
         carried = None
         for part in range(last + 1):
             loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
             loss.backward()
             if architecture in ("bert", "electra"):  # elsewhere the decoder's embeddings are the same table
-                assert (table.grad is None) == (made.holds_back and part < last)
+                assert (table.grad is None) == (made.defer_embedding_grad and part < last)
         assert carried.embeddings is None
-        found[made.holds_back] = {name: p.grad.clone() for name, p in made.named_parameters()}
+        found[made.defer_embedding_grad] = {name: p.grad.clone() for name, p in made.named_parameters()}
     for name, gradient in found[False].items():
         torch.testing.assert_close(found[True][name], gradient, rtol=1e-10, atol=1e-15)
 

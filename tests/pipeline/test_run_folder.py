@@ -16,7 +16,7 @@ import pytest
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked
 from swep_ds.pipeline import folder as run_folder
-from swep_ds.pipeline.folder import Batch, RunFolder, check_alike, settings_that_bind
+from swep_ds.pipeline.folder import Batch, RunFolder, check_alike, resume_fingerprint
 from swep_ds.recipe import Recipe
 from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 from tests.support.tiny_checkpoint import change_manifest, described, write_checkpoint
@@ -107,7 +107,7 @@ def test_the_same_run_and_what_may_change_in_it(used):
 
 
 def test_every_other_setting_binds():
-    bound = settings_that_bind(recipe())
+    bound = resume_fingerprint(recipe())
     for name in ("seed", "task", "model.name", "method.beta", "data.train", "data.doc_stride", "train.max_updates"):
         assert name in bound
     free = [name for name in bound if name.startswith(("data.eval", "data.max_eval", "eval.", "tracking."))]

@@ -35,7 +35,7 @@ def become(case: str, rank: int) -> None:
         def refuse(*_, **__):
             raise ConnectionRefusedError("of the test")
 
-        ranks.Spoke = refuse
+        ranks.HeartbeatClient = refuse
     ranks.ALONE_SECONDS = 0 if case == "alone" else HANGS
     with ranks.process_group():
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=6)

@@ -20,7 +20,7 @@ import pytest
 
 from swep_ds.errors import EXIT_FAULT, EXIT_LOST
 from swep_ds.ranks import heartbeat as lifeline
-from swep_ds.ranks.heartbeat import PROBES, Hub, Stream
+from swep_ds.ranks.heartbeat import PROBES, HeartbeatServer, Stream
 from tests.support.fork_server import HANGS, ROOT
 
 HOSTS = ("north", "north", "south", "south")
@@ -31,15 +31,15 @@ from swep_ds.ranks import heartbeat as lifeline
 from swep_ds.ranks.signals import leave_alone
 rank, file, hosts = int(sys.argv[1]), sys.argv[2], {HOSTS!r}
 if rank == 0:
-    line = lifeline.Hub(4, hosts, "localhost")
+    line = lifeline.HeartbeatServer(4, hosts, "localhost")
     with open(file + ".new", "w") as ticket:
         json.dump(line.ticket, ticket)
     os.replace(file + ".new", file)
 else:
     while not os.path.exists(file):
         time.sleep(0.01)
-    ticket = lifeline.Ticket(*json.load(open(file)))
-    line = lifeline.Spoke(rank, 4, hosts, "localhost", ticket, tells=rank == 2)
+    ticket = lifeline.Address(*json.load(open(file)))
+    line = lifeline.HeartbeatClient(rank, 4, hosts, "localhost", ticket, tells=rank == 2)
 print("here", flush=True)
 for order in sys.stdin:
     order, _, what = order.strip().partition(" ")
@@ -218,8 +218,8 @@ def test_stalls_name_who_is_behind_and_who_is_silent_and_busy_ranks_are_none(ran
     assert ranks.end()[0] == [0] * 4
 
 
-def hub(world_size: int) -> Hub:
-    return Hub(world_size, ["here"] * world_size, "127.0.0.1")
+def hub(world_size: int) -> HeartbeatServer:
+    return HeartbeatServer(world_size, ["here"] * world_size, "127.0.0.1")
 
 
 def test_strangers_are_turned_away_and_nobody_listens_once_all_are_there():
@@ -278,7 +278,7 @@ def test_a_rank_that_is_slow_to_go_does_not_take_rank_0_for_dead(monkeypatch):
     monkeypatch.setattr(lifeline, "leave", lambda text, code: left.append(text))
     monkeypatch.setattr(lifeline, "GOODBYE_SECONDS", 0.4)
     rank_0 = hub(2)
-    rank_1 = lifeline.Spoke(1, 2, ["here"] * 2, "127.0.0.1", rank_0.ticket, tells=True)
+    rank_1 = lifeline.HeartbeatClient(1, 2, ["here"] * 2, "127.0.0.1", rank_0.ticket, tells=True)
     until(lambda: len(rank_0._standings) == 2)
     rank_0.close()
     until(lambda: not rank_0._thread.is_alive())

@@ -2,17 +2,17 @@
 
 import pytest
 
-from swep_ds.ranks.stalls import StallWatch, Standing, ranks_of
+from swep_ds.ranks.stalls import RankStatus, StallWatch, ranks_of
 
 
-def standings(*steps: int, now: float = 0.0) -> list[Standing]:
-    ranks = [Standing(rank, f"node{rank // 4}", 100 + rank) for rank in range(len(steps))]
+def standings(*steps: int, now: float = 0.0) -> list[RankStatus]:
+    ranks = [RankStatus(rank, f"node{rank // 4}", 100 + rank) for rank in range(len(steps))]
     for rank, count in zip(ranks, steps, strict=True):
         rank.hear(count, f"update {count}, data", now)
     return ranks
 
 
-def hear(ranks: list[Standing], now: float, *, but: tuple[int, ...] = ()) -> None:
+def hear(ranks: list[RankStatus], now: float, *, but: tuple[int, ...] = ()) -> None:
     for one in ranks:
         if one.rank not in but:
             one.hear(one.steps, one.step, now)

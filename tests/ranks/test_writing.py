@@ -9,12 +9,12 @@ import pytest
 from safetensors import SafetensorError
 
 from swep_ds import cli as command
-from swep_ds.errors import Ended, InputError, WriteFailed
+from swep_ds.errors import InputError, RunExit, WriteFailed
 from swep_ds.ranks import writing
-from swep_ds.ranks.writing import on_main, write_together
+from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 
 
-def on_rank(monkeypatch, rank: int, others: list[Ended | None]) -> None:
+def on_rank(monkeypatch, rank: int, others: list[RunExit | None]) -> None:
     alone = SimpleNamespace(
         rank=lambda: rank, is_main=lambda: rank == 0, gather=lambda own: [*others, pickle.loads(pickle.dumps(own))]
     )
@@ -40,7 +40,7 @@ def fail(error: Exception):
 def test_file_reason_rank_and_host_in_one_line(monkeypatch, error, said):
     on_rank(monkeypatch, 3, [None, None])
     with pytest.raises(WriteFailed) as caught:
-        write_together(fail(error), Path("run"))
+        write_on_all_ranks(fail(error), Path("run"))
     assert str(caught.value).startswith(said)
     assert str(caught.value).endswith(f" (on rank 3, host {os.uname().nodename})")
 
@@ -49,19 +49,19 @@ def test_another_ranks_fault_is_raised_here_too(monkeypatch):
     for fault in (WriteFailed("cannot write x"), InputError("tracking.wandb: x")):
         on_rank(monkeypatch, 1, [fault])
         with pytest.raises(type(fault), match=f"^{fault}$"):
-            write_together(None, Path("run"))
+            write_on_all_ranks(None, Path("run"))
 
 
 def test_any_other_end_of_a_step_is_raised_on_all_ranks_as_it_is(monkeypatch):
     on_rank(monkeypatch, 0, [None])
     with pytest.raises(InputError, match=r"^tracking\.wandb: x$"):
-        write_together(fail(InputError("tracking.wandb: x")), Path("run"))
+        write_on_all_ranks(fail(InputError("tracking.wandb: x")), Path("run"))
 
 
 def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
     for rank in (1, 0):
         on_rank(monkeypatch, rank, [])
-        value = write_together(on_main(lambda: (tmp_path / "file").write_text("x")), tmp_path)
+        value = write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path)
         assert value == (1 if rank == 0 else None)
         assert (tmp_path / "file").exists() == (rank == 0)
 
@@ -69,7 +69,7 @@ def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
 def test_any_other_error_is_a_fault_of_the_program(monkeypatch):
     on_rank(monkeypatch, 0, [])
     with pytest.raises(KeyError):
-        write_together(fail(KeyError("x")), Path("run"))
+        write_on_all_ranks(fail(KeyError("x")), Path("run"))
 
 
 def test_a_script_ends_with_a_fault_and_one_line(capsys):

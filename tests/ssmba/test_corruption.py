@@ -152,8 +152,8 @@ def test_tokenising_leaves_the_shared_tokenizer_as_it_is():
 def test_shares_of_corrupted_masked_replaced_and_kept_tokens():
     vocabulary, ids = VOCABULARIES["wordpiece"], np.arange(60, 160)
     eligible = np.arange(100) % 4 != 0
-    dice = np.random.default_rng(0)
-    draws = [corrupt(ids, eligible, 0.25, vocabulary, dice) for _ in range(400)]
+    rng = np.random.default_rng(0)
+    draws = [corrupt(ids, eligible, 0.25, vocabulary, rng) for _ in range(400)]
     for made in draws:
         assert eligible[made.selected].all()
         assert (np.diff(made.selected) > 0).all()

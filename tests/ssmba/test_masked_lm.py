@@ -80,13 +80,13 @@ def test_logits_at_some_places_are_those_of_all(architecture):
 def test_draws_invert_the_softmax_over_the_candidates(monkeypatch):
     """Against NumPy; a draw is the number of candidates whose cumulated probability u has passed."""
     monkeypatch.setattr(masked_lm, "PLACES_AT_A_TIME", 7)
-    dice = np.random.default_rng(0)
-    logits = dice.normal(size=(3, 5, 11)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 5, 11)).astype(np.float32)
     logits[1, 2, 1] = logits[1, 2, 5] = -1e30  # of probability 0
     candidates = np.array([1, 4, 5, 8, 10])
-    rows, positions = dice.integers(0, 3, 200), dice.integers(0, 5, 200)
+    rows, positions = rng.integers(0, 3, 200), rng.integers(0, 5, 200)
     rows[:40], positions[:40] = 1, 2
-    uniforms = dice.random(200)
+    uniforms = rng.random(200)
     uniforms[:4] = [0.0, 1 - 2**-53, 0.0, 1 - 2**-53]
 
     monkeypatch.setattr(masked_lm, "logits_at", lambda model, inputs, *at: torch.from_numpy(logits)[at])

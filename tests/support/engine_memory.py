@@ -87,7 +87,17 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
                 now = least_held(before, states.total())
             engine.step()
     engine.destroy()
-    return [model, stage, offload, precision, now, peak, states.total(), states.peak(0), engine.module.holds_back]
+    return [
+        model,
+        stage,
+        offload,
+        precision,
+        now,
+        peak,
+        states.total(),
+        states.peak(0),
+        engine.module.defer_embedding_grad,
+    ]
 
 
 def least_held(before: int, expected: int) -> int:

@@ -135,28 +135,28 @@ class Start:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def kill(self, moment: str, dice: random.Random) -> Kill:
+    def kill(self, moment: str, rng: random.Random) -> Kill:
         """Kills a random rank at a random moment of that kind.
 
         Raises:
             AssertionError: the run was over first, or did not end in time.
         """
-        rank = dice.randrange(RANKS)
+        rank = rng.randrange(RANKS)
         self.until(lambda: len(self.ranks()) == RANKS)
         if moment == "start":
-            time.sleep(dice.uniform(0, SECONDS_TO_START))
+            time.sleep(rng.uniform(0, SECONDS_TO_START))
         elif moment == "end":
             self.until(lambda: self.updates() == UPDATES)
-            time.sleep(dice.uniform(0, 0.3))
+            time.sleep(rng.uniform(0, 0.3))
         else:
             first = self.updates() + 1  # what an earlier start logged behind its checkpoint is made again first
-            target = dice.randint(first, max(first, UPDATES - 2 * EVERY))
+            target = rng.randint(first, max(first, UPDATES - 2 * EVERY))
             self.until(lambda: self.updates() >= target)
             if moment == "checkpoint":
                 self.until(self.is_writing)
-                time.sleep(dice.uniform(0, 0.02))
+                time.sleep(rng.uniform(0, 0.02))
             else:
-                time.sleep(dice.uniform(0, 0.1))
+                time.sleep(rng.uniform(0, 0.1))
         os.kill(self.ranks()[rank], signal.SIGKILL)
         logged, writing = self.updates(), self.is_writing()
         code, seconds = self.wait(SECONDS_TO_END)
@@ -191,7 +191,7 @@ def finish(start: Start) -> None:
     assert code == 0, start.said()[-4000:]
 
 
-def disturbed(folder: Path, name: str, dice: random.Random, moments: Sequence[str]) -> list[Kill]:
+def disturbed(folder: Path, name: str, rng: random.Random, moments: Sequence[str]) -> list[Kill]:
     """Makes a run beside the undisturbed one, killed once per moment; the last start is left to finish.
 
     Raises:
@@ -206,7 +206,7 @@ def disturbed(folder: Path, name: str, dice: random.Random, moments: Sequence[st
             if moment is None:
                 finish(start)
             else:
-                kills.append(start.kill(moment, dice))
+                kills.append(start.kill(moment, rng))
                 assert kills[-1].code != 0, start.said()[-4000:]
                 assert kills[-1].named or moment in ("start", "end"), start.said()[-4000:]
         finally:
@@ -232,16 +232,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="runs, of which each is killed once (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    dice, broken, slowest = random.Random(arguments.seed), 0, 0.0
+    rng, broken, slowest = random.Random(arguments.seed), 0, 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         undisturbed(folder)
         print("| kill | moment | rank | update | half-written checkpoint | ended after, s | exit | rank named | run |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         for number in range(arguments.kills):
-            [moment] = dice.choices(MOMENTS, WEIGHTS)
+            [moment] = rng.choices(MOMENTS, WEIGHTS)
             try:
-                [kill] = disturbed(folder, f"run-{number}", dice, [moment])
+                [kill] = disturbed(folder, f"run-{number}", rng, [moment])
             except AssertionError as error:
                 broken += 1
                 print(f"| {number + 1} | {moment} | | | | | | | BROKEN |\n\n{error}\n", flush=True)

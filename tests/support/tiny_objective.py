@@ -4,7 +4,7 @@ import torch
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, build
-from swep_ds.methods.base import Carried, Inputs, NoiseKey
+from swep_ds.methods.base import Inputs, NoiseKey, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
@@ -29,4 +29,4 @@ def gradients(made: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def inputs(made: Objective, batch: Batch, draw: int, hidden: torch.Tensor | None = None) -> Inputs:
     """What a perturbation that does not read other embeddings sees."""
-    return Inputs(made.qa.embed(batch), batch, NoiseKey(SEED, draw), Carried(hidden), read=None)
+    return Inputs(made.qa.embed(batch), batch, NoiseKey(SEED, draw), PassState(hidden), read=None)

@@ -22,13 +22,13 @@ SEVERAL_RUNS = ROOT / "tests" / "support" / "several_runs.py"
 def squad(count: int, seed: int = 0) -> dict:
     """SQuAD JSON of `count` questions over contexts of different lengths."""
     words = " ".join(tiny.SENTENCES).split()
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     paragraphs = []
     for number in range(count):
-        context = " ".join(dice.choices(words, k=dice.randint(4, 30)))
-        text = dice.choice(context.split())
+        context = " ".join(rng.choices(words, k=rng.randint(4, 30)))
+        text = rng.choice(context.split())
         answer = {"text": text, "answer_start": context.index(text)}
-        question = " ".join(dice.choices(words, k=4)) + "?"
+        question = " ".join(rng.choices(words, k=4)) + "?"
         qa = {"id": f"q{seed}-{number}", "question": question, "answers": [answer]}
         paragraphs.append({"context": context, "qas": [qa]})
     return {"data": [{"title": f"t{i}", "paragraphs": paragraphs[i::4]} for i in range(4)]}

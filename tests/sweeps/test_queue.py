@@ -85,8 +85,8 @@ def cells(folder: Path, *behaviours: str) -> list[Cell]:
     return [Cell(b, 0, recipe, (f"do={b}",), folder / f"{n}-{b.replace(' ', '-')}") for n, b in enumerate(behaviours)]
 
 
-def work_off(folder: Path, several: list[Cell], jobs: int = 1) -> tuple[list[str], bool]:
-    failed, stopped = local_queue.work_off(several, [str(folder / "stand_in.py")], folder, jobs=jobs, ranks=1)
+def run_queue(folder: Path, several: list[Cell], jobs: int = 1) -> tuple[list[str], bool]:
+    failed, stopped = local_queue.run_queue(several, [str(folder / "stand_in.py")], folder, jobs=jobs, ranks=1)
     return [cell.variant for cell in failed], stopped
 
 
@@ -107,7 +107,7 @@ def alive(folder: Path) -> list[int]:
 
 def test_a_failed_cell_is_reported_and_the_others_go_on(folder, capsys):
     several = cells(folder, "fail", "work", "nothing", "die")
-    assert work_off(folder, several) == (["fail", "nothing", "die"], False)
+    assert run_queue(folder, several) == (["fail", "nothing", "die"], False)
     assert [cell.results() is not None for cell in several] == [False, True, False, True]
     said = capsys.readouterr().out
     assert "0-fail: FAILED, exit code 2: error: data.train: gone.json: no such file" in said
@@ -121,8 +121,8 @@ def test_a_failed_cell_is_reported_and_the_others_go_on(folder, capsys):
 
 def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder):
     several = cells(folder, "work", "fail")
-    work_off(folder, several)
-    work_off(folder, several)
+    run_queue(folder, several)
+    run_queue(folder, several)
     assert (folder / "0-work.log").read_text().count("$ ") == 1
     assert (folder / "1-fail.log").read_text().count("$ ") == 2
     (folder / "1-fail" / "results.json").touch()  # half written
@@ -137,23 +137,23 @@ def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys):
     with (several[0].folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert several[0].fault() == "still running, started earlier"
-        assert work_off(folder, several) == ([], False)
+        assert run_queue(folder, several) == ([], False)
     assert not several[0].log.exists()
     assert several[1].results() is not None
     assert "0-fail: skipped, still running, started earlier" in capsys.readouterr().out
-    assert work_off(folder, several) == (["fail"], False)
+    assert run_queue(folder, several) == (["fail"], False)
 
 
 def test_jobs_run_at_the_same_time_and_share_the_threads(folder, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
     several = cells(folder, "meet", "meet")
-    assert work_off(folder, several, jobs=2) == ([], False)
+    assert run_queue(folder, several, jobs=2) == ([], False)
     assert all("threads 3\n" in cell.log.read_text() for cell in several)
 
 
 def test_what_a_run_leaves_behind_is_killed(folder):
     several = cells(folder, "leave")
-    assert work_off(folder, several) == ([], False)
+    assert run_queue(folder, several) == ([], False)
     assert alive(several[0].folder) == []
 
 
@@ -175,7 +175,7 @@ def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> Cell:
     former = signal.getsignal(numbers[0])
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    assert work_off(folder, several) == ([], True)
+    assert run_queue(folder, several) == ([], True)
     thread.join()
     assert signal.getsignal(numbers[0]) is former
     assert not several[1].log.exists()
@@ -193,7 +193,7 @@ def test_a_run_that_saves_when_it_is_asked_to_stop_goes_on_next_time(folder, cap
     cell = stop(folder, [signal.SIGTERM], "save")
     assert cell.fault() == "exit code 75: stopped: on request (SIGTERM) after update 4"
     assert "FAILED" not in capsys.readouterr().out
-    assert work_off(folder, [cell]) == ([], False)
+    assert run_queue(folder, [cell]) == ([], False)
     assert cell.results() is not None
 
 
@@ -233,14 +233,14 @@ def test_a_queue_that_breaks_stops_its_runs(folder, monkeypatch):
 
     monkeypatch.setattr(local_queue, "launcher", launcher)
     with pytest.raises(OSError, match="no port is free"):
-        work_off(folder, several, jobs=2)
+        run_queue(folder, several, jobs=2)
     assert alive(several[0].folder) == []
 
 
 def test_a_run_that_cannot_be_started_has_failed_and_the_others_go_on(folder, capsys):
     several = cells(folder, "work", "work")
     several[0].log.mkdir(parents=True)  # where its log would be
-    failed, stopped = work_off(folder, several, jobs=1)
+    failed, stopped = run_queue(folder, several, jobs=1)
     assert (failed, stopped) == (["work"], False)
     assert several[1].results() is not None
     assert "FAILED, it cannot be started (" in capsys.readouterr().out
@@ -286,7 +286,7 @@ def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
     monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # Slurm's own
     several = cells(folder, "work", "stop")
-    failed, _ = local_queue.work_off(several, [str(folder / "stand_in.py")], folder, jobs=1, ranks=None)
+    failed, _ = local_queue.run_queue(several, [str(folder / "stand_in.py")], folder, jobs=1, ranks=None)
     assert [cell.variant for cell in failed] == ["stop"]
     assert f"\nsrun {sys.executable} -u {folder}/stand_in.py --output_dir {folder}/0-work" in several[0].log.read_text()
     assert "\nthreads 5\n" in several[0].log.read_text()
@@ -297,4 +297,4 @@ def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
 def test_a_folder_that_cannot_be_made_is_bad_input(folder):
     (folder / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written to"):
-        local_queue.work_off(cells(folder, "work"), ["stand_in.py"], folder / "file" / "sub", jobs=1, ranks=1)
+        local_queue.run_queue(cells(folder, "work"), ["stand_in.py"], folder / "file" / "sub", jobs=1, ranks=1)

@@ -316,7 +316,7 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
     path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
     asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
 
-    def work_off(cells, command, folder, *, jobs, ranks):
+    def run_queue(cells, command, folder, *, jobs, ranks):
         [cell], code = cells, codes.pop(0)
         asked.append((cell.seed, jobs, ranks))
         folder.mkdir(exist_ok=True)
@@ -327,7 +327,7 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
             (cell.folder / "results.json").write_text('{"eval": {"x": {}}}')
         return [], code is None
 
-    monkeypatch.setattr("swep_ds.sweeps.queue.work_off", work_off)
+    monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", run_queue)
     script = runpy.run_path(str(SWEEP))["sweep"]
 
     def ends(*options: str) -> int:

@@ -14,7 +14,7 @@ from swep_ds.errors import InputError, WriteFailed
 from swep_ds.ranks import writing
 from swep_ds.training import checkpoint_files, checkpoints
 from swep_ds.training.checkpoint_files import find_checkpoints
-from swep_ds.training.checkpoints import Checkpoints, Done, Writer
+from swep_ds.training.checkpoints import Checkpoints, TrainState, Writer
 from tests.support.tiny_checkpoint import BATCH, LAYOUT, described, state
 
 WRITER_CONFIG = SimpleNamespace(checkpoint_config={"checkpoint_serialization": True})
@@ -34,10 +34,10 @@ class Engine:
         self.loaded = Path(folder) / tag
 
 
-told: list[str] = []  # what `agree` would have raised on the other ranks too
+told: list[str] = []  # what `on_all_ranks` would have raised on the other ranks too
 
 
-def agree(step):
+def on_all_ranks(step):
     try:
         return step()
     except InputError as error:
@@ -49,7 +49,7 @@ def agree(step):
 def one_rank():
     """In place of a process group."""
     alone = SimpleNamespace(
-        rank=lambda: 0, world_size=lambda: 1, is_main=lambda: True, gather=lambda v: [v], agree=agree
+        rank=lambda: 0, world_size=lambda: 1, is_main=lambda: True, gather=lambda v: [v], on_all_ranks=on_all_ranks
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "ranks", alone)
@@ -85,7 +85,7 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     folder = tmp_path_factory.mktemp("checkpoints")
     mine, engine = open_in(folder, keep), Engine()
     for update, one in enumerate(scores, 1):
-        mine.save(engine, Done(update), one)
+        mine.save(engine, TrainState(update), one)
         assert mine.best() == best_of(scores[:update])
         newest = range(max(1, update - keep + 1), update + 1)
         assert present(folder) == sorted({*newest, *(best_of(scores[:last]) for last in newest)})
@@ -93,37 +93,37 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     from_update = data.draw(st.sampled_from(newest))
     again = open_in(folder, keep)
     tag = again.tag(from_update)
-    assert again.load(engine, [tag]) == (tag, Done(from_update))
+    assert again.load(engine, [tag]) == (tag, TrainState(from_update))
     assert again.scores == dict(enumerate(scores[:from_update], 1))
     for update in range(from_update + 1, len(scores) + 1):
-        again.save(engine, Done(update), scores[update - 1])
+        again.save(engine, TrainState(update), scores[update - 1])
     assert again.best() == best_of(scores)
 
 
 def test_without_scores_the_newest_are_kept_and_none_is_best(tmp_path):
     mine, engine = open_in(tmp_path, 2), Engine()
     for update in (3, 6, 9):
-        mine.save(engine, Done(update))
+        mine.save(engine, TrainState(update))
     assert present(tmp_path) == [6, 9]
     assert mine.best() is None
 
 
 def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
     other, engine = open_in(tmp_path / "other", 2), Engine()
-    other.save(engine, Done(1), score(90))
-    other.save(engine, Done(2), score(50))
+    other.save(engine, TrainState(1), score(90))
+    other.save(engine, TrainState(2), score(50))
     mine = open_in(tmp_path / "mine", 2)
     mine.load(engine, [other.tag(2)])
     assert mine.best() is None
-    mine.save(engine, Done(3), score(60))
+    mine.save(engine, TrainState(3), score(60))
     assert mine.best() == 3
     assert mine.scores == {1: score(90), 2: score(50), 3: score(60)}
 
 
 def test_restoring_the_best_forgets_no_score(tmp_path):
     mine, engine = open_in(tmp_path, 1), Engine()
-    mine.save(engine, Done(1), score(90))
-    mine.save(engine, Done(2), score(50))
+    mine.save(engine, TrainState(1), score(90))
+    mine.save(engine, TrainState(2), score(50))
     mine.restore(engine, mine.tag(mine.best()))
     assert engine.loaded == tmp_path / "update-00000001"
     assert sorted(mine.scores) == [1, 2]
@@ -139,11 +139,11 @@ def flip(file: Path) -> None:
 def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog):
     mine, engine = open_in(tmp_path, 3), Engine()
     for update in (1, 2, 3):
-        mine.save(engine, Done(update), score(update))
+        mine.save(engine, TrainState(update), score(update))
     tags = [mine.tag(update) for update in (3, 2, 1)]
     for tag in tags[:2]:
         flip(tag / "state.pt")
-    assert mine.load(engine, tags) == (tags[2], Done(1))
+    assert mine.load(engine, tags) == (tags[2], TrainState(1))
     assert engine.loaded == tags[2]
     assert mine.scores == {1: score(1)}
     warned = [record.getMessage() for record in caplog.records]
@@ -155,7 +155,7 @@ def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog)
 def test_a_file_that_another_one_took_the_place_of_is_damage(tmp_path):
     """Right bytes of the right length, with the checksums that PyTorch gave them."""
     mine, engine = open_in(tmp_path, 3), Engine()
-    mine.save(engine, Done(1))
+    mine.save(engine, TrainState(1))
     with (mine.tag(1) / "state.pt").open("wb") as file:
         torch.save({"x": torch.zeros(1000)}, file)
     assert (mine.tag(1) / "state.pt").stat().st_size == described()["size"]
@@ -166,7 +166,7 @@ def test_a_file_that_another_one_took_the_place_of_is_damage(tmp_path):
 def test_what_is_no_state_of_this_model_is_passed_over(tmp_path, monkeypatch, caplog):
     mine, engine = open_in(tmp_path, 3), Engine()
     for update in (1, 2):
-        mine.save(engine, Done(update))
+        mine.save(engine, TrainState(update))
     fault = f"{mine.tag(2)}: the checkpoint is damaged (of the test)"
     monkeypatch.setattr(checkpoints, "find_fault", lambda _, tag, *__, **___: fault if tag == mine.tag(2) else None)
     assert mine.load(engine, [mine.tag(2), mine.tag(1)])[0] == mine.tag(1)
@@ -177,7 +177,7 @@ def test_what_is_no_state_of_this_model_is_passed_over(tmp_path, monkeypatch, ca
 
 def test_what_deepspeed_makes_of_a_checkpoint_is_one_line(tmp_path, monkeypatch):
     mine, engine = open_in(tmp_path, 3), Engine()
-    mine.save(engine, Done(1))
+    mine.save(engine, TrainState(1))
 
     def fails(*_, **__):
         raise KeyError("param_groups")
@@ -189,7 +189,7 @@ def test_what_deepspeed_makes_of_a_checkpoint_is_one_line(tmp_path, monkeypatch)
 
 def test_a_rank_that_is_lost_while_others_load_damages_no_checkpoint(tmp_path, monkeypatch):
     mine, engine = open_in(tmp_path, 3), Engine()
-    mine.save(engine, Done(1))
+    mine.save(engine, TrainState(1))
 
     def fails(*_, **__):
         raise RuntimeError("connection closed by peer")
@@ -205,13 +205,13 @@ FOREIGN += ("update-" + 8 * "\N{ARABIC-INDIC DIGIT ONE}", "UPDATE-00000001", "up
 
 def test_what_is_no_checkpoint_of_the_run_stays_as_it_is(tmp_path):
     mine, engine = open_in(tmp_path, 1), Engine()
-    mine.save(engine, Done(1), score(99))
+    mine.save(engine, TrainState(1), score(99))
     for name in FOREIGN:
         shutil.copytree(mine.tag(1), tmp_path / name)
     (tmp_path / "update-00000000").symlink_to(tmp_path / FOREIGN[0])
     (tmp_path / "update-00000009").write_text("mine")
     for update in (2, 3, 4):
-        mine.save(engine, Done(update))
+        mine.save(engine, TrainState(update))
     assert [tag.name for tag in find_checkpoints(tmp_path)] == ["update-00000004", "update-00000001"]
     assert mine.best() == 1
     assert all((tmp_path / name / "state.pt").read_bytes() == state() for name in (*FOREIGN, "update-00000000"))
@@ -221,7 +221,7 @@ def test_what_is_no_checkpoint_of_the_run_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])
 def test_nothing_foreign_is_deleted_for_a_checkpoint(tmp_path, kind):
     mine, engine = open_in(tmp_path / "checkpoints", 1), Engine()
-    mine.save(engine, Done(1))
+    mine.save(engine, TrainState(1))
     in_the_way, elsewhere = mine.tag(2), tmp_path / "elsewhere"
     if kind == "file":
         in_the_way.write_text("mine")
@@ -233,7 +233,7 @@ def test_nothing_foreign_is_deleted_for_a_checkpoint(tmp_path, kind):
     with pytest.raises(InputError, match=r"update-00000002: is no folder, and a checkpoint is to be written there"):
         mine.check_names(before=0, last=3, every=2)
     with pytest.raises(WriteFailed, match=r"the checkpoint of update 2 is lost, .*update-00000002: Not a directory"):
-        mine.save(engine, Done(2))
+        mine.save(engine, TrainState(2))
     assert sorted(tmp_path.rglob("*")) == before
     for before, last, every in [(2, 9, 1), (0, 9, 3), (0, 1, 1)]:  # none of these is of update 2
         mine.check_names(before, last, every)
@@ -242,10 +242,10 @@ def test_nothing_foreign_is_deleted_for_a_checkpoint(tmp_path, kind):
 def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path):
     mine, engine = open_in(tmp_path, 2), Engine()
     for update in (1, 2):
-        mine.save(engine, Done(update))
+        mine.save(engine, TrainState(update))
     shutil.copytree(mine.tag(1), mine.tag(3))  # under another name
     (mine.tag(2) / "state.pt").write_bytes(b"")
-    mine.save(engine, Done(4))
+    mine.save(engine, TrainState(4))
     assert [tag.name for tag in find_checkpoints(tmp_path)] == ["update-00000004", "update-00000001"]
 
 
@@ -255,7 +255,7 @@ def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
     tmp_path, monkeypatch, caplog, file, on_failure
 ):
     mine, engine, write = open_in(tmp_path, 1, on_failure), Engine(), checkpoints.write_atomically
-    mine.save(engine, Done(1))
+    mine.save(engine, TrainState(1))
 
     def write_or_fail(path: Path, text: str) -> None:
         if path.name == file:
@@ -266,10 +266,10 @@ def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
     monkeypatch.setattr(checkpoint_files, "write_atomically", write_or_fail)
     if on_failure == "stop":
         with pytest.raises(WriteFailed) as caught:
-            mine.save(engine, Done(2))
+            mine.save(engine, TrainState(2))
         said = str(caught.value)
     else:
-        mine.save(engine, Done(2))
+        mine.save(engine, TrainState(2))
         said = caplog.text
     assert "the checkpoint of update 2 is lost, earlier ones stay: cannot write" in said
     assert f"/{file}: No space left on device (on rank 0, host " in said
@@ -277,14 +277,14 @@ def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
     assert sorted(f.name for f in tmp_path.iterdir()) == ["latest", "update-00000001"]
     assert (tmp_path / "latest").read_text() == "update-00000001"
     monkeypatch.undo()
-    mine.save(engine, Done(2))
+    mine.save(engine, TrainState(2))
     assert present(tmp_path) == [2]
 
 
 def test_a_checkpoint_of_other_settings_names_them(tmp_path):
     mine, engine = open_in(tmp_path, 1), Engine()
     mine.setup = {"updates": 10, "seed": 0}
-    mine.save(engine, Done(1))
+    mine.save(engine, TrainState(1))
     mine.setup = {"updates": 20, "seed": 0}
     told.clear()
     with pytest.raises(InputError, match=r"does not fit this start \(updates 10 there, 20 here\): start with the same"):

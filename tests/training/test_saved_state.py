@@ -12,7 +12,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.pipeline import run
 from swep_ds.recipe import Recipe, differences
 from swep_ds.training.checkpoint_files import read_manifest
-from swep_ds.training.checkpoints import Checkpoints, Done
+from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.conversion import find_fault, parameter_shapes
 from swep_ds.training.engine import build_engine
 from swep_ds.training.saved_state import name_files, read_state
@@ -44,7 +44,7 @@ def whole(request, group, tmp_path_factory) -> Iterator[Saved]:
     job = run.prepare(recipe, str(tiny_run.ds_config(folder, request.param)))
     engine = build_engine(job.objective, job.config, recipe.train, 10)
     checkpoints = Checkpoints(folder / "checkpoints", 9, {}, LAYOUT | {"zero_stage": request.param}, BATCH)
-    checkpoints.save(engine, Done(0))
+    checkpoints.save(engine, TrainState(0))
     yield Saved(engine, checkpoints.tag(0))
     engine.destroy()
 

@@ -10,10 +10,10 @@ import pytest
 
 from swep_ds.errors import InputError, Stopped
 from swep_ds.recipe import Recipe
-from swep_ds.training.checkpoints import Done
+from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.tracking import Lines, Tracker
 
-LINE = Done(updates=1, windows=8, tokens=80, seconds=2.0)
+LINE = TrainState(updates=1, windows=8, tokens=80, seconds=2.0)
 SCORES = {"test": {"exact_match": 50.0, "f1": 60.0, "total": 2}}
 TABLES = {"scores": (["data set", "F1"], [["test", 60.0]])}
 
@@ -25,7 +25,7 @@ def updates(path) -> list[int]:
 def test_lines_of_updates_that_are_not_done_are_cut(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"update": update}) + "\n" for update in (1, 2, 3, 4)) + '{"upd')
-    lines = Lines(path, Done(updates=2))
+    lines = Lines(path, TrainState(updates=2))
     lines.write({"update": 3})
     lines.close()
     assert updates(path) == [1, 2, 3]
@@ -33,7 +33,7 @@ def test_lines_of_updates_that_are_not_done_are_cut(tmp_path):
 
 def test_a_full_disk_delays_lines_and_says_so_once(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
-    lines = Lines(path, Done())
+    lines = Lines(path, TrainState())
     lines.write({"update": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
@@ -56,7 +56,7 @@ def recipe(mode: str, *overrides: str) -> Recipe:
 
 def whole_run(mode: str, folder) -> Tracker:
     """What a run tells its tracker."""
-    with Tracker(recipe(mode), folder, 1, Done(), active=True) as tracker:
+    with Tracker(recipe(mode), folder, 1, TrainState(), active=True) as tracker:
         tracker.log(LINE, {"loss": 1.0}, None)
         tracker.summary(SCORES)
     tracker.finish("<p>report</p>", TABLES)
@@ -185,7 +185,7 @@ def test_what_the_user_can_mend_ends_a_run_before_it_trains(tmp_path, fake, mode
 def test_a_run_that_began_already_goes_on_without_what_ends_a_first_start(tmp_path, fake, caplog, monkeypatch, how):
     """Nobody may be there to mend it: a queue has started the run again."""
     (tmp_path / "wandb_id").write_text("known" if how == "id" else "")  # empty: killed while it was written
-    before = Done(updates=3) if how == "updates" else Done()
+    before = TrainState(updates=3) if how == "updates" else TrainState()
 
     def again(mode: str) -> Tracker:
         with Tracker(recipe(mode), tmp_path, 10, before, active=True) as tracker:
@@ -224,7 +224,7 @@ def test_wandb_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("error", "told"), [(None, []), (Stopped(), [1]), (ZeroDivisionError(), [])])
 def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, fake, error, told):
     wandb = fake({})
-    tracker = Tracker(recipe("offline"), tmp_path, 10, Done(), active=True)
+    tracker = Tracker(recipe("offline"), tmp_path, 10, TrainState(), active=True)
     tracker.__exit__(error and type(error), error, None)
     assert [named["exit_code"] for name, _, named in wandb.calls if name == "finish"] == told
 
