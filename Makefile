@@ -8,8 +8,8 @@ VENV ?= .venv
 JOBS ?= 3
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
-PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py \
-	$(addprefix tests/training/,test_engine.py test_gradients.py test_resume.py test_stages.py)
+PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py tests/pipeline/test_stages.py \
+	$(addprefix tests/training/,test_engine.py test_gradients.py test_resume.py)
 
 .PHONY: quickstart test test-lowest install
 quickstart: install
