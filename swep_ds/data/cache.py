@@ -1,4 +1,4 @@
-"""The cache of tokenised windows: an Arrow stream and, written last, a small JSON file with its checksum and counts."""
+"""The cache of tokenised windows: an Arrow stream and a small JSON file, written last, with its checksum and counts."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], counts: Mapping[str, int]) -> None:
-    """Writes the windows and, last, what makes them valid: checksum, and `counts` as they are by then.
+    """Writes the windows, then the checksum that makes them valid and `counts`, which `batches` fills.
 
     Raises:
         InputError: there is no window, or the folder cannot be written.
@@ -48,10 +48,10 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
 
 
 def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Dataset, dict[str, int]] | None:
-    """The cached windows and their counts; None if there are none or they are damaged, which is logged.
+    """The cached windows and their counts; None if there are none, or if they are damaged, which is logged.
 
     Args:
-        counts: names those that must be there.
+        counts: its keys name the counts that the file must hold.
     """
     facts_file = cached.with_suffix(".json")
     try:
@@ -61,11 +61,11 @@ def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Da
         if not isinstance(facts, dict) or facts.pop("sha256", None) != _checksum(cached):
             raise InputError("it does not match its checksum")
         if facts.keys() != counts.keys() or not all(type(value) is int for value in facts.values()):
-            raise InputError(f"{facts_file.name} holds other counts")
+            raise InputError(f"{facts_file.name} holds different counts")
         with parsing("no Arrow stream", "make it again"):
             windows = Dataset.from_file(str(cached))
             if not windows.data.schema.equals(schema):
-                raise InputError("its columns are others")
+                raise InputError("it holds different columns")
             windows.data.table.validate(full=True)
     except (InputError, OSError) as error:
         logger.warning("%s cannot be used (%s): tokenising again", cached, error)

@@ -31,7 +31,7 @@ from swep_ds.files import open_input, open_lock, read_json, user_path, write_ato
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
-from swep_ds.ssmba.reconstruct import Rebuilder, Settings
+from swep_ds.ssmba.reconstruct import Reconstructor, Settings
 
 QUESTIONS_IN_A_CHUNK = 32
 LINES = 20  # of progress, where there is no terminal
@@ -61,7 +61,7 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         return setup, chunks.take(setup)
 
     setup, missing = ranks.gather(ranks.on_all_ranks(lambda: take() if ranks.is_main() else None))[0]
-    rebuild = ranks.on_all_ranks(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
+    reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
     write_on_rank0(lambda: chunks.begin(setup), output)
     if len(missing) < chunks.count:
         say(f"resuming: {chunks.count - len(missing)} of {chunks.count} chunks are done")
@@ -72,7 +72,7 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
             if ranks.rank() < len(together):
                 chunk = together[ranks.rank()]
                 begin = chunk * QUESTIONS_IN_A_CHUNK
-                write = partial(chunks.write, chunk, *rebuild(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
+                write = partial(chunks.write, chunk, *reconstruct(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
             write_on_all_ranks(write, output)  # in step: no rank ever waits for another longer than a chunk takes
             advance(len(together))
     counts = write_on_rank0(lambda: chunks.merge(setup), output)

@@ -12,7 +12,6 @@ Notable:
   another token: `##` of WordPiece, the leading space of byte-level BPE and of SentencePiece need no case of their own.
 """
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,14 +81,6 @@ class Text:
     ends: np.ndarray
     eligible: np.ndarray
     kept: tuple[int, int] | None
-
-
-def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """The tokenizer without the padding and truncation that its last caller may have left in the shared one."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
 
 
 def tokenise(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
 from swep_ds.data import tokens as module
-from swep_ds.data.features import Features, WindowSettings, build_features, context_windows
+from swep_ds.data.features import Features, build_features
+from swep_ds.data.windows import WindowSettings, context_windows
 from swep_ds.errors import InputError
 from tests.support import tiny
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.ssmba.corruption import Vocabulary, corrupt, plain_backend, splice, tokenise
+from swep_ds.data.windows import plain_backend
+from swep_ds.ssmba.corruption import Vocabulary, corrupt, splice, tokenise
 from tests.support import tiny
 
 WORDS = sorted({word for sentence in tiny.SENTENCES for word in sentence.split()})
