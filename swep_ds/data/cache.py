@@ -40,7 +40,7 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
                     "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, "
                     "for extractive answers, keep such windows (data.windows_without_answer: cls)"
                 )
-            facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}), encoding="utf-8")
+            facts.write_text(json.dumps({"sha256": checksum(windows), **counts}), encoding="utf-8")
             os.replace(windows, cached)
             os.replace(facts, cached.with_suffix(".json"))
     except OSError as error:
@@ -58,7 +58,7 @@ def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Da
         if not (cached.exists() and facts_file.exists()):
             return None
         facts = read_json(facts_file)
-        if not isinstance(facts, dict) or facts.pop("sha256", None) != _checksum(cached):
+        if not isinstance(facts, dict) or facts.pop("sha256", None) != checksum(cached):
             raise InputError("it does not match its checksum")
         if facts.keys() != counts.keys() or not all(type(value) is int for value in facts.values()):
             raise InputError(f"{facts_file.name} holds different counts")
@@ -73,9 +73,11 @@ def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Da
     return windows, facts
 
 
-def _checksum(file: Path) -> str:
+def checksum(*files: Path) -> str:
+    """SHA-256 over the bytes of the files, one after the other."""
     digest = hashlib.sha256()
-    with open_input(file) as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    for file in files:
+        with open_input(file) as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()

@@ -24,7 +24,7 @@ SPECIAL = {"unk_token": "[UNK]", "pad_token": "[PAD]", "sep_token": "[SEP]", "ma
 
 @functools.cache
 def wordpiece() -> PreTrainedTokenizerFast:
-    """Of a vocabulary known to the word, where training breaks ties as it likes. Likewise the next two."""
+    """Its vocabulary is known to the word, where training breaks ties at random. Likewise the next two."""
     words = "( ) , . - the it was not founded in 1204 by abbot old nice and too opened again north cafe w e l t"
     pieces = [*SPECIAL.values(), *words.split(), "##s", "##e", "##l", "##t", "[unused7]"]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
@@ -36,7 +36,7 @@ def wordpiece() -> PreTrainedTokenizerFast:
 
 @functools.cache
 def byte_bpe() -> PreTrainedTokenizerFast:
-    """All merges that there can be: every word is a token, with the space before it and without."""
+    """Has all possible merges: every word is a token, with the space before it and without."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,8 +68,8 @@ def tokenised(kind: str, text: str, kept: tuple[int, int] | None = None):
     return tokenise(plain_backend((tiny.TOKENIZERS | EXACT)[kind]()), VOCABULARIES[kind], [text], [kept])[0]
 
 
-def shown(made) -> list[str]:
-    return [made.text[s:e] for s, e in zip(made.starts, made.ends, strict=True)]
+def shown(tokens) -> list[str]:
+    return [tokens.text[s:e] for s, e in zip(tokens.starts, tokens.ends, strict=True)]
 
 
 def bare(text: str) -> str:
@@ -174,7 +174,7 @@ def test_shares_of_corrupted_masked_replaced_and_kept_tokens():
     assert places.std() < 2 * np.sqrt(400 * 0.25 * 0.75)  # all of them alike
 
 
-def test_equal_dice_corrupt_alike():
+def test_equal_rngs_corrupt_alike():
     vocabulary, ids = VOCABULARIES["unigram"], np.arange(5, 90)
     one, two, other = (
         corrupt(ids, np.ones(85, bool), 0.25, vocabulary, np.random.default_rng(seed)) for seed in (7, 7, 8)
