@@ -2,11 +2,11 @@
 
 Local files are recognised by content, never by name, gzip or not:
   - SQuAD v1.1 JSON, which is also the layout of SQuADShifts;
-  - MRQA 2019 shared-task lines: a header (or none), then one context with its questions a line (offsets inclusive);
-  - rows of the `datasets` layout (id, question, context, answers{text, answer_start}) as JSON lines, as one
-    JSON list, as Parquet or as Arrow.
-A question without an id in the first and the last gets one from its place in the file.
-Everything here is extractive question answering as SQuAD v1.1 poses it: every question has an answer.
+  - MRQA 2019 shared-task lines: a header (or none), then a context with its questions per line (offsets inclusive);
+  - rows of the `datasets` layout (id, question, context, answers{text, answer_start}) as JSON lines, a JSON list,
+    Parquet or Arrow.
+In the first and the last layout a question without an id gets one from its place in the file.
+All data pose extractive question answering as SQuAD v1.1 does: every question has an answer.
 """
 
 import gzip
@@ -20,17 +20,7 @@ from typing import Any
 from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import Example
-from swep_ds.data.tables import (
-    LARGE,
-    RATIO,
-    Rows,
-    is_table,
-    memory_rows,
-    saved_contents,
-    saved_splits,
-    table_rows,
-    unpacks_to_too_much,
-)
+from swep_ds.data.tables import is_table, memory_rows, most_unpacked, saved_contents, saved_splits, table_rows
 from swep_ds.errors import InputError, parsing, reason
 from swep_ds.files import parse_json, read_bytes, user_path
 
@@ -48,14 +38,16 @@ _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(
 def read_examples(source: str, *, training: bool) -> list[Example]:
     """Reads every example of `source`, in its order.
 
-    `source` is a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`,
-    or else its data files in name order), or `quickstart:<domain>[.<split>]`. A source with named splits gives
-    "train" for training, else "validation" or, without that, "test" (the quick start has "train" and "test").
-    With `training` the first answer of each question must be at its offset and becomes `Example.span`.
+    Args:
+        source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
+            else its data files in name order), or `quickstart:<domain>[.<split>]`. A source with named splits gives
+            "train" for training, else "validation" or, without it, "test" (the quick start has "train" and "test").
+        training: the first answer of each question must be at its offset and becomes `Example.span`.
 
-    Raises InputError for a missing or malformed source, a missing field, a blank question or context, a
-    question without an answer, an answer not at its offset (training only), duplicate ids, or no example.
-    What is wrong with single questions is one message for all those of a file.
+    Raises:
+        InputError: a missing or malformed source, a missing field, a blank question or context, a question without an
+            answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the
+            faults of all questions of a file.
     """
     if source.startswith("quickstart:"):
         examples = _read_quickstart(source, training)
@@ -80,12 +72,9 @@ def read_examples(source: str, *, training: bool) -> list[Example]:
 
 
 def _shown(path: Path | str) -> str:
-    """A path for messages and made-up ids: printable, on one line."""
+    """A path for messages and generated ids: printable, on one line."""
     text = str(path)
     return text if text.isprintable() else repr(text)
-
-
-# Sources
 
 
 def _read_quickstart(source: str, training: bool) -> list[Example]:
@@ -127,7 +116,7 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool) -> list[Exampl
         try:
             loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
         except OSError as error:
-            if error.errno is None or error.filename is None:  # of the network or the hub
+            if error.errno is None or error.filename is None:  # a fault of the network or the hub
                 raise
             raise InputError(f"{source}: cannot write {error.filename} ({error.strerror}): {CACHE_FIX}") from None
     if not isinstance(loaded, Dataset):
@@ -136,13 +125,13 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool) -> list[Exampl
 
 
 def _default_split(source: str, splits: Any, training: bool) -> str:
-    """The name of the split that `read_examples` promises."""
+    """The split that `read_examples` uses by default."""
     wanted = ("train",) if training else ("validation", "test")
     split = next((split for split in wanted if split in splits), None)
     if split is None:
         raise InputError(
             f"{source}: has no split {' or '.join(wanted)}, only {', '.join(map(_shown, splits))}; name one (@split "
-            "behind a hub id, or the split's own folder)"
+            "after a hub id, or the split's own folder)"
         )
     return split
 
@@ -159,10 +148,10 @@ def _read_file(path: Path, training: bool) -> Iterator[Example]:
 
 
 def _unzipped(source: str, packed: bytes) -> bytes:
-    most = max(LARGE, RATIO * len(packed))
+    most = most_unpacked(len(packed))
     with parsing(f"{source}: damaged gzip file", "fetch it again"), gzip.open(io.BytesIO(packed)) as stream:
         content = stream.read(most + 1)
-    if unpacks_to_too_much(len(packed), len(content)):
+    if len(content) > most:
         raise InputError(
             f"{source}: its {len(packed)} bytes unpack to more than {most}; unpack it yourself if that is right"
         )
@@ -188,13 +177,12 @@ def _read_text(source: str, content: bytes, training: bool) -> Iterator[Example]
             raise InputError(f"{source}: line {extra[0]}: text after the end of the SQuAD document; remove it")
         return layouts.squad(source, value, training)
     if isinstance(value, dict):
-        labelled: Rows = ((f"line {n}", row) for n, row in itertools.chain([first], values))
-        return layouts.rows(source, labelled, training)
+        return layouts.rows(source, ((f"line {n}", row) for n, row in itertools.chain([first], values)), training)
     return layouts.rows(source, ((f"row {i}", row) for i, row in enumerate(value)), training)
 
 
 def _json_values(source: str, text: str) -> Iterator[tuple[int, Any]]:
-    """The JSON value of every line, or else the one of the whole text, each with the line it begins on."""
+    """The JSON value of every line, or else of the whole text, each with the line it begins on."""
     lines = _lines(text)
     begin, number, line = next(lines, (0, 0, ""))
     if not line:

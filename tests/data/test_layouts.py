@@ -249,7 +249,6 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("padding", [b"\0", b" ", b"\n", b"[]\n"])
 def test_a_small_file_that_unpacks_to_far_too_much(save, monkeypatch, padding):
     monkeypatch.setattr(tables, "LARGE", 2**18)
-    monkeypatch.setattr("swep_ds.data.readers.LARGE", 2**18)
     packed = gzip.compress(padding * (2**21 // len(padding)))
     assert "unpack to more than 262144; unpack it yourself" in refused(save(packed))
     small = gzip.compress(squad(question()).encode() + b" " * 2**17)  # as much, and no danger

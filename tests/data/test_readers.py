@@ -337,9 +337,9 @@ def test_malformed_files(save, content, message):
     ("changes", "message"),
     [
         ({"answers": [{"text": "1998", "answer_start": 20}]}, "the answer '1998' is not at answer_start 20 of its "),
-        ({"answers": [{"text": "1998", "answer_start": 20}]}, "where ' 199' stands; correct the offset"),
-        ({"answers": [{"text": "1998", "answer_start": 400}]}, "where no text stands"),
-        ({"answers": [{"text": "tea.", "answer_start": -4}]}, "where no text stands"),
+        ({"answers": [{"text": "1998", "answer_start": 20}]}, "which has ' 199' there; correct the offset"),
+        ({"answers": [{"text": "1998", "answer_start": 400}]}, "which has no text there"),
+        ({"answers": [{"text": "tea.", "answer_start": -4}]}, "which has no text there"),
         ({"answers": [{"text": " ", "answer_start": 5}]}, "question 'q1': its answer is blank"),
         ({"answers": []}, "question 'q1': has no answer"),
         ({"question": " \t"}, "question 'q1': question is empty"),

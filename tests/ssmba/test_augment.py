@@ -86,7 +86,8 @@ def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tm
     (tmp_path / "done.json").write_text("")
     assert "exists already" in refused(Chunks(tmp_path / "done.json", 3), SETUP)
     assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
-    assert "too long" in refused(Chunks(tmp_path / ("x" * 300), 3), SETUP)
+    with pytest.raises(InputError, match=r"--output .* cannot be looked up .*too long"):
+        Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5])
