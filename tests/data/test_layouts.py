@@ -8,7 +8,8 @@ import pytest
 
 from swep_ds.data import tables
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
+from tests.support import qa_files
+from tests.support.qa_files import lines, refused
 
 CONTEXT = "The cafe opened in 1998. It serves tea."
 HALF = "\ud800"
@@ -19,57 +20,27 @@ def question(**changes):
     return qa | changes
 
 
-def squad(*qas, title="Cafes", context=CONTEXT):
-    return json.dumps({"data": [{"title": title, "paragraphs": [{"context": context, "qas": list(qas)}]}]})
+def squad(*qas, context=CONTEXT, **title):
+    return json.dumps(qa_files.squad(*qas, context=context, **title))
 
 
-def rows(*qas, title="Cafes", context=CONTEXT):
-    made = []
-    for qa in qas:
-        answers = {key: [answer[key] for answer in qa["answers"] if key in answer] for key in ("text", "answer_start")}
-        made.append({**qa, "title": title, "context": context, "answers": answers})
-    return "\n".join(map(json.dumps, made))
+def rows(*qas, context=CONTEXT, **title):
+    return lines(qa_files.rows(*qas, context=context, **title))
 
 
-def mrqa(*qas, title=None, context=CONTEXT):
-    made = []
+def mrqa(*qas, context=CONTEXT, **title):
+    asked = []
     for qa in qas:
         texts = [answer["text"] for answer in qa["answers"]]
         starts = [answer.get("answer_start", 0) for answer in qa["answers"]]
         spans = [[start, start + 3 if type(start) is int else start] for start in starts]
         detected = [{"text": text, "char_spans": [span]} for text, span in zip(texts, spans, strict=True)]
-        made.append({"qid": qa["id"], "question": qa["question"], "answers": texts, "detected_answers": detected})
-    return json.dumps({"context": context, "qas": made})
+        asked.append({"qid": qa["id"], "question": qa["question"], "answers": texts, "detected_answers": detected})
+    return json.dumps({"context": context, "qas": asked})
 
 
 LAYOUTS = {"squad": squad, "rows": rows, "mrqa": mrqa}
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-
-
-@pytest.fixture
-def save(tmp_path):
-    def save(content, name="data.json"):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-
-    return save
-
-
-def refused(source, *, training=True, longest=700):
-    with pytest.raises(InputError) as error:
-        read_examples(source, training=training)
-    message = str(error.value)
-    message.encode()  # of text that a log can hold
-    assert message.isprintable()
-    assert len(message) < longest + 2 * len(source)
-    return message
-
-
-@layouts
-def test_what_is_right_is_read(save, layout):
-    (example,) = read_examples(save(layout(question())), training=True)
-    assert (example.id, example.span, example.answers) == ("q1", (19, 23), ("1998",))
 
 
 # All questions of a file at once

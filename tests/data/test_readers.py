@@ -1,5 +1,6 @@
 """Every layout gives the same examples whatever the file is called; every kind of bad input gives one clear line."""
 
+import functools
 import gzip
 import json
 import re
@@ -8,13 +9,13 @@ from pathlib import Path
 
 import datasets
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.data.readers import Example, read_examples
-from swep_ds.errors import InputError
+from tests.support import qa_files
+from tests.support.qa_files import file, lines, parquet, refused, stream
 
 CONTEXT = "\U0001f600 The caf\u00e9 opened in 1998.\nIt serves tea."
 WHEN = {"id": "q1", "question": "When?", "answers": [{"text": "1998", "answer_start": 21}]}
@@ -29,38 +30,11 @@ EXAMPLES = [
 ]
 
 
-def squad(*qas, context=CONTEXT):
-    return {"version": "1.1", "data": [{"title": "Cafes", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+squad, rows = (functools.partial(make, context=CONTEXT) for make in (qa_files.squad, qa_files.rows))
 
 
-def rows(*qas, context=CONTEXT):
-    return [
-        {
-            "id": qa["id"],
-            "title": "Cafes",
-            "context": context,
-            "question": qa["question"],
-            "answers": {key: [answer[key] for answer in qa["answers"]] for key in ("text", "answer_start")},
-        }
-        for qa in qas
-    ]
-
-
-def lines(values):
-    return "\n".join(json.dumps(value) for value in values) + "\n"
-
-
-def arrow(values, new_writer):
-    table, sink = pa.Table.from_pylist(values), pa.BufferOutputStream()
-    with new_writer(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def parquet(values):
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(values), sink)
-    return sink.getvalue().to_pybytes()
+def table(*qas, **context):
+    return pa.Table.from_pylist(rows(*qas, **context))
 
 
 LAYOUTS = {
@@ -70,31 +44,10 @@ LAYOUTS = {
     ).encode("utf-8-sig"),
     "JSON lines": lambda *qas, **c: lines(rows(*qas, **c)).encode(),
     "JSON list": lambda *qas, **c: json.dumps(rows(*qas, **c), indent=2).encode(),
-    "Parquet": lambda *qas, **c: parquet(rows(*qas, **c)),
-    "Arrow stream": lambda *qas, **c: arrow(rows(*qas, **c), pa.ipc.new_stream),
-    "Arrow file": lambda *qas, **c: arrow(rows(*qas, **c), pa.ipc.new_file),
+    "Parquet": lambda *qas, **c: parquet(table(*qas, **c)),
+    "Arrow stream": lambda *qas, **c: stream(table(*qas, **c)),
+    "Arrow file": lambda *qas, **c: file(table(*qas, **c)),
 }
-
-
-@pytest.fixture
-def save(tmp_path):
-    def save(content, name="data"):
-        path = tmp_path / name
-        content = content if isinstance(content, str | bytes) else json.dumps(content)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return str(path)
-
-    return save
-
-
-def refused(source, *, training=True):
-    """The message of the InputError, which must be one line that names the source."""
-    with pytest.raises(InputError) as error:
-        read_examples(source, training=training)
-    message = str(error.value)
-    assert "\n" not in message
-    assert source in message
-    return message
 
 
 # Layouts
@@ -201,13 +154,6 @@ def test_mrqa_markers_become_blanks_and_offsets_hold(save):
 def test_mrqa_header_may_be_missing(save):
     with_header, without = mrqa(), mrqa().split("\n", 1)[1]
     assert read_examples(save(with_header), training=True) == read_examples(save(without), training=True)
-
-
-def test_mrqa_detokenised_answers_differ_in_white_space_only(save):
-    start = MRQA_CONTEXT.index("19 98")
-    spans = [{"text": "1998", "char_spans": [[start, start + 4]]}]
-    (example,) = read_examples(save(mrqa(detected_answers=spans)), training=True)
-    assert example.context[slice(*example.span)] == "19 98"
 
 
 def test_mrqa_evaluation_needs_no_detected_answer(save):
@@ -324,8 +270,8 @@ def test_empty_folder(tmp_path):
         ("[3]", "row 0: expected an object with the field 'id', found 3"),
         (b"\xff\xfe\x00", "neither UTF-8 text (byte 0)"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
-        (parquet(rows(WHEN))[:-40], "damaged data file"),
-        (arrow(rows(WHEN), pa.ipc.new_stream)[:300], "damaged data file"),
+        (parquet(table(WHEN))[:-40], "damaged data file"),
+        (stream(table(WHEN))[:300], "damaged data file"),
     ],
 )
 def test_malformed_files(save, content, message):
