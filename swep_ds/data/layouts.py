@@ -80,7 +80,7 @@ def squad(source: str, document: dict[str, Any], training: bool) -> Iterator[Exa
     for a, article in enumerate(field(document, "data", list, source)):
         where = f"{source}: data[{a}]"
         paragraphs = field(article, "paragraphs", list, where)
-        title = _title(article, where)
+        title = _title(article, where, otherwise=where)
         for p, paragraph in enumerate(paragraphs):
             where = f"{source}: data[{a}].paragraphs[{p}]"
             context = text_field(paragraph, "context", where)
@@ -127,7 +127,7 @@ def rows(source: str, labelled: Iterable[tuple[str, Any]], training: bool) -> It
                     )
                 span = squad_span(where, context, texts[0], starts[0])
             context = contexts.setdefault(context, context)
-            yield Example(id_, question, context, texts, span, _title(row, context))
+            yield Example(id_, question, context, texts, span, _title(row, where, otherwise=context))
     faults.report()
 
 
@@ -150,5 +150,5 @@ def mrqa(source: str, lines: Iterator[tuple[int, Any]], training: bool) -> Itera
     faults.report()
 
 
-def _title(mapping: dict[str, Any], otherwise: str) -> str:
-    return require_text(str(mapping["title"]), "title", otherwise[:200]) if mapping.get("title") else otherwise
+def _title(mapping: dict[str, Any], where: str, otherwise: str) -> str:
+    return require_text(str(mapping["title"]), "title", where) if mapping.get("title") else otherwise
