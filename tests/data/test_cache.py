@@ -14,18 +14,10 @@ import pytest
 
 from swep_ds.data import cache
 from swep_ds.data import features as module
-from swep_ds.data.features import Features, WindowSettings, build_features
+from swep_ds.data.features import Features, build_features
 from swep_ds.errors import InputError
 from tests.support import tiny
-
-SMALL = WindowSettings(max_length=24, doc_stride=5, max_query_length=8)
-CONTEXT = " ".join(tiny.SENTENCES)
-EXAMPLES = [
-    tiny.example("Who founded the monastery?", CONTEXT, "an abbot from the northern valley", "q1"),
-    tiny.example("Too big?", "  Not\u00a0too BIG;\n\nnot too small!", "not too small", "q2"),
-    tiny.example("Which dose did the patients receive?", CONTEXT, "10 mg", "q3"),
-    tiny.example("When?", CONTEXT, "1998", "q4"),
-]
+from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL
 
 
 @pytest.fixture

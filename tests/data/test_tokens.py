@@ -97,6 +97,7 @@ def test_bounds_do_not_show_in_the_windows(kind, training, task, monkeypatch):
     expected, sums = windows()
     assert len(sums) == 1
     monkeypatch.setattr(tokens, "CHARACTERS_AT_A_TIME", 300)
+    monkeypatch.setattr(tokens, "EXAMPLES_AT_A_TIME", 3)
     monkeypatch.setattr(tokens, "AROUND_CUT", 50)
     monkeypatch.setattr(features, "TOKENS_AT_A_TIME", 500)
     rows, sums = windows()

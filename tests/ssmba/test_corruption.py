@@ -139,14 +139,6 @@ def test_bytes_of_one_character_white_space_and_special_tokens_are_not_eligible(
     assert set(np.array(shown(made))[~made.eligible]) == {"“", "”", "", "[SEP]"}
 
 
-def test_tokenising_leaves_the_shared_tokenizer_as_it_is():
-    tokenizer = tiny.wordpiece.__wrapped__()
-    tokenizer(["a"], truncation=True, max_length=4, padding="max_length")
-    [made] = tokenise(plain_backend(tokenizer), VOCABULARIES["wordpiece"], [" ".join(tiny.SENTENCES)], [None])
-    assert len(made.ids) > 50
-    assert tokenizer.backend_tokenizer.truncation["max_length"] == 4
-
-
 # Corruption
 
 
