@@ -29,9 +29,7 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
         InputError: the question has no answer, or an answer is not text.
     """
     if not answers:
-        raise InputError(
-            f"{where}: has no answer; every question of SQuAD v1.1 has one, leave unanswerable questions out"
-        )
+        raise InputError(f"{where}: has no answer; leave unanswerable questions out, as SQuAD v1.1 does")
     for answer in answers:
         if not isinstance(answer, str):
             raise InputError(f"{where}: the answer {excerpt(answer)} is not text; give a string")

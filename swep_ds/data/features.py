@@ -139,27 +139,22 @@ def _batches(
                     target = np.delete(target, np.s_[settings.max_target_length - 1 : -1])  # the end token stays
             for begin, end, own_begin, own_end in cutter.windows(len(question), len(context.ids)):
                 shift = context_begin - begin
-                columns: dict = {}
                 if training:
                     has_answer = begin <= first <= last < end
                     counts["windows_without_answer"] += not has_answer
                     if drop and not has_answer:
                         continue
                 if training and generative:
-                    columns["target_ids"] = target
+                    columns = {"target_ids": target}
                 elif training:
-                    columns["start_position"] = first + shift if has_answer else 0
-                    columns["end_position"] = last + shift if has_answer else 0
-                    columns["has_answer"] = has_answer
+                    positions = (first + shift, last + shift) if has_answer else (0, 0)
+                    columns = {"start_position": positions[0], "end_position": positions[1], "has_answer": has_answer}
                 else:
-                    columns["example"] = number
+                    columns = {"example": number}
                 if not training and not generative:
-                    columns["context_begin"] = context_begin
-                    columns["context_end"] = end + shift
-                    columns["own_begin"] = own_begin + shift
-                    columns["own_end"] = own_end + shift
-                    columns["offset_start"] = context.starts[begin:end]
-                    columns["offset_end"] = context.ends[begin:end]
+                    columns |= {"context_begin": context_begin, "context_end": end + shift}
+                    columns |= {"own_begin": own_begin + shift, "own_end": own_end + shift}
+                    columns |= {"offset_start": context.starts[begin:end], "offset_end": context.ends[begin:end]}
                 rows.add(question, context.ids[begin:end], columns)
                 if rows.tokens >= TOKENS_AT_A_TIME:
                     yield rows.take()

@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import rich.progress
-from rich.markup import escape
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.console import Console
-from swep_ds.errors import InputError, printable, reason
+from swep_ds.data.fields import require_text
+from swep_ds.errors import InputError, reason
 from swep_ds.files import check_output, open_input, parse_json, write_atomically
 
 NO_ANSWER = "answer not in the context"
@@ -48,8 +46,7 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
     counts: Counter = Counter()
 
     def rows() -> Iterator[str]:
-        size, shown = source.stat().st_size, escape(printable(source.name))
-        with rich.progress.wrap_file(open_input(source), size, description=shown, console=Console()) as file:
+        with open_input(source) as file:
             for number, pair in _pairs(source, _lines(source, file), load_tokenizer):
                 fault = pair if isinstance(pair, str) else _fault(pair)
                 counts[fault or "written"] += 1
@@ -89,10 +86,10 @@ def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
 
 
 def _fault(pair: Pair) -> str | None:
-    texts = pair[:3]
-    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+    try:
+        return None if all(require_text(text, "", "").strip() for text in pair[:3]) else BLANK
+    except InputError:
         return NO_TEXT
-    return None if all(text.strip() for text in texts) else BLANK
 
 
 def _pairs(source: Path, lines: Iterable[str], load_tokenizer) -> Iterable[tuple[int, Pair | str]]:

@@ -21,7 +21,7 @@ from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import Example
 from swep_ds.data.tables import is_table, memory_rows, most_unpacked, saved_contents, saved_splits, table_rows
-from swep_ds.errors import InputError, parsing, reason
+from swep_ds.errors import InputError, parsing, printable, reason
 from swep_ds.files import parse_json, read_bytes, user_path
 
 __all__ = ["Example", "read_examples"]
@@ -62,19 +62,15 @@ def read_examples(source: str, *, training: bool) -> list[Example]:
         else:
             raise InputError(f"data source {source!r}: no such file or folder; name {SOURCES}")
     if not examples:
-        raise InputError(f"{_shown(source)}: holds no questions; give a data set with at least one")
-    seen: set[str] = set()
+        raise InputError(f"{printable(source)}: holds no questions; give a data set with at least one")
+    ids: set[str] = set()
     for example in examples:
-        if example.id in seen:
-            raise InputError(f"{_shown(source)}: question id {excerpt(example.id)} occurs twice; make every id unique")
-        seen.add(example.id)
+        if example.id in ids:
+            raise InputError(
+                f"{printable(source)}: question id {excerpt(example.id)} occurs twice; make every id unique"
+            )
+        ids.add(example.id)
     return examples
-
-
-def _shown(path: Path | str) -> str:
-    """A path for messages and generated ids: printable, on one line."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)
 
 
 def _read_quickstart(source: str, training: bool) -> list[Example]:
@@ -85,14 +81,14 @@ def _read_quickstart(source: str, training: bool) -> list[Example]:
         document = corpus(domain, split or ("train" if training else "test"))
     except KeyError as error:
         raise InputError(
-            f"{_shown(source)}: the quick-start corpus has no such domain or split; name one of {', '.join(DOMAINS)} "
-            f"for evaluation, {SOURCE} for training"
+            f"{printable(source)}: the quick-start corpus has no such domain or split; name one of "
+            f"{', '.join(DOMAINS)} for evaluation, {SOURCE} for training"
         ) from error
     return list(layouts.squad(source, document, training))
 
 
 def _read_folder(folder: Path, training: bool) -> list[Example]:
-    source = _shown(folder)
+    source = printable(str(folder))
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
         splits = saved_splits(folder)
         saved = folder if splits is None else splits[_default_split(source, splits, training)]
@@ -130,14 +126,14 @@ def _default_split(source: str, splits: Any, training: bool) -> str:
     split = next((split for split in wanted if split in splits), None)
     if split is None:
         raise InputError(
-            f"{source}: has no split {' or '.join(wanted)}, only {', '.join(map(_shown, splits))}; name one (@split "
+            f"{source}: has no split {' or '.join(wanted)}, only {', '.join(map(printable, splits))}; name one (@split "
             "after a hub id, or the split's own folder)"
         )
     return split
 
 
 def _read_file(path: Path, training: bool) -> Iterator[Example]:
-    source = _shown(path)
+    source = printable(str(path))
     with parsing(f"{source}: cannot be read", "name a file that fits into memory"):
         content = read_bytes(path, source)
     if content[:2] == b"\x1f\x8b":
@@ -170,15 +166,18 @@ def _read_text(source: str, content: bytes, training: bool) -> Iterator[Example]
     if first is None:
         raise InputError(f"{source}: is empty; give a data set with at least one question")
     _, value = first
-    if isinstance(value, dict) and ("header" in value or "qas" in value):
-        return layouts.mrqa(source, values if "header" in value else itertools.chain([first], values), training)
-    if isinstance(value, dict) and "data" in value:
+    if not isinstance(value, dict):
+        return layouts.rows(source, ((f"row {i}", row) for i, row in enumerate(value)), training)
+    if "header" in value:
+        return layouts.mrqa(source, values, training)
+    if "data" in value and "qas" not in value:
         if (extra := next(values, None)) is not None:
             raise InputError(f"{source}: line {extra[0]}: text after the end of the SQuAD document; remove it")
         return layouts.squad(source, value, training)
-    if isinstance(value, dict):
-        return layouts.rows(source, ((f"line {n}", row) for n, row in itertools.chain([first], values)), training)
-    return layouts.rows(source, ((f"row {i}", row) for i, row in enumerate(value)), training)
+    lines = itertools.chain([first], values)
+    if "qas" in value:
+        return layouts.mrqa(source, lines, training)
+    return layouts.rows(source, ((f"line {number}", row) for number, row in lines), training)
 
 
 def _json_values(source: str, text: str) -> Iterator[tuple[int, Any]]:

@@ -5,6 +5,7 @@ read, and pyarrow handles a file only inside `parsing`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ COLUMNS = ("id", "title", "question", "context", "answers")
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # `most_unpacked`
-DAMAGED, FIX = "damaged data file", "fetch it or save it again"
 
 Rows = Iterator[tuple[str, dict[str, Any]]]  # each with its place, "row 7"
 
@@ -54,19 +54,23 @@ def memory_rows(source: str, table: pa.Table) -> Rows:
 def _rows(source: str, batches: Iterator[pa.RecordBatch]) -> Rows:
     number = 0
     for batch in batches:
-        with parsing(f"{source}: {DAMAGED}", FIX):
+        with _reading(source):
             batch.validate(full=True)
         for at in range(0, batch.num_rows, ROWS_AT_A_TIME):
-            with parsing(f"{source}: {DAMAGED}", FIX):
+            with _reading(source):
                 rows = batch.slice(at, ROWS_AT_A_TIME).to_pylist()
             for row in rows:
                 yield f"row {number}", row
                 number += 1
 
 
+def _reading(source: str) -> AbstractContextManager[None]:
+    return parsing(f"{source}: damaged data file", "fetch it or save it again")
+
+
 def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
     """Record batches of `COLUMNS`, not validated."""
-    with parsing(f"{source}: {DAMAGED}", FIX):
+    with _reading(source):
         if content[:4] == b"PAR1":
             batches = _parquet(source, content)
         elif content[:6] == b"ARROW1":
@@ -75,7 +79,7 @@ def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
         else:
             batches = _stream(content)
     while True:
-        with parsing(f"{source}: {DAMAGED}", FIX):
+        with _reading(source):
             batch = next(batches, None)
             if batch is None:
                 return

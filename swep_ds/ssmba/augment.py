@@ -80,8 +80,8 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
 
 
 def _check(settings: Settings, max_examples: int | None) -> None:
-    numbers = {"samples": settings.samples, "batch_size": settings.batch_size, "max_examples": max_examples}
-    for name, value in numbers.items():
+    counts = {"samples": settings.samples, "batch_size": settings.batch_size, "max_examples": max_examples}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: must be at least 1")
     if not 0 < settings.share <= 1:

@@ -71,16 +71,9 @@ class Pair:
     example: Example
     question: Text
     context: Text
+    ids: np.ndarray  # [T] int64
     windows: list[Window]
-    owner: np.ndarray  # as `cover` returns it
-
-    @property
-    def ids(self) -> np.ndarray:
-        return np.concatenate([self.question.ids, self.context.ids])
-
-    @property
-    def eligible(self) -> np.ndarray:
-        return np.concatenate([self.question.eligible, self.context.eligible])
+    owner: np.ndarray  # [T] int64, as `cover` returns it
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +127,14 @@ class Reconstructor:
         questions = tokenise(self.backend, self.vocabulary, [e.question for e in examples], [None] * len(examples))
         contexts = tokenise(self.backend, self.vocabulary, [e.context for e in examples], [e.span for e in examples])
         for example, question, context in zip(examples, questions, contexts, strict=True):
-            yield Pair(example, question, context, *cover(len(question.ids), len(context.ids), self.room))
+            ids = np.concatenate([question.ids, context.ids])
+            yield Pair(example, question, context, ids, *cover(len(question.ids), len(context.ids), self.room))
 
     def _corrupt(self, pair: Pair, number: int) -> Sample:
         key = hashlib.sha256(json.dumps([self.settings.seed, pair.example.id, number]).encode()).digest()
         rng = np.random.default_rng(int.from_bytes(key, "big"))
-        corruption = corrupt(pair.ids, pair.eligible, self.settings.share, self.vocabulary, rng)
+        eligible = np.concatenate([pair.question.eligible, pair.context.eligible])
+        corruption = corrupt(pair.ids, eligible, self.settings.share, self.vocabulary, rng)
         return Sample(pair, number, corruption, np.empty_like(corruption.selected))
 
     def _predict(self, samples: Sequence[Sample]) -> None:
