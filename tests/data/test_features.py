@@ -156,7 +156,7 @@ def test_answer_tokens_are_those_that_overlap_the_answer(kind, data, context, ma
     sizes = WindowSettings(max_length, 5, 8)
     _, windows = build([example], kind, sizes)
     features, rows = build([example], kind, sizes, training=True)
-    # the first token that ends behind the answer's start, the last that starts before its end
+    # the first token that ends after the answer's start, the last that starts before its end
     first = min((i for i, (_, stop) in enumerate(offsets) if stop > start), default=len(ids))
     last = max((i for i, (begin, _) in enumerate(offsets) if begin < end), default=-1)
     without = 0

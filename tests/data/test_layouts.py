@@ -58,7 +58,7 @@ def test_all_questions_without_answers_are_named_at_once(save, layout, training)
 
 @layouts
 def test_all_wrong_offsets_are_named_at_once(save, layout):
-    """As of data whose white space was changed after its offsets were made."""
+    """As in data whose white space changed after its offsets were computed."""
     moved = [{"text": "1998", "answer_start": 18}]
     qas = [question(id=f"q{i}", answers=moved) if i in (2, 5, 6) else question(id=f"q{i}") for i in range(8)]
     message = refused(save(layout(*qas)))
@@ -70,9 +70,9 @@ def test_all_wrong_offsets_are_named_at_once(save, layout):
 
 @layouts
 def test_faults_of_several_kinds_and_one_alone(save, layout):
-    several = refused(save(layout(question(question=" "), question(id=True), question(id="q3", answers=[]))))
-    assert "question 'q1': question is empty" in several
-    assert "2 more of this file's questions have faults" in several
+    message = refused(save(layout(question(question=" "), question(id=True), question(id="q3", answers=[]))))
+    assert "question 'q1': question is empty" in message
+    assert "2 more of this file's questions have faults" in message
     assert "more" not in refused(save(layout(question(), question(id="q2", question=" "))))
 
 
@@ -123,7 +123,7 @@ def test_control_characters_of_ids_do_not_reach_the_terminal(save, layout):
 
 def test_control_characters_of_file_names_do_not_reach_the_terminal(save, tmp_path):
     source = save(squad(question(id=None)), "a\n\x1b[31mb.json")
-    (example,) = read_examples(source, training=True)  # without an id of its own it gets one of the file's name
+    (example,) = read_examples(source, training=True)  # whose id comes from the file's name
     assert example.id.isprintable()
     refused(save("{", "c\n\x1b.json"))
     refused(str(tmp_path / "missing\n\x1b.json"))

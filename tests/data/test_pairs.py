@@ -21,7 +21,7 @@ WORDS = " ".join(tiny.SENTENCES).split()
 
 
 def features(example: Example, cache: Path) -> dict:
-    """The one window of an example, as training has it."""
+    """The only training window of an example."""
     windows = build_features(
         [example], tiny.wordpiece(), WindowSettings(200, 100, 64), training=True, cache_dir=cache
     ).dataset
@@ -30,7 +30,7 @@ def features(example: Example, cache: Path) -> dict:
 
 
 def line(example: Example, cache: Path, width: int = 250) -> str:
-    """As Info-HCVAE writes it: ids, mask, token types, all padded, then the answer's first and last position."""
+    """A line as Info-HCVAE writes it: ids, mask, token types, all padded, then the answer's first and last position."""
     window = features(example, cache)
     columns = [window["input_ids"], [1] * window["length"], window["token_type_ids"]]
     padded = [" ".join(map(str, column + [0] * (width - len(column)))) for column in columns]

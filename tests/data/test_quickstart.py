@@ -83,7 +83,7 @@ def test_templates_name_their_thing_and_know_their_fields(kind):
         assert stated <= set(kind.fields)
         assert "{name}" in template or "{short}" in template
     for asked, templates in kind.questions.items():
-        # A fact that one template alone can state could not be restated in other words.
+        # If only one template stated a fact, it could not be restated in other words.
         assert asked == "name" or sum(asked in slots(sentence)[0] for sentence in kind.sentences) >= 2
         for template in templates:
             assert asked == "name" or "{name}" in template
@@ -148,7 +148,7 @@ def test_pretraining_text_holds_no_question():
 
 
 def test_blanked_span_recurs_in_the_passage():
-    """Put back what stands in the passage and the statement has no blank; what it restates stands there too."""
+    """The passage contains the blanked span and everything that the statement restates."""
     world = World(random.Random(4), "pretrain")
     for brief in (True, False):
         for _ in range(300):
@@ -178,7 +178,7 @@ def test_encoder_is_small_and_loads():
 def test_tokenizer_covers_the_corpora(corpora):
     tokenizer = AutoTokenizer.from_pretrained(ENCODER)
     for data in corpora.values():
-        texts = [text for qa, context in questions(data) for text in (qa["question"], context)]
+        texts = list({text for qa, context in questions(data) for text in (qa["question"], context)})
         ids = [token for row in tokenizer(texts)["input_ids"] for token in row]
         assert ids.count(tokenizer.unk_token_id) < 1e-4 * len(ids)
 

@@ -84,8 +84,8 @@ def test_any_text_survives_any_layout(passage, layout):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "data")
         path.write_bytes(LAYOUTS[layout](*qas, context=context))
-        found = read_examples(str(path), training=True)
-    assert [(e.id, e.question, e.context, e.answers, e.span) for e in found] == expected
+        examples = read_examples(str(path), training=True)
+    assert [(e.id, e.question, e.context, e.answers, e.span) for e in examples] == expected
 
 
 def test_numbers_as_ids_and_contexts_kept_once(save):
@@ -96,11 +96,11 @@ def test_numbers_as_ids_and_contexts_kept_once(save):
 
 @pytest.mark.parametrize("layout", ["squad", "JSON lines", "JSON list", "Parquet"])
 def test_missing_ids_are_made_up_from_the_place_in_the_file(save, layout):
-    """Of the file's name, not its folder: the same data gives the same ids wherever it lies."""
+    """And from the file's name, not its folder: the same data has the same ids in any folder."""
     source = save(LAYOUTS[layout](WHEN | {"id": None}, WHAT | {"id": None}))
-    made = [example.id for example in read_examples(source, training=True)]
+    ids = [example.id for example in read_examples(source, training=True)]
     expected = {"squad": ["data-0.0.0", "data-0.0.1"], "JSON lines": ["data-1", "data-2"]}
-    assert made == expected.get(layout, ["data-0", "data-1"])
+    assert ids == expected.get(layout, ["data-0", "data-1"])
 
 
 def test_missing_ids_do_not_clash_with_those_of_another_file(save, tmp_path):
@@ -191,19 +191,19 @@ def test_folder_of_files_in_name_order(save, tmp_path):
 
 
 def test_folder_saved_by_datasets(tmp_path):
-    one, other = datasets.Dataset.from_list(rows(WHEN)), datasets.Dataset.from_list(rows(WHAT))
-    one.save_to_disk(tmp_path / "one")
+    when, what = datasets.Dataset.from_list(rows(WHEN)), datasets.Dataset.from_list(rows(WHAT))
+    when.save_to_disk(tmp_path / "one")
     assert read_examples(str(tmp_path / "one"), training=True) == EXAMPLES[:1]
 
-    datasets.DatasetDict(train=one, test=other).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict(train=when, test=what).save_to_disk(tmp_path / "two")
     assert [e.id for e in read_examples(str(tmp_path / "two"), training=True)] == ["q1"]
     assert [e.id for e in read_examples(str(tmp_path / "two"), training=False)] == ["q2"]
 
-    datasets.DatasetDict(train=one, test=other, validation=one).save_to_disk(tmp_path / "three")
+    datasets.DatasetDict(train=when, test=what, validation=when).save_to_disk(tmp_path / "three")
     assert [e.id for e in read_examples(str(tmp_path / "three"), training=False)] == ["q1"]
     assert [e.id for e in read_examples(str(tmp_path / "three" / "test"), training=False)] == ["q2"]
 
-    datasets.DatasetDict(dev=one).save_to_disk(tmp_path / "four")
+    datasets.DatasetDict(dev=when).save_to_disk(tmp_path / "four")
     assert "has no split train, only dev" in refused(str(tmp_path / "four"))
     (tmp_path / "one" / "state.json").write_text("{}")
     assert "damaged" in refused(str(tmp_path / "one"))

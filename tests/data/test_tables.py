@@ -132,7 +132,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 
 
 def test_damaged_bytes_end_in_one_line(tmp_path):
-    """In another process, which a fault in Arrow's own code would end."""
+    """In another process, as a fault in Arrow's own code would end it."""
     (tmp_path / "whole").mkdir()
     for name, write in WRITERS.items():
         (tmp_path / "whole" / name).write_bytes(write(pa.Table.from_pylist(questions(40))))
@@ -212,7 +212,7 @@ def test_splits_that_leave_the_folder_or_are_not_there(save, tmp_path, splits):
 
 
 def test_dataset_info_is_not_needed(folder):
-    """What it says beside the Arrow schema decides nothing here."""
+    """The Arrow schema alone says how to read the rows."""
     (folder / "dataset_info.json").write_text("[" * 10**5)
     assert read_examples(str(folder), training=True) == EXAMPLES
 

@@ -107,7 +107,7 @@ def test_bounds_do_not_show_in_the_windows(kind, training, task, monkeypatch):
 
 
 def test_memory_does_not_grow_with_tokens_times_windows(tmp_path, monkeypatch):
-    """A number for every token and window would be 400 MB here. Python and NumPy alone are counted."""
+    """One number per token and window would be 400 MB. Counts Python and NumPy alone."""
     monkeypatch.setattr(features, "TOKENS_AT_A_TIME", 2**14)
     context = " ".join(["tea"] * 20_000)
     examples = [tiny.example("What?", context, "tea")]

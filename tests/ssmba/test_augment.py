@@ -1,4 +1,4 @@
-"""scripts/augment.py: one file whatever the ranks and the stops, chunks that are whole, refusals in one line."""
+"""scripts/augment.py: one file whatever the ranks and the stops, whole chunks, refusals in one line."""
 
 import json
 import os

@@ -56,9 +56,9 @@ def models(tmp_path_factory) -> dict[str, str]:
 
 
 def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Reconstructor:
-    made = Reconstructor(models[kind], EXAMPLES[0], Settings(**settings), torch.device("cpu"))
-    made.model = Table(random_table(len(tiny.TOKENIZERS[kind]())) if table is None else table)
-    return made
+    reconstruct = Reconstructor(models[kind], EXAMPLES[0], Settings(**settings), torch.device("cpu"))
+    reconstruct.model = Table(random_table(len(tiny.TOKENIZERS[kind]())) if table is None else table)
+    return reconstruct
 
 
 def read(articles: list[dict], tmp_path) -> list[Example]:
@@ -70,13 +70,13 @@ def read(articles: list[dict], tmp_path) -> list[Example]:
 def test_windows_fit_and_hold_every_token(question, context, room):
     windows, owner = cover(question, context, room)
     assert len(owner) == question + context
-    for number, (asked, told) in enumerate(windows):
-        assert 0 < asked[1] - asked[0] + told[1] - told[0] <= room or question + context == 0
-        assert (asked[1] <= question) & (told[1] <= context)
-        mine = np.flatnonzero(owner == number)
-        in_question, in_context = mine[mine < question], mine[mine >= question] - question
+    for number, (asked, context_part) in enumerate(windows):
+        assert 0 < asked[1] - asked[0] + context_part[1] - context_part[0] <= room or question + context == 0
+        assert (asked[1] <= question) & (context_part[1] <= context)
+        owned = np.flatnonzero(owner == number)
+        in_question, in_context = owned[owned < question], owned[owned >= question] - question
         assert ((in_question >= asked[0]) & (in_question < asked[1])).all()
-        assert ((in_context >= told[0]) & (in_context < told[1])).all()
+        assert ((in_context >= context_part[0]) & (in_context < context_part[1])).all()
     assert set(owner) <= set(range(len(windows)))
     if question + context <= room and question <= room // 2:
         assert windows == [((0, question), (0, context))]
@@ -154,7 +154,7 @@ def test_dropped_samples_are_counted_by_reason(models, monkeypatch):
     assert [qa["id"] for paragraph in paragraphs for qa in paragraph["qas"]] == ["a-ssmba0", "b-ssmba0"]
 
 
-def test_a_sample_hangs_on_seed_question_and_number_alone(models):
+def test_a_sample_depends_on_seed_question_and_number_alone(models):
     def texts(examples, **settings) -> dict[str, tuple[str, str]]:
         articles, _ = reconstructor(models, **settings)(examples)
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
