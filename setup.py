@@ -1,4 +1,4 @@
-"""The packages of swep-ds. Everything else about the distribution stands in pyproject.toml.
+"""The packages of swep-ds. Everything else about the distribution is in pyproject.toml.
 
 The folder `kernels/` is installed inside `swep_ds/`, where `swep_ds/kernels.py` looks for it first.
 """
@@ -14,6 +14,7 @@ setup(
             "sweeps/*.yaml",
             "data/quickstart/encoder/*",
             "data/quickstart/t5/*",
+            "data/quickstart/templates/*.yaml",
             "analysis/*.jinja",
             "analysis/paper.yaml",
         ]

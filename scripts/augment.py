@@ -1,13 +1,13 @@
-"""Makes training data for `method.name: ssmba`: samples of every question, rebuilt by a masked language model.
+"""Makes training data for `method.name: ssmba`: samples of every question from a masked language model.
 
     python scripts/augment.py --data train-v1.1.json --model bert-base-uncased --output train-ssmba.json
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set method.name=ssmba \\
         --set data.train=train-v1.1.json --set data.augmented=train-ssmba.json --set data.eval.squad=dev-v1.1.json
 
-SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted anew; the
-answer stays as it is. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over
-the ranks. Started again after a stop it goes on where it was.
-Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted again; the
+answer does not change. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks share the questions.
+Started again after a stop, it resumes.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
 import argparse
@@ -23,11 +23,11 @@ def augment() -> None:
     parser.add_argument(
         "--output", required=True, type=path_of("--output"), metavar="FILE.json", help="a new SQuAD v1.1 file"
     )
-    parser.add_argument("--samples", type=int, default=8, help="per question (default: 8)")
-    parser.add_argument("--share", type=float, default=0.25, help="of the tokens that are corrupted (default: 0.25)")
+    parser.add_argument("--samples", type=int, default=8, help="samples per question (default: 8)")
+    parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt (default: 0.25)")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
-    parser.add_argument("--max_examples", type=int, help="only the first ones, to try it out (default: all)")
+    parser.add_argument("--max_examples", type=int, help="use only the first questions, to try it out (default: all)")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
 

@@ -1,12 +1,12 @@
-"""Makes training data of generated question-answer pairs that come in another layout than data sources have.
+"""Makes training data from generated question-answer pairs in a layout that data sources do not read.
 
     python scripts/convert_pairs.py 0.4_replaced_1.0_harv_features.txt synthetic.jsonl
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe synthetic \\
         --set pretrain.train=synthetic.jsonl
 
-Reads what Info-HCVAE (Lee et al., ACL 2020) publishes, lines of token ids, and what its generator writes, JSON lines
-{"context", "question", "answer"}. SQuAD-like JSON needs no converting: name it as it is.
-Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+Reads the published pairs of Info-HCVAE (Lee et al., ACL 2020), lines of token ids, and the output of its generator,
+JSON lines {"context", "question", "answer"}. SQuAD-like JSON needs no conversion: name it as a data source.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
 from swep_ds.cli import Parser, main

@@ -1,12 +1,12 @@
-"""Pretrain a quick-start model anew: `python scripts/pretrain_quickstart.py FOLDER [--model t5]`.
+"""Pretrains a quick-start model anew: `python scripts/pretrain_quickstart.py FOLDER [--model t5]`.
 
-The shipped models lie in swep_ds/data/quickstart: encoder (a BERT, about 25 min on 2 cores) and t5 (about 12 min).
-Both were made with the defaults; pretrain.py and pretrain_t5.py tell how.
+The shipped models are in swep_ds/data/quickstart: encoder (a BERT, about 25 min on 2 cores) and t5 (about 12 min).
+The defaults made both; pretrain.py and pretrain_t5.py there describe the training.
 """
 
 from dataclasses import replace
 
-from swep_ds import cli as command
+from swep_ds import cli
 from swep_ds.data.quickstart import pretrain, pretrain_t5
 from swep_ds.files import path_of
 
@@ -14,10 +14,10 @@ MODELS = {"encoder": pretrain, "t5": pretrain_t5}
 
 
 def main() -> None:
-    parser = command.Parser(description=__doc__)
+    parser = cli.Parser(description=__doc__)
     parser.add_argument("folder", type=path_of("FOLDER"), help="where to save tokenizer and model")
     parser.add_argument("--model", choices=MODELS, default="encoder", help="default: %(default)s")
-    parser.add_argument("--updates", type=int, help="default: those of the shipped model")
+    parser.add_argument("--updates", type=int, help="default: as many as for the shipped model")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     arguments = parser.parse_args()
     module = MODELS[arguments.model]
@@ -28,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command.main(main)
+    cli.main(main)

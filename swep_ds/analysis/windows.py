@@ -1,19 +1,19 @@
 """One window of each question, the one that its answer stands in, with the text that each of its tokens stands for.
 
-Windows are those of training (`swep_ds/data/features.py`); an analysis looks at one of them, not at all.
+Windows are those of training (`swep_ds/data/windows.py`); an analysis looks at one of them, not at all.
 """
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.data.features import Template, WindowSettings, context_windows, gap_before
 from swep_ds.data.readers import Example
+from swep_ds.data.tokens import TextTokens
+from swep_ds.data.windows import WindowCutter, WindowSettings
 from swep_ds.errors import InputError
 
 
@@ -75,48 +75,37 @@ def _cutter(
     example: Example, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> Callable[[Example], AnswerWindow]:
     """What makes an example's window; `example` is any, which the tokenizer's special tokens are read off."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    if settings.task == "generative":
-        gap = gap_before(backend)
-        template = Template.prompt(backend, gap)
-    else:
-        gap, template = "", Template.learn(backend, example)
-    return partial(_window, backend=backend, template=template, gap=gap, settings=settings)
+    return partial(_window, cutter=WindowCutter(tokenizer, settings, example))
 
 
-def _window(example: Example, backend: Tokenizer, template: Template, gap: str, settings: WindowSettings):
-    question, context = (
-        backend.encode(gap + text, add_special_tokens=False) for text in (example.question, example.context)
-    )
-    question_spans, context_spans = (
-        [(start - len(gap), end - len(gap)) for start, end in encoding.offsets] for encoding in (question, context)
-    )
-    asked = min(len(question), settings.max_query_length)
-    room = settings.max_length - template.specials - asked
+def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
+    settings, template = cutter.settings, cutter.template
+    question, context = cutter.encode(example.question), cutter.encode(example.context)
+    question = TextTokens(*(column[: settings.max_query_length] for column in question))
     span = example.span or _find(example)
-    held = [k for k, (start, end) in enumerate(context_spans) if end > span[0] and start < span[1]]
-    windows = context_windows(len(context_spans), room, min(settings.doc_stride, room))
-    whole = [one for one in windows if held and one.begin <= held[0] and held[-1] < one.end]
+    first, last = context.answer_tokens(span)
+    windows = cutter.windows(len(question.ids), len(context.ids))
+    whole = [window for window in windows if window.begin <= first <= last < window.end]
     if not whole:
         raise InputError(
             f"question {example.id!r}: no window of {settings.max_length} tokens holds its answer: name another"
         )
-    begin, end, *_ = max(whole, key=lambda one: min(held[0] - one.begin, one.end - 1 - held[-1]))
-    before, between, behind = (part.tolist() for part in template[:3])
-    first = len(before) + asked + len(between)  # position of the context's first token
-    words = _words(example.question, question_spans[:asked], len(before), question=True)
-    words += _words(example.context, context_spans[begin:end], first, question=False, answer=span)
-    types = template.types.repeat(template.repeats(asked, end - begin)).tolist()
+    begin, end, *_ = max(whole, key=lambda window: min(first - window.begin, window.end - 1 - last))
+    context_begin = template.context_begin(len(question.ids))
+    words = _words(example.question, _spans(question), len(template.prefix), question=True)
+    words += _words(example.context, _spans(context)[begin:end], context_begin, question=False, answer=span)
     return AnswerWindow(
         example,
-        [*before, *question.ids[:asked], *between, *context.ids[begin:end], *behind],
-        types,
+        np.concatenate(template.pieces(question.ids, context.ids[begin:end])).tolist(),
+        template.type_ids([len(question.ids)], [end - begin]).tolist(),
         words,
-        (held[0] + first - begin, held[-1] + first - begin),
-        backend.encode(example.context[slice(*span)]).ids,
+        (first + context_begin - begin, last + context_begin - begin),
+        cutter.backend.encode(example.context[slice(*span)]).ids,
     )
+
+
+def _spans(tokens: TextTokens) -> list[tuple[int, int]]:
+    return list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True))
 
 
 def _find(example: Example) -> tuple[int, int]:

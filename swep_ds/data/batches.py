@@ -1,20 +1,20 @@
-"""Batches: which windows every rank sees in every update, padded, with what they weigh in the loss.
+"""Batches: the windows of every rank in every update, padded, with their weights in the loss.
 
 Notable:
-- The windows of an update depend on the seed and on the global batch alone (micro batch x accumulation x ranks),
-  not on how the batch is split; resuming at update u needs nothing but u.
-- Windows of similar length share an update: an epoch is shuffled, cut into mega-batches of 50 updates, each of them
-  sorted by length and cut into updates, and the updates are shuffled. On SQuAD-like text random batches of 8 waste
-  a third of their positions in padding.
-- With `max_tokens` an update takes as many windows as fit, so that short ones do not leave a device idle. It is then
-  so many micro-batches of at most so many positions: these two, not their split over ranks, decide its windows. Every
-  other mega-batch is sorted the other way round, or windows short and long would meet where one ends.
+- The windows of an update depend only on the seed and the global batch (micro batch x accumulation x ranks), not on
+  how the batch is split; resuming at update u needs nothing but u.
+- Windows of similar length share an update: an epoch is shuffled and cut into mega-batches of 50 updates; each
+  mega-batch is sorted by length and cut into updates, and the updates are shuffled. On SQuAD-like text random batches
+  of 8 waste a third of their positions in padding.
+- With `max_tokens` an update takes as many windows as fit, so that short windows do not leave a device idle. The
+  number of micro-batches and their positions, not their split over ranks, determine its windows. Every other
+  mega-batch is sorted in reverse, or short and long windows would meet at its end.
 - All windows of an update are padded to the longest of them, on every rank: Hugging Face's loss takes the softmax
-  over padding too, so anything else would let the loss depend on the split. Ranks wait for the slowest anyway.
+  over padding too, so any other padding would make the loss depend on the split. Ranks wait for the slowest anyway.
 - Every window carries its share of the update's loss. Sums over micro-batches and ranks are then exact means over
   the global batch, unequal last batches included, at any split.
-- A rank that has no window left in an epoch's last update gets one of weight 0: all ranks make the same number of
-  forward passes, so none can wait for another for ever.
+- A rank without a window in an epoch's last update gets a window of weight 0: all ranks make the same number of
+  forward passes, so no rank waits for another forever.
 """
 
 import math
@@ -48,11 +48,11 @@ class Batch(NamedTuple):
     sample_id: Tensor | None = None  # [N] int64, the window's row: keys its noise
     weight: Tensor | None = None  # [N] float32, factor of a window's loss (module docstring)
     token_weight: Tensor | None = None  # [N] float32, the same for means over the update's tokens
-    lengths: tuple[int, ...] | None = None  # N tokens of the windows, on the host whatever the device
+    lengths: tuple[int, ...] | None = None  # tokens of each window, always on the host
 
     @property
     def padding_mask(self) -> Tensor | None:
-        """The attention mask; None where `lengths` tell that nothing is padded: attention is faster without."""
+        """The attention mask; None if `lengths` show no padding, as attention is faster without a mask."""
         full = self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]
         return None if full else self.attention_mask
 
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Padding:
-    """Ids that fill a row up on the right; token_type_id is None where the model takes no token types."""
+    """The ids that pad a row on the right; token_type_id is None if the model takes no token types."""
 
     token_id: int
     token_type_id: int | None
@@ -102,8 +102,8 @@ class TrainingBatches(torch.utils.data.Dataset):
 
     Args:
         features: training windows (`build_features`).
-        max_tokens: positions of a micro-batch, padding included, in place of micro_batch_size; None = windows count.
-        epochs: passes over the windows; max_updates cuts them short.
+        max_tokens: positions of a micro-batch, with padding; replaces micro_batch_size, which counts windows.
+        epochs: passes over the windows; training ends after max_updates at the latest.
 
     Raises:
         InputError: a window is longer than `max_tokens`.
@@ -134,11 +134,11 @@ class TrainingBatches(torch.utils.data.Dataset):
                 "at least, or lower data.max_length"
             )
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
-        # rounding errors do not count: 1.1 epochs of 10 updates are 11, not 12
+        # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
         whole, part = divmod(epochs * (1 - 1e-12), 1)
         counts = [self._updates_of(epoch) for epoch in range(int(whole) + 1)]
         self._begins = np.cumsum([0, *counts[:-1]])  # updates before each epoch
-        self.updates_per_epoch = counts[0]  # with max_tokens, in the first; others have about as many
+        self.updates_per_epoch = counts[0]  # with max_tokens those of the first epoch; others have about as many
         self.updates = int(self._begins[-1]) + math.ceil(part * counts[-1])
         if max_updates is not None:
             self.updates = min(self.updates, max_updates)
@@ -148,7 +148,7 @@ class TrainingBatches(torch.utils.data.Dataset):
 
     @property
     def size(self) -> str:
-        """Of an update, in words."""
+        """The size of an update, in words."""
         if self.max_tokens:
             return f"at most {self.global_batch} x {self.max_tokens} positions"
         return f"{self.global_batch} windows"
@@ -157,7 +157,7 @@ class TrainingBatches(torch.utils.data.Dataset):
         return self.updates * self.accumulation
 
     def windows(self, update: int) -> np.ndarray:
-        """Rows of all windows of an update, over all ranks and micro-steps."""
+        """Rows of all windows of an update, of all ranks and micro-steps."""
         epoch = int(np.searchsorted(self._begins, update, side="right")) - 1
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self._shuffled(epoch))
@@ -166,7 +166,7 @@ class TrainingBatches(torch.utils.data.Dataset):
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.features))
-        windows = self.global_batch  # of an update
+        windows = self.global_batch  # per update
         if self.max_tokens:
             windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))
         mega = MEGA_BATCH * windows
@@ -181,11 +181,11 @@ class TrainingBatches(torch.utils.data.Dataset):
         return [updates[i] for i in rng.permutation(len(updates))]
 
     def _cuts(self, order: np.ndarray) -> list[int]:
-        """Where updates end, all but the last: each takes as many windows as fit into its micro-batches."""
+        """The ends of all updates but the last: each takes as many windows as fit into its micro-batches."""
         cuts, begin = [], 0
         while True:
             longest = np.maximum.accumulate(self.lengths[order[begin : begin + self.global_batch * self.max_tokens]])
-            room = self.global_batch * (self.max_tokens // longest)  # windows, if an update reaches as far as this one
+            room = self.global_batch * (self.max_tokens // longest)  # windows that fit if the update ends with this one
             begin += int((np.arange(1, len(room) + 1) <= room).sum())
             if begin == len(order):
                 return cuts
@@ -193,22 +193,22 @@ class TrainingBatches(torch.utils.data.Dataset):
 
     def __getitem__(self, micro_step: int) -> Batch:
         update, micro = divmod(micro_step, self.accumulation)
-        everywhere = self.windows(update)
+        rows = self.windows(update)  # of all ranks
         if self.max_tokens:
-            mine = everywhere[micro * self.world_size + self.rank :: self.global_batch]
+            mine = rows[micro * self.world_size + self.rank :: self.global_batch]
         else:
-            mine = everywhere[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
+            mine = rows[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
         weight = float(len(mine) > 0)
         if len(mine) == 0:
-            mine = everywhere[:1]
+            mine = rows[:1]
         # the engine averages over ranks and accumulation steps; these factors turn that into sums
         share = weight * self.world_size * self.accumulation
         columns = self.features[mine.tolist()]
         return Batch(
-            **self.padding.inputs(columns, int(self.lengths[everywhere].max())),
+            **self.padding.inputs(columns, int(self.lengths[rows].max())),
             **_answers(columns),
             sample_id=torch.from_numpy(mine.astype(np.int64)),
-            weight=torch.full((len(mine),), share / len(everywhere)),
-            token_weight=torch.full((len(mine),), share / int(self.lengths[everywhere].sum())),
+            weight=torch.full((len(mine),), share / len(rows)),
+            token_weight=torch.full((len(mine),), share / int(self.lengths[rows].sum())),
             lengths=tuple(columns["length"]),
         )

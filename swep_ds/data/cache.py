@@ -1,4 +1,4 @@
-"""The cache of tokenised windows: an Arrow stream and, written last, a small JSON file with its checksum and counts."""
+"""The cache of tokenised windows: an Arrow stream and a small JSON file, written last, with its checksum and counts."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], counts: Mapping[str, int]) -> None:
-    """Writes the windows and, last, what makes them valid: checksum, and `counts` as they are by then.
+    """Writes the windows, then the checksum that makes them valid and `counts`, which `batches` fills.
 
     Raises:
         InputError: there is no window, or the folder cannot be written.
@@ -40,7 +40,7 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
                     "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, "
                     "for extractive answers, keep such windows (data.windows_without_answer: cls)"
                 )
-            facts.write_text(json.dumps({"sha256": _checksum(windows), **counts}), encoding="utf-8")
+            facts.write_text(json.dumps({"sha256": checksum(windows), **counts}), encoding="utf-8")
             os.replace(windows, cached)
             os.replace(facts, cached.with_suffix(".json"))
     except OSError as error:
@@ -48,24 +48,24 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
 
 
 def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Dataset, dict[str, int]] | None:
-    """The cached windows and their counts; None if there are none or they are damaged, which is logged.
+    """The cached windows and their counts; None if there are none, or if they are damaged, which is logged.
 
     Args:
-        counts: names those that must be there.
+        counts: its keys name the counts that the file must hold.
     """
     facts_file = cached.with_suffix(".json")
     try:
         if not (cached.exists() and facts_file.exists()):
             return None
         facts = read_json(facts_file)
-        if not isinstance(facts, dict) or facts.pop("sha256", None) != _checksum(cached):
+        if not isinstance(facts, dict) or facts.pop("sha256", None) != checksum(cached):
             raise InputError("it does not match its checksum")
         if facts.keys() != counts.keys() or not all(type(value) is int for value in facts.values()):
-            raise InputError(f"{facts_file.name} holds other counts")
+            raise InputError(f"{facts_file.name} holds different counts")
         with parsing("no Arrow stream", "make it again"):
             windows = Dataset.from_file(str(cached))
             if not windows.data.schema.equals(schema):
-                raise InputError("its columns are others")
+                raise InputError("it holds different columns")
             windows.data.table.validate(full=True)
     except (InputError, OSError) as error:
         logger.warning("%s cannot be used (%s): tokenising again", cached, error)
@@ -73,9 +73,11 @@ def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Da
     return windows, facts
 
 
-def _checksum(file: Path) -> str:
+def checksum(*files: Path) -> str:
+    """SHA-256 over the bytes of the files, one after the other."""
     digest = hashlib.sha256()
-    with open_input(file) as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    for file in files:
+        with open_input(file) as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()

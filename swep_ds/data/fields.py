@@ -1,4 +1,4 @@
-"""Fields of a JSON object or a row of a table: of the right kind and real text, or else one line that says which."""
+"""Fields of a JSON object or a table's row: of the right kind and valid text, or else one line that names the fault."""
 
 import re
 import reprlib
@@ -17,7 +17,7 @@ _repr.maxstring = _repr.maxlong = _repr.maxother = _LIMIT
 
 
 def excerpt(value: Any) -> str:
-    """A value for a message: printable, on one line and short, however deep or large the value is."""
+    """A value as a message shows it: printable, on one line and short, however deep or large."""
     text = _repr.repr(value)
     return text if len(text) <= _LIMIT else f"{text[: _LIMIT - 3]}..."
 
@@ -26,8 +26,7 @@ def field(mapping: Any, name: str, kind: type | tuple[type, ...], where: str) ->
     """`mapping[name]`, which must be of `kind`: str, int, list, dict or (str, int).
 
     Raises:
-        InputError: no object, no such field, or another kind. JSON's true and false are no numbers, as they are in
-            Python.
+        InputError: `mapping` is no object, or the field is missing or of another kind (true and false are no numbers).
     """
     if not isinstance(mapping, dict):
         raise InputError(f"{where}: expected an object with the field {name!r}, found {excerpt(mapping)}")
@@ -40,7 +39,7 @@ def field(mapping: Any, name: str, kind: type | tuple[type, ...], where: str) ->
 
 
 def text_field(mapping: Any, name: str, where: str) -> str:
-    """A string that is not blank."""
+    """The field `name`, a string that is not blank."""
     value = field(mapping, name, str, where)
     if not value or value.isspace():
         raise InputError(f"{where}: {name} is empty; give its text or leave it out of the data set")
@@ -48,18 +47,18 @@ def text_field(mapping: Any, name: str, where: str) -> str:
 
 
 def id_field(mapping: Any, name: str, where: str, otherwise: str | None = None) -> str:
-    """A question's id. `otherwise` replaces a missing one, as in generated pairs; None = every question needs one."""
+    """A question's id. `otherwise` replaces a missing id, as in generated pairs; None = every question needs an id."""
     if otherwise and isinstance(mapping, dict) and mapping.get(name) is None:
         return otherwise
     return require_text(str(field(mapping, name, (str, int), where)), name, where)
 
 
 def require_text(value: str, name: str, where: str) -> str:
-    """The string itself.
+    """Returns `value`.
 
     Raises:
-        InputError: it holds half of a surrogate pair, which no file can be written with.
+        InputError: it holds half of a surrogate pair, which cannot be encoded as UTF-8.
     """
     if not value.isascii() and _SURROGATE.search(value):
-        raise InputError(f"{where}: {name} holds half of a surrogate pair, which is no text; remove or complete it")
+        raise InputError(f"{where}: {name} holds half of a surrogate pair, which is not text; remove or complete it")
     return value

@@ -2,11 +2,11 @@
 
 Local files are recognised by content, never by name, gzip or not:
   - SQuAD v1.1 JSON, which is also the layout of SQuADShifts;
-  - MRQA 2019 shared-task lines: a header (or none), then one context with its questions a line (offsets inclusive);
-  - rows of the `datasets` layout (id, question, context, answers{text, answer_start}) as JSON lines, as one
-    JSON list, as Parquet or as Arrow.
-A question without an id in the first and the last gets one from its place in the file.
-Everything here is extractive question answering as SQuAD v1.1 poses it: every question has an answer.
+  - MRQA 2019 shared-task lines: a header (or none), then a context with its questions per line (offsets inclusive);
+  - rows of the `datasets` layout (id, question, context, answers{text, answer_start}) as JSON lines, a JSON list,
+    Parquet or Arrow.
+In the first and the last layout a question without an id gets one from its place in the file.
+All data pose extractive question answering as SQuAD v1.1 does: every question has an answer.
 """
 
 import gzip
@@ -20,18 +20,8 @@ from typing import Any
 from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import Example
-from swep_ds.data.tables import (
-    LARGE,
-    RATIO,
-    Rows,
-    is_table,
-    memory_rows,
-    saved_contents,
-    saved_splits,
-    table_rows,
-    unpacks_to_too_much,
-)
-from swep_ds.errors import InputError, parsing, reason
+from swep_ds.data.tables import is_table, memory_rows, most_unpacked, saved_contents, saved_splits, table_rows
+from swep_ds.errors import InputError, parsing, printable, reason
 from swep_ds.files import parse_json, read_bytes, user_path
 
 __all__ = ["Example", "read_examples"]
@@ -48,14 +38,16 @@ _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(
 def read_examples(source: str, *, training: bool) -> list[Example]:
     """Reads every example of `source`, in its order.
 
-    `source` is a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`,
-    or else its data files in name order), or `quickstart:<domain>[.<split>]`. A source with named splits gives
-    "train" for training, else "validation" or, without that, "test" (the quick start has "train" and "test").
-    With `training` the first answer of each question must be at its offset and becomes `Example.span`.
+    Args:
+        source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
+            else its data files in name order), or `quickstart:<domain>[.<split>]`. A source with named splits gives
+            "train" for training, else "validation" or, without it, "test" (the quick start has "train" and "test").
+        training: the first answer of each question must be at its offset and becomes `Example.span`.
 
-    Raises InputError for a missing or malformed source, a missing field, a blank question or context, a
-    question without an answer, an answer not at its offset (training only), duplicate ids, or no example.
-    What is wrong with single questions is one message for all those of a file.
+    Raises:
+        InputError: a missing or malformed source, a missing field, a blank question or context, a question without an
+            answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the
+            faults of all questions of a file.
     """
     if source.startswith("quickstart:"):
         examples = _read_quickstart(source, training)
@@ -70,22 +62,15 @@ def read_examples(source: str, *, training: bool) -> list[Example]:
         else:
             raise InputError(f"data source {source!r}: no such file or folder; name {SOURCES}")
     if not examples:
-        raise InputError(f"{_shown(source)}: holds no questions; give a data set with at least one")
-    seen: set[str] = set()
+        raise InputError(f"{printable(source)}: holds no questions; give a data set with at least one")
+    ids: set[str] = set()
     for example in examples:
-        if example.id in seen:
-            raise InputError(f"{_shown(source)}: question id {excerpt(example.id)} occurs twice; make every id unique")
-        seen.add(example.id)
+        if example.id in ids:
+            raise InputError(
+                f"{printable(source)}: question id {excerpt(example.id)} occurs twice; make every id unique"
+            )
+        ids.add(example.id)
     return examples
-
-
-def _shown(path: Path | str) -> str:
-    """A path for messages and made-up ids: printable, on one line."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)
-
-
-# Sources
 
 
 def _read_quickstart(source: str, training: bool) -> list[Example]:
@@ -96,14 +81,14 @@ def _read_quickstart(source: str, training: bool) -> list[Example]:
         document = corpus(domain, split or ("train" if training else "test"))
     except KeyError as error:
         raise InputError(
-            f"{_shown(source)}: the quick-start corpus has no such domain or split; name one of {', '.join(DOMAINS)} "
-            f"for evaluation, {SOURCE} for training"
+            f"{printable(source)}: the quick-start corpus has no such domain or split; name one of "
+            f"{', '.join(DOMAINS)} for evaluation, {SOURCE} for training"
         ) from error
     return list(layouts.squad(source, document, training))
 
 
 def _read_folder(folder: Path, training: bool) -> list[Example]:
-    source = _shown(folder)
+    source = printable(str(folder))
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
         splits = saved_splits(folder)
         saved = folder if splits is None else splits[_default_split(source, splits, training)]
@@ -127,7 +112,7 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool) -> list[Exampl
         try:
             loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
         except OSError as error:
-            if error.errno is None or error.filename is None:  # of the network or the hub
+            if error.errno is None or error.filename is None:  # a fault of the network or the hub
                 raise
             raise InputError(f"{source}: cannot write {error.filename} ({error.strerror}): {CACHE_FIX}") from None
     if not isinstance(loaded, Dataset):
@@ -136,19 +121,19 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool) -> list[Exampl
 
 
 def _default_split(source: str, splits: Any, training: bool) -> str:
-    """The name of the split that `read_examples` promises."""
+    """The split that `read_examples` uses by default."""
     wanted = ("train",) if training else ("validation", "test")
     split = next((split for split in wanted if split in splits), None)
     if split is None:
         raise InputError(
-            f"{source}: has no split {' or '.join(wanted)}, only {', '.join(map(_shown, splits))}; name one (@split "
-            "behind a hub id, or the split's own folder)"
+            f"{source}: has no split {' or '.join(wanted)}, only {', '.join(map(printable, splits))}; name one (@split "
+            "after a hub id, or the split's own folder)"
         )
     return split
 
 
 def _read_file(path: Path, training: bool) -> Iterator[Example]:
-    source = _shown(path)
+    source = printable(str(path))
     with parsing(f"{source}: cannot be read", "name a file that fits into memory"):
         content = read_bytes(path, source)
     if content[:2] == b"\x1f\x8b":
@@ -159,10 +144,10 @@ def _read_file(path: Path, training: bool) -> Iterator[Example]:
 
 
 def _unzipped(source: str, packed: bytes) -> bytes:
-    most = max(LARGE, RATIO * len(packed))
+    most = most_unpacked(len(packed))
     with parsing(f"{source}: damaged gzip file", "fetch it again"), gzip.open(io.BytesIO(packed)) as stream:
         content = stream.read(most + 1)
-    if unpacks_to_too_much(len(packed), len(content)):
+    if len(content) > most:
         raise InputError(
             f"{source}: its {len(packed)} bytes unpack to more than {most}; unpack it yourself if that is right"
         )
@@ -181,20 +166,22 @@ def _read_text(source: str, content: bytes, training: bool) -> Iterator[Example]
     if first is None:
         raise InputError(f"{source}: is empty; give a data set with at least one question")
     _, value = first
-    if isinstance(value, dict) and ("header" in value or "qas" in value):
-        return layouts.mrqa(source, values if "header" in value else itertools.chain([first], values), training)
-    if isinstance(value, dict) and "data" in value:
+    if not isinstance(value, dict):
+        return layouts.rows(source, ((f"row {i}", row) for i, row in enumerate(value)), training)
+    if "header" in value:
+        return layouts.mrqa(source, values, training)
+    if "data" in value and "qas" not in value:
         if (extra := next(values, None)) is not None:
             raise InputError(f"{source}: line {extra[0]}: text after the end of the SQuAD document; remove it")
         return layouts.squad(source, value, training)
-    if isinstance(value, dict):
-        labelled: Rows = ((f"line {n}", row) for n, row in itertools.chain([first], values))
-        return layouts.rows(source, labelled, training)
-    return layouts.rows(source, ((f"row {i}", row) for i, row in enumerate(value)), training)
+    lines = itertools.chain([first], values)
+    if "qas" in value:
+        return layouts.mrqa(source, lines, training)
+    return layouts.rows(source, ((f"line {number}", row) for number, row in lines), training)
 
 
 def _json_values(source: str, text: str) -> Iterator[tuple[int, Any]]:
-    """The JSON value of every line, or else the one of the whole text, each with the line it begins on."""
+    """The JSON value of every line, or else of the whole text, each with the line it begins on."""
     lines = _lines(text)
     begin, number, line = next(lines, (0, 0, ""))
     if not line:

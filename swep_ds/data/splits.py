@@ -1,4 +1,4 @@
-"""Which examples a run trains on and tests on: seeded subsets, held-out articles, halves for choosing and reporting."""
+"""Splits of the examples: seeded subsets, held-out articles, halves to select a checkpoint by and to report."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ SAMPLE = "-ssmba"
 def subset(examples: list[Example], fraction: float, limit: int | None, seed: int) -> list[Example]:
     """A seeded choice of `fraction` of the examples, at most `limit`, in their order.
 
-    Nested: for one seed, the 10 % are among the 30 %.
+    Choices of one seed are nested: the 10 % are among the 30 %.
     """
     size = max(1, round(len(examples) * fraction))
     chosen = np.random.default_rng([seed, len(examples)]).permutation(len(examples))[: min(size, limit or size)]
@@ -26,39 +26,37 @@ def sample_id(original: str, number: int) -> str:
 
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
-    """The augmented samples of these questions and of no others, so that nothing from outside a subset comes in.
+    """The augmented samples of these questions only, so that a subset gets no sample of other questions.
 
     Raises:
         InputError: there is none.
     """
     ids = {example.id for example in originals}
-    found = [sample for sample in augmented if sample.id.rpartition(SAMPLE)[0] in ids]
-    if not found:
+    samples = [sample for sample in augmented if sample.id.rpartition(SAMPLE)[0] in ids]
+    if not samples:
         raise InputError(
             f"data.augmented: none of its {len(augmented)} questions is a sample of a training question "
             f"({augmented[0].id!r} is not): make it from data.train with scripts/augment.py"
         )
-    return found
+    return samples
 
 
 def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
-    """(kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
+    """Splits into (kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
 
-    By article and never by question: paragraphs of one article share their answers. The choice is the same for
-    every seed of a run, so that scores over seeds are of one test set.
+    The split is by article, as paragraphs of one article share their answers. The choice does not depend on the seed
+    of a run, so scores over seeds share one test set.
 
     Raises:
-        InputError: fewer than two articles.
+        InputError: the examples have fewer than two articles.
     """
-    articles = sorted({example.article for example in examples})
+    counts = Counter(example.article for example in examples)
+    articles = sorted(counts)
     if len(articles) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
-    counts = dict.fromkeys(articles, 0)
-    for example in examples:
-        counts[example.article] += 1
     held: set[str] = set()
     for index in np.random.default_rng(0).permutation(len(articles))[:-1]:
-        if sum(counts[a] for a in held) >= fraction * len(examples):
+        if sum(counts[article] for article in held) >= fraction * len(examples):
             break
         held.add(articles[index])
     kept = [example for example in examples if example.article not in held]
@@ -66,10 +64,10 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
 
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """(to choose a checkpoint by, to report): about as many questions each, in their order.
+    """Splits into (to select a checkpoint by, to report): about as many questions each, in their order.
 
-    By article, or by context where all are of one article: what shares its answers stays on one side. Articles come
-    in random order, each to the half that has fewer questions by then. The same for every seed of a run.
+    The split is by article, or by context if there is one article, as their questions share answers. Articles come in
+    random order, each to the half that has fewer questions so far. The split does not depend on the seed of a run.
 
     Raises:
         InputError: all questions are about one context.

@@ -1,10 +1,11 @@
 """Rows of Arrow and Parquet files, of data sets saved by `datasets`, and of tables in memory.
 
-A damaged file ends the process where its offsets are followed unchecked. So every batch of rows is validated in full
-before anything looks at it, and what pyarrow does with a file happens within `parsing`.
+Unchecked offsets of a damaged file can crash the process. So every batch of rows is validated in full before it is
+read, and pyarrow handles a file only inside `parsing`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,28 @@ from swep_ds.errors import InputError, parsing
 from swep_ds.files import read_bytes, read_json
 
 COLUMNS = ("id", "title", "question", "context", "answers")
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
-ROWS_AT_A_TIME = 32  # as Python objects: many rows may repeat one long context
-LARGE, RATIO = 2**28, 100  # a small file that unpacks to more bytes than LARGE, RATIO times its own, is refused
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
+LARGE, RATIO = 2**28, 100  # `most_unpacked`
 
 Rows = Iterator[tuple[str, dict[str, Any]]]  # each with its place, "row 7"
 
 
 def is_table(content: bytes) -> bool:
-    """Whether a file's bytes begin like Parquet, an Arrow file or an Arrow stream."""
+    """Whether the bytes begin like Parquet, an Arrow file or an Arrow stream."""
     return content[:4] in (b"PAR1", b"\xff\xff\xff\xff") or content[:6] == b"ARROW1"
 
 
-def unpacks_to_too_much(packed: int, unpacked: int) -> bool:
-    """Whether so few bytes claim to be so many: no data of this kind, but an accident or made to fill the memory."""
-    return unpacked > max(LARGE, RATIO * packed)
+def most_unpacked(packed: int) -> int:
+    """The most bytes that a file of `packed` bytes may unpack to; more is an accident or an attack on the memory."""
+    return max(LARGE, RATIO * packed)
 
 
 def table_rows(source: str, contents: Iterable[bytes]) -> Rows:
-    """The rows of some files' bytes, one after the other.
+    """The rows of the files with these bytes, one after the other.
 
     Raises:
-        InputError: a damaged file, a column given twice, or more rows than the file can hold.
+        InputError: a file is damaged, has a column twice, or claims more rows than it can hold.
     """
     return _rows(source, (batch for content in contents for batch in _batches(source, content)))
 
@@ -52,22 +53,24 @@ def memory_rows(source: str, table: pa.Table) -> Rows:
 
 def _rows(source: str, batches: Iterator[pa.RecordBatch]) -> Rows:
     number = 0
-    fault = f"{source}: damaged data file", "fetch it or save it again"
     for batch in batches:
-        with parsing(*fault):
+        with _reading(source):
             batch.validate(full=True)
         for at in range(0, batch.num_rows, ROWS_AT_A_TIME):
-            with parsing(*fault):
-                some = batch.slice(at, ROWS_AT_A_TIME).to_pylist()
-            for row in some:
+            with _reading(source):
+                rows = batch.slice(at, ROWS_AT_A_TIME).to_pylist()
+            for row in rows:
                 yield f"row {number}", row
                 number += 1
 
 
+def _reading(source: str) -> AbstractContextManager[None]:
+    return parsing(f"{source}: damaged data file", "fetch it or save it again")
+
+
 def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
-    """Record batches with the columns that are read, not validated."""
-    fault = f"{source}: damaged data file", "fetch it or save it again"
-    with parsing(*fault):
+    """Record batches of `COLUMNS`, not validated."""
+    with _reading(source):
         if content[:4] == b"PAR1":
             batches = _parquet(source, content)
         elif content[:6] == b"ARROW1":
@@ -76,12 +79,12 @@ def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
         else:
             batches = _stream(content)
     while True:
-        with parsing(*fault):
+        with _reading(source):
             batch = next(batches, None)
             if batch is None:
                 return
             batch = batch.select(_columns(source, batch.schema.names))
-        # of columns without bytes of their own (null) a few bytes can claim any number of rows
+        # a null column has no bytes, so a small file can claim any number of rows
         if batch.num_rows > len(content):
             raise InputError(f"{source}: claims {batch.num_rows} rows in {len(content)} bytes; save it again")
         yield batch
@@ -90,8 +93,8 @@ def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
 def _stream(content: bytes) -> Iterator[pa.RecordBatch]:
     file = pa.BufferReader(content)
     yield from pa.ipc.open_stream(file)
-    # a reader takes the end of a file for the end of the stream: the rest of one that was cut off would be missed
-    if content[file.tell() - len(END) : file.tell()] != END:
+    # pyarrow takes the end of the file for the end of the stream, so a file that was cut off would lose its rest
+    if content[file.tell() - len(END_OF_STREAM) : file.tell()] != END_OF_STREAM:
         raise ValueError("it is cut off")
 
 
@@ -99,7 +102,7 @@ def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
     file = pq.ParquetFile(pa.BufferReader(content))
     facts = file.metadata
     unpacked = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
-    if facts.num_rows > len(content) or unpacks_to_too_much(len(content), unpacked):
+    if facts.num_rows > len(content) or unpacked > most_unpacked(len(content)):
         raise InputError(
             f"{source}: claims {facts.num_rows} rows of {unpacked} bytes in a file of {len(content)} bytes; save it "
             "without compression if that is right"
@@ -108,18 +111,19 @@ def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def _columns(source: str, names: Sequence[str]) -> list[str]:
-    """Those of COLUMNS that are there."""
+    """The names that are in COLUMNS.
+
+    Raises:
+        InputError: one of them occurs twice.
+    """
     for name in COLUMNS:
         if names.count(name) > 1:
             raise InputError(f"{source}: has the column {name!r} {names.count(name)} times; keep one")
     return [name for name in COLUMNS if name in names]
 
 
-# Saved data sets
-
-
 def saved_splits(folder: Path) -> dict[str, Path] | None:
-    """Folders of the splits that `DatasetDict.save_to_disk` wrote; None where `Dataset.save_to_disk` wrote.
+    """The folder of each split that `DatasetDict.save_to_disk` wrote; None if `Dataset.save_to_disk` wrote the folder.
 
     Raises:
         InputError: its dataset_dict.json is damaged.
@@ -138,13 +142,13 @@ def saved_contents(folder: Path) -> Iterator[bytes]:
     """The bytes of the Arrow files that `Dataset.save_to_disk` wrote into a folder, in order.
 
     Raises:
-        InputError: its state.json is damaged, names a file outside the folder or leaves one out, or a file cannot be
-            read.
+        InputError: its state.json is damaged, names a file outside the folder or omits one, or a file cannot be read.
     """
     file = folder / "state.json"
     state = read_json(file)
     entries = state.get("_data_files") if isinstance(state, dict) else None
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in _list(entries)]
+    entries = entries if isinstance(entries, list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     if not names or not all(map(_is_name, names)) or len(set(names)) < len(names):
         raise InputError(
             f"{file}: damaged: its field '_data_files' is no list of different names of files; save the data set again"
@@ -156,10 +160,6 @@ def saved_contents(folder: Path) -> Iterator[bytes]:
         yield read_bytes(folder / name)
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _is_name(value: Any) -> bool:
-    """Of a file in the same folder."""
+    """Whether this names a file in the same folder."""
     return isinstance(value, str) and value not in ("", ".", "..") and "\0" not in value and "/" not in value

@@ -1,4 +1,4 @@
-"""Tokens of questions and contexts, a bounded number of characters at a time, with the characters they stand for."""
+"""Tokens of questions and contexts with their characters, tokenised a bounded number of characters at a time."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,26 +12,28 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 EXAMPLES_AT_A_TIME = 1024
-CHARACTERS_AT_A_TIME = 2**20  # to tokenise: the tokenizer takes some 200 bytes for each
-AROUND_CUT, CUTS_TRIED = 1000, 16  # characters on both sides of a cut in a long text; positions tried
+CHARACTERS_AT_A_TIME = 2**20  # the tokenizer takes some 200 bytes for each
+AROUND_CUT, CUTS_TRIED = 1000, 16  # characters compared on each side of a cut in a long text; positions tried
 
 T = TypeVar("T")
 
 
-class ContextTokens(NamedTuple):
+class TextTokens(NamedTuple):
+    """The tokens of a text, without special ones."""
+
     ids: np.ndarray  # int32
     starts: np.ndarray  # int32, first character of every token
-    ends: np.ndarray  # int32, behind its last character
+    ends: np.ndarray  # int32, the character after its last one
 
     @classmethod
-    def of(cls, encoding: Encoding, begin: int) -> "ContextTokens":
-        """`begin`: where the encoded text begins in the context; below 0 if something was put in front."""
+    def of(cls, encoding: Encoding, begin: int) -> "TextTokens":
+        """`begin`: the encoded text's first character in the whole text; below 0 if a gap was put in front."""
         count = len(encoding)
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2) + begin
         return cls(np.fromiter(encoding.ids, np.int32, count), offsets[:, 0].copy(), offsets[:, 1].copy())
 
     @classmethod
-    def of_long(cls, backend: Tokenizer, text: str, begin: int) -> "ContextTokens":
+    def of_long(cls, backend: Tokenizer, text: str, begin: int) -> "TextTokens":
         """Tokens of a long text, encoded piece by piece."""
         parts = [
             cls.of(backend.encode(piece, add_special_tokens=False), begin + at) for at, piece in _pieces(backend, text)
@@ -41,41 +43,43 @@ class ContextTokens(NamedTuple):
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
         """First and last token that overlap the characters [start, end); first > last if none does.
 
-        Overlap, not equality: a token may reach over the answer's edges or begin with the space before it.
+        Overlap, not equality: a token may extend beyond the answer or begin with the space before it.
         """
-        behind, before = self.ends > span[0], self.starts < span[1]
-        first, last = int(behind.argmax()), len(self.ids) - 1 - int(before[::-1].argmax())
-        return (first, last) if behind[first] and before[last] else (len(self.ids), -1)
+        if len(self.ids) == 0:
+            return 0, -1
+        ends_after, starts_before = self.ends > span[0], self.starts < span[1]
+        first, last = int(ends_after.argmax()), len(self.ids) - 1 - int(starts_before[::-1].argmax())
+        return (first, last) if ends_after[first] and starts_before[last] else (len(self.ids), -1)
 
 
 def tokenise(examples: Sequence[Example], backend: Tokenizer, gap: str, max_query_length: int) -> Iterator[tuple]:
-    """Some examples at a time: the first one's index, they, the contexts not met before and the questions.
+    """Yields groups of examples: the index of the first, the group, its new contexts and its questions.
 
-    Contexts are a dict from text to `ContextTokens`; a question is its ids, int32, and whether these were cut.
+    Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut.
     """
     seen: set[str] = set()
-    for at, some in _groups(examples):
-        new = {example.context: example for example in some if example.context not in seen}
+    for at, group in _groups(examples):
+        new = {example.context: example for example in group if example.context not in seen}
         seen |= new.keys()
         short = [context for context in new if len(context) <= CHARACTERS_AT_A_TIME]
         encodings = backend.encode_batch([gap + context for context in short], add_special_tokens=False)
-        # arrays at once: an encoding takes far more memory
-        contexts = {context: ContextTokens.of(encodings.pop(0), -len(gap)) for context in short}
+        # converted to arrays at once: an encoding takes far more memory
+        contexts = {context: TextTokens.of(encodings.pop(0), -len(gap)) for context in short}
         for context in new.keys() - contexts.keys():
-            contexts[context] = ContextTokens.of_long(backend, gap + context, -len(gap))
+            contexts[context] = TextTokens.of_long(backend, gap + context, -len(gap))
         for context, example in new.items():
             require_tokens(len(contexts[context].ids), example)
-        asked = backend.encode_batch_fast([gap + example.question for example in some], add_special_tokens=False)
+        asked = backend.encode_batch_fast([gap + example.question for example in group], add_special_tokens=False)
         questions = [(np.array(q.ids[:max_query_length], np.int32), len(q) > max_query_length) for q in asked]
-        yield at, some, contexts, questions
+        yield at, group, contexts, questions
 
 
 def _groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
-    """Examples in a row that are tokenised together, after the first one's index."""
+    """Consecutive examples to tokenise together, with the index of the first."""
     at, characters, before = 0, 0, None
     for number, example in enumerate(examples):
         size = len(example.question) + (0 if example.context is before else len(example.context))
-        # a short question about the same context as the one before is never too much
+        # a short question about the same context as the one before always fits
         full = characters + size > CHARACTERS_AT_A_TIME and size > CHARACTERS_AT_A_TIME // EXAMPLES_AT_A_TIME
         if number > at and (full or number - at == EXAMPLES_AT_A_TIME):
             yield at, examples[at:number]
@@ -86,10 +90,10 @@ def _groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example
 
 
 def _pieces(backend: Tokenizer, text: str) -> Iterator[tuple[int, str]]:
-    """Parts of a text whose tokens, one after the other, are those of the text; each with its first character.
+    """Splits a text into pieces whose tokens together are the tokens of the text; each with its first character.
 
-    Where a cut changes no token of the characters around it, it changes none: tokenizers look at words, and Viterbi's
-    best path forgets what is far away. Where no cut of those tried is such a place, the rest is one piece.
+    A cut that changes no token around it changes no token at all: tokenizers look at words, and Viterbi's best path
+    forgets what is far away. If every position tried changes a token, the rest is one piece.
     """
     begin = 0
     while len(text) - begin > CHARACTERS_AT_A_TIME:
@@ -107,13 +111,13 @@ def _pieces(backend: Tokenizer, text: str) -> Iterator[tuple[int, str]]:
 def _is_seam(backend: Tokenizer, text: str, cut: int) -> bool:
     left, right = text[max(cut - AROUND_CUT, 0) : cut], text[cut : cut + AROUND_CUT]
     encodings = backend.encode_batch([left + right, left, right], add_special_tokens=False)
-    whole, before, behind = (ContextTokens.of(e, 0) for e in encodings)
-    behind = behind._replace(starts=behind.starts + len(left), ends=behind.ends + len(left))
-    return all(map(np.array_equal, whole, map(np.concatenate, zip(before, behind, strict=True))))
+    begins = (0, 0, len(left))
+    whole, before, after = (TextTokens.of(e, begin) for e, begin in zip(encodings, begins, strict=True))
+    return all(map(np.array_equal, whole, map(np.concatenate, zip(before, after, strict=True))))
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in another thread while the one before it is looked at."""
+    """The same items, each made in another thread while the caller uses the one before."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, end)
@@ -123,6 +127,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def require_tokens(count: int, example: Example) -> None:
+    """Raises InputError if the context of the example has no token."""
     if count == 0:
         raise InputError(
             f"question {example.id!r}: the tokenizer finds no token in its context {example.context[:40]!r}; "

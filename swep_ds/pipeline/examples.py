@@ -1,4 +1,4 @@
-"""The questions that a recipe trains on and tests on."""
+"""Recipe -> examples: the questions that a run trains on and tests on."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 
 
 def tested_on(recipe: Recipe) -> list[str]:
-    """Names of the data sets that a run is tested on, the source domain first."""
+    """Names of the data sets that a run tests on, the source domain first."""
     return [HOLDOUT] * bool(recipe.data.holdout_fraction) + list(recipe.data.eval)
 
 
@@ -26,31 +26,31 @@ def load_examples(
 
 
 def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dict[str, list[Example]]:
-    """The questions that a run's results are of, by data set: of `eval.select_on` the half that did not choose.
+    """The questions behind a run's results, by data set; of `eval.select_on` the half that did not select.
 
     Args:
-        names: of the data sets to read; None = all. The sources of the others are not touched.
+        names: the data sets to read; None = all. The sources of the others are not read.
 
     Raises:
-        InputError: a source cannot be read, or the recipe tests on no data set of such a name.
+        InputError: a source cannot be read, or the recipe has no test set of such a name.
     """
     data: DataSection = recipe.data
-    there = tested_on(recipe)
-    wanted = there if names is None else list(names)
+    known = tested_on(recipe)
+    wanted = known if names is None else list(names)
     for name in wanted:
-        if name not in there:
-            raise InputError(f"the recipe has no test set {name} (there: {', '.join(there) or 'none'}): name another")
+        if name not in known:
+            raise InputError(f"the recipe has no test set {name} (there: {', '.join(known) or 'none'}): name another")
     _, tests = _tests(data, _read("data.train", data.train, training=True) if HOLDOUT in wanted else [], wanted)
-    chosen_on = recipe.eval.select_on
-    if chosen_on in tests:
-        _, tests[chosen_on] = halves(tests[chosen_on])
+    select_on = recipe.eval.select_on
+    if select_on in tests:
+        _, tests[select_on] = halves(tests[select_on])
     return tests
 
 
 def _tests(
     data: DataSection, training: list[Example], names: Sequence[str]
 ) -> tuple[list[Example], dict[str, list[Example]]]:
-    """What is left to train on, and the test examples of these data sets, held-out articles first."""
+    """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)

@@ -1,54 +1,51 @@
 """SSMBA as data: more training questions from a masked language model (Ng, Cho, Ghassemi, EMNLP 2020).
 
-Every question gives a number of samples: question and context with a share of their tokens corrupted and rebuilt
-(`swep_ds/ssmba/reconstruct.py`), the answer as it was, at its new offset. The result is a SQuAD v1.1 file.
+Every question gives a number of samples: question and context with a share of their tokens corrupted and reconstructed
+(`swep_ds/ssmba/reconstruct.py`), and the same answer at its new offset. The result is a SQuAD v1.1 file.
 
 Notable:
-- The unit of work is a chunk of consecutive questions, whose windows are batched among themselves: what a chunk holds
-  does not depend on ranks, on other chunks or on a restart, not even through the rounding of a padded batch.
-- Finished chunks lie in a folder beside the output until all are there, each written at once or not at all.
+- The unit of work is a chunk of consecutive questions, whose windows are batched among themselves. So a chunk does not
+  depend on ranks, other chunks or a restart, not even through the rounding of a padded batch.
+- Finished chunks stay in a folder beside the output until all are finished; each is written atomically.
 """
 
 import fcntl
 import hashlib
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from swep_ds.console import Console
+from swep_ds.data.cache import checksum
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError, parsing
-from swep_ds.files import open_input, open_lock, read_json, user_path, write_atomically
+from swep_ds.files import open_lock, read_json, user_path, write_atomically
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
-from swep_ds.ssmba.reconstruct import Rebuilder, Settings
+from swep_ds.ssmba.reconstruct import Reconstructor, Settings
 
 QUESTIONS_IN_A_CHUNK = 32
-LINES = 20  # of progress, where there is no terminal
+PROGRESS_LINES = 20
 
 
 def augment(source: str, model_name: str, output: Path, settings: Settings, max_examples: int | None) -> None:
-    """Writes samples of the questions of `source`, or of its first `max_examples`, to `output`. All ranks together.
+    """Writes samples of the questions of `source`, or of its first `max_examples`, to `output`. Collective.
 
-    Started again with the same arguments after a stop, on any number of ranks, it resumes with the missing chunks.
+    Started again with the same arguments, on any number of ranks, it resumes with the missing chunks.
 
     Args:
-        source: as `read_examples` takes it for training.
+        source: training data, as `read_examples` takes it.
         model_name: hub id or local folder of a masked language model.
-        output: on a file system that all ranks share.
+        output: a new file, on a file system that all ranks share.
 
     Raises:
-        InputError: on all ranks: bad data, model or settings, `output` is there already, or chunks of other settings.
+        InputError: on all ranks: bad data, model or settings, `output` exists, or its chunks have other settings.
     """
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
     ranks.on_all_ranks(lambda: _check(settings, max_examples))
@@ -56,33 +53,35 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
 
     def take() -> tuple[dict[str, Any], list[int]]:
-        model = {"model": model_name, "weights": _weights(model_name)}
-        setup = {**model, **asdict(settings), "data": source, "questions": _digest(examples)}
+        setup = {"model": model_name, "weights": _weights(model_name)}
+        setup |= {**asdict(settings), "data": source, "questions": _digest(examples)}
         return setup, chunks.take(setup)
 
     setup, missing = ranks.gather(ranks.on_all_ranks(lambda: take() if ranks.is_main() else None))[0]
-    rebuild = ranks.on_all_ranks(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
+    reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
     write_on_rank0(lambda: chunks.begin(setup), output)
-    if len(missing) < chunks.count:
-        say(f"resuming: {chunks.count - len(missing)} of {chunks.count} chunks are done")
-    with _progress(chunks.count, chunks.count - len(missing)) as advance:
-        for at in range(0, len(missing), ranks.world_size()):
-            together = missing[at : at + ranks.world_size()]
-            write = None
-            if ranks.rank() < len(together):
-                chunk = together[ranks.rank()]
-                begin = chunk * QUESTIONS_IN_A_CHUNK
-                write = partial(chunks.write, chunk, *rebuild(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
-            write_on_all_ranks(write, output)  # in step: no rank ever waits for another longer than a chunk takes
-            advance(len(together))
+    done = chunks.count - len(missing)
+    if done:
+        say(f"resuming: {done} of {chunks.count} chunks are done")
+    for at in range(0, len(missing), ranks.world_size()):
+        group = missing[at : at + ranks.world_size()]
+        write = None
+        if ranks.rank() < len(group):
+            chunk = group[ranks.rank()]
+            begin = chunk * QUESTIONS_IN_A_CHUNK
+            write = partial(chunks.write, chunk, *reconstruct(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
+        write_on_all_ranks(write, output)  # in step: no rank waits for another longer than one chunk takes
+        before, done = done, done + len(group)
+        if done * PROGRESS_LINES // chunks.count > before * PROGRESS_LINES // chunks.count:
+            say(f"{done:>6}/{chunks.count} chunks")
     counts = write_on_rank0(lambda: chunks.merge(setup), output)
     if counts is not None:
         say(_summary(counts, len(examples)), f"written to {output}", sep="\n")
 
 
 def _check(settings: Settings, max_examples: int | None) -> None:
-    numbers = {"samples": settings.samples, "batch_size": settings.batch_size, "max_examples": max_examples}
-    for name, value in numbers.items():
+    counts = {"samples": settings.samples, "batch_size": settings.batch_size, "max_examples": max_examples}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: must be at least 1")
     if not 0 < settings.share <= 1:
@@ -104,15 +103,10 @@ def _digest(examples: Sequence[Example]) -> str:
 
 
 def _weights(model_name: str) -> str | None:
-    """A checksum of a local folder's weights; None for a hub id, whose name stands for them."""
-    digest = None
-    for file in sorted(Path(resolve_model(model_name)).glob("*")):
-        if file.suffix in (".safetensors", ".bin"):
-            digest = digest or hashlib.sha256()
-            with open_input(file) as stream:
-                while block := stream.read(2**20):
-                    digest.update(block)
-    return digest.hexdigest()[:32] if digest else None
+    """A checksum of a local folder's weights; None for a hub id, whose name identifies them."""
+    files = sorted(Path(resolve_model(model_name)).glob("*"))
+    weights = [file for file in files if file.suffix in (".safetensors", ".bin")]
+    return checksum(*weights)[:32] if weights else None
 
 
 def _summary(counts: Counter, questions: int) -> str:
@@ -126,7 +120,7 @@ def _summary(counts: Counter, questions: int) -> str:
 
 
 class Chunks:
-    """Finished parts of an output, in the folder `<output>.chunks` until all are there."""
+    """The finished parts of an output, in the folder `<output>.chunks` until all are finished."""
 
     def __init__(self, output: Path, count: int):
         self.output, self.count = output, count
@@ -134,7 +128,7 @@ class Chunks:
         self.settings = self.folder / "settings.json"
 
     def take(self, setup: dict[str, Any]) -> list[int]:
-        """Locks the folder for this process; returns the chunks that are missing. `begin` comes before the first.
+        """Locks the folder for this process and returns the missing chunks. `begin` must precede the first `write`.
 
         Raises:
             InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
@@ -164,14 +158,14 @@ class Chunks:
         return [number for number in range(self.count) if not self._part(number).exists()]
 
     def begin(self, setup: dict[str, Any]) -> None:
-        """From here on the folder holds parts of this setup."""
+        """Records that the folder holds parts of this setup."""
         write_atomically(self.settings, json.dumps(setup))
 
     def write(self, number: int, articles: list[dict[str, Any]], counts: Counter) -> None:
         write_atomically(self._part(number), json.dumps({"articles": articles, "counts": counts}, ensure_ascii=False))
 
     def merge(self, setup: dict[str, Any]) -> Counter:
-        """Puts the output in place, of all chunks, and removes the folder; returns the sums of the counts."""
+        """Joins all chunks to the output and removes the folder; returns the sums of the counts."""
         total: Counter = Counter()
 
         def document() -> Iterator[str]:
@@ -189,35 +183,9 @@ class Chunks:
 
         write_atomically(self.output, document())
         for file in sorted(self.folder.iterdir(), key=lambda file: file == self.settings):
-            file.unlink()  # the settings last: they tell what the others are
+            file.unlink()  # the settings last: they identify the others
         self.folder.rmdir()
         return total
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
-
-
-@contextmanager
-def _progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar on rank 0's terminal; without a terminal a plain line now and then.
-
-    Yields a function that takes how many more chunks are done.
-    """
-    console = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True)
-    if console.is_terminal:
-        columns = (TextColumn("[bold]chunks"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=console) as bar:
-            task = bar.add_task("", total=total, completed=done)
-            yield lambda count: bar.advance(task, count)
-        return
-    before, start = done, time.perf_counter()
-
-    def advance(count: int) -> None:
-        nonlocal done
-        lines = done * LINES // total
-        done += count
-        if done * LINES // total > lines:
-            eta = (time.perf_counter() - start) / (done - before) * (total - done)
-            console.print(f"{done:>6}/{total} chunks  eta {eta:.0f} s")
-
-    yield advance

@@ -1,18 +1,17 @@
-"""SSMBA's corruption of a text, and the way of rebuilt tokens back into it.
+"""SSMBA's corruption of a text, and how predicted tokens return to the text.
 
 After Ng, Cho, Ghassemi: "SSMBA: Self-Supervised Manifold Based Data Augmentation for Improving Out-of-Domain
 Robustness", EMNLP 2020: a share of the tokens is selected; of these 80 % are masked, 10 % replaced by a random token
-and 10 % left as they are; a masked language model then predicts every one of them, as BERT learned to. (The published
-code leaves the last 10 % out of the prediction.)
+and 10 % left unchanged; a masked language model then predicts all of them, as BERT learned to. (The published code
+leaves the last 10 % out of the prediction.)
 
 Notable:
-- Predictions are spliced into the ORIGINAL text by character offsets, so that whatever was not corrupted, or came back
-  as it was, keeps every byte: case, accents, white space. Decoding all tokens instead would lose them.
-- How a token reads in a text, and whether a space stands before it, is what the tokenizer's own decoder writes behind
-  another token: `##` of WordPiece, the leading space of byte-level BPE and of SentencePiece need no case of their own.
+- Predictions are spliced into the ORIGINAL text by character offsets, so all text that was not corrupted, or came back
+  unchanged, keeps every byte: case, accents, white space. Decoding all tokens would lose them.
+- The tokenizer's own decoder, run on a token after another one, shows how the token reads and whether it takes a space
+  before it. So WordPiece's `##` and the leading space of byte-level BPE and SentencePiece are no special cases.
 """
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-MASKED, RANDOM = 0.8, 0.1  # shares of the selected tokens; the rest stays as it is (Devlin et al., NAACL 2019)
-_NEVER_TRAINED = re.compile(r"\[unused\d+\]")  # the empty places in BERT's vocabularies
+MASKED, RANDOM = 0.8, 0.1  # shares of the selected tokens; the rest is unchanged (Devlin et al., NAACL 2019)
+_NEVER_TRAINED = re.compile(r"\[unused\d+\]")  # spare entries of BERT's vocabularies
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class Vocabulary:
     """How every token id reads in a text. V ids.
 
     texts: V strings, without white space around them.
-    spaced: [V] bool, whether the tokenizer's decoder puts a space before it.
-    candidates: int64 ids that may be written into a text: neither special nor added nor never trained, and not a
-        part of a character, which reads as nothing.
-    closed: int64 ids of special tokens that a text may spell out ("[SEP]"), the unknown token not among them.
+    spaced: [V] bool, whether the tokenizer's decoder puts a space before the token.
+    candidates: int64 ids that may be written into a text: no special, added or never trained token, and no part of a
+        character, which reads as nothing.
+    closed: int64 ids of special tokens that a text may spell out ("[SEP]"), without the unknown token.
     """
 
     texts: list[str]
@@ -45,13 +44,12 @@ class Vocabulary:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> "Vocabulary":
         backend, mask = tokenizer.backend_tokenizer, tokenizer.mask_token_id
-        before = backend.decode([mask], skip_special_tokens=False)
-        size = max(tokenizer.get_vocab().values()) + 1
-        pairs = backend.decode_batch([[mask, token] for token in range(size)], skip_special_tokens=False)
-        behind = [pair.removeprefix(before) for pair in pairs]
-        texts = [text.strip() for text in behind]
+        before, vocabulary = backend.decode([mask], skip_special_tokens=False), tokenizer.get_vocab()
+        pairs = [[mask, token] for token in range(max(vocabulary.values()) + 1)]
+        decoded = [pair.removeprefix(before) for pair in backend.decode_batch(pairs, skip_special_tokens=False)]
+        texts = [text.strip() for text in decoded]
         barred = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        barred |= {token for text, token in tokenizer.get_vocab().items() if _NEVER_TRAINED.fullmatch(text)}
+        barred |= {token for text, token in vocabulary.items() if _NEVER_TRAINED.fullmatch(text)}
         candidates = [
             token
             for token, text in enumerate(texts)
@@ -59,7 +57,7 @@ class Vocabulary:
         ]
         return cls(
             texts=texts,
-            spaced=np.array([text[:1].isspace() for text in behind]),
+            spaced=np.array([text[:1].isspace() for text in decoded]),
             candidates=np.array(candidates, np.int64),
             closed=np.array(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), np.int64),
             mask_id=mask,
@@ -73,7 +71,7 @@ class Text:
     ids: [T] int64.
     starts, ends: [T] int64, a token's characters [start, end) without white space around them.
     eligible: [T] bool, whether a token may be corrupted.
-    kept: characters [start, end) that no change may touch, the answer; None for a question.
+    kept: the answer, characters [start, end) that must not change; None for a question.
     """
 
     text: str
@@ -84,26 +82,18 @@ class Text:
     kept: tuple[int, int] | None
 
 
-def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """The tokenizer without the padding and truncation that its last caller may have left in the shared one."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
-
-
 def tokenise(
     backend: Tokenizer, vocabulary: Vocabulary, texts: Sequence[str], kept: Sequence[tuple[int, int] | None]
 ) -> list[Text]:
     """Tokens without special ones around them, and which of them may be corrupted.
 
-    Not eligible is a token that overlaps the characters `kept`, shows nothing (white space), shares a character with
-    another token (bytes of one character), or is a special token that the text spells out.
+    A token is not eligible if it overlaps the characters `kept`, is white space, shares a character with another token
+    (bytes of one character), or is a special token that the text spells out.
     """
-    made = []
+    tokenised = []
     for text, span, encoding in zip(texts, kept, backend.encode_batch(texts, add_special_tokens=False), strict=True):
         ids = np.array(encoding.ids, np.int64)
-        offsets = np.array([_trimmed(text, *each) for each in encoding.offsets], np.int64).reshape(-1, 2)
+        offsets = np.array([_trimmed(text, *offset) for offset in encoding.offsets], np.int64).reshape(-1, 2)
         starts, ends = offsets.T
         eligible = (starts < ends) & ~np.isin(ids, vocabulary.closed)
         shared = starts[1:] < ends[:-1]
@@ -111,8 +101,8 @@ def tokenise(
         eligible[:-1] &= ~shared
         if span is not None:
             eligible &= (ends <= span[0]) | (starts >= span[1])
-        made.append(Text(text, ids, starts, ends, eligible, span))
-    return made
+        tokenised.append(Text(text, ids, starts, ends, eligible, span))
+    return tokenised
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
@@ -123,11 +113,11 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Corruption:
-    """What a masked language model is to rebuild. T tokens, S of them selected.
+    """What a masked language model is to reconstruct. T tokens, S of them selected.
 
     ids: [T] int64, corrupted.
     selected: [S] int64, ascending positions.
-    uniforms: [S] float64 in [0, 1), which decide what is sampled for each.
+    uniforms: [S] float64 in [0, 1), one for the draw of each selected token.
     """
 
     ids: np.ndarray
@@ -138,7 +128,7 @@ class Corruption:
 def corrupt(
     ids: np.ndarray, eligible: np.ndarray, share: float, vocabulary: Vocabulary, rng: np.random.Generator
 ) -> Corruption:
-    """Selects `share` of the eligible tokens, in expectation exactly, and corrupts them."""
+    """Selects tokens, `share` of the eligible ones in expectation, and corrupts them."""
     count = int(share * eligible.sum() + rng.random())
     selected = np.sort(rng.choice(np.flatnonzero(eligible), count, replace=False))
     fate = rng.random(count)
@@ -149,32 +139,35 @@ def corrupt(
 
 
 def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary: Vocabulary) -> tuple[str, int]:
-    """The text with the ids `predicted` [S] at ascending `positions` [S], and the character where `kept` then begins.
+    """Puts the ids `predicted` [S] at ascending `positions` [S].
 
-    A token that came back as it was stays as it was written. Between tokens nothing changes, except:
-      - a space is added before a piece that begins a word where the one before did not (`##ing` -> `cat`), and where
-        the decoder sees two words that would else be one ("well-known" -> "well and known");
-      - the space before a piece that goes on with a word is dropped where the token before began one (`cat` -> `##s`),
-        but never the one behind the answer.
+    A token that came back unchanged keeps its spelling. The text between tokens does not change, except:
+      - a space is added before a token that begins a word if the replaced token did not (`##ing` -> `cat`), and where
+        the decoder sees two words that would otherwise become one ("well-known" -> "well and known");
+      - the space before a token that continues a word is dropped if the replaced token began one (`cat` -> `##s`),
+        but never the space after the answer.
+
+    Returns:
+        The new text and the character where `kept` begins in it.
     """
     start = text.kept[0] if text.kept else 0
     changed = predicted != text.ids[positions]
-    now = dict(zip(positions[changed].tolist(), predicted[changed].tolist(), strict=True))
+    replacements = dict(zip(positions[changed].tolist(), predicted[changed].tolist(), strict=True))
     parts: list[str] = []
-    done = 0  # characters of the text that are dealt with
-    for position, token in now.items():
+    done = 0  # characters of the text that `parts` replaces
+    for position, token in replacements.items():
         begin, end = int(text.starts[position]), int(text.ends[position])
         piece, spaced = vocabulary.texts[token], vocabulary.spaced[token]
         was_spaced = vocabulary.spaced[text.ids[position]]
         cut = begin
         before = parts[-1][-1] if parts and done == begin else text.text[max(begin - 1, 0) : begin]
         if before.isspace():
-            behind_answer = text.kept and text.kept[0] < begin <= text.kept[1] + 1
-            cut -= bool(was_spaced and not spaced and not behind_answer)
+            after_answer = text.kept and text.kept[0] < begin <= text.kept[1] + 1
+            cut -= bool(was_spaced and not spaced and not after_answer)
         elif before and spaced and (not was_spaced or _one_word(before, piece)):
             piece = " " + piece
         following = position + 1
-        if following < len(text.ids) and following not in now and vocabulary.spaced[text.ids[following]]:
+        if following < len(text.ids) and following not in replacements and vocabulary.spaced[text.ids[following]]:
             piece += " " * _one_word(piece, text.text[end : end + 1])
         parts += [text.text[done:cut], piece]
         done = end

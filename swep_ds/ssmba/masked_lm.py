@@ -1,4 +1,4 @@
-"""Masked language models: any `AutoModelForMaskedLM` with a fast tokenizer, to sample tokens from."""
+"""Masked language models to sample tokens from: any `AutoModelForMaskedLM` with a fast tokenizer."""
 
 import numpy as np
 import torch
@@ -10,15 +10,16 @@ from swep_ds.models.configs import load_config
 from swep_ds.models.hub import fit_tokenizer, load_tokenizer, resolve_model
 from swep_ds.models.loading import load_weights, make_hollow
 
-PLACES_AT_A_TIME = 256  # of which float64 probabilities over the vocabulary are in memory
+PLACES_AT_A_TIME = 256  # with their float64 probabilities over the vocabulary in memory
+FIX = "name a masked language model, such as bert-base-uncased, or the local folder of one"
 
 
 def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A hub id or a local folder in float32 and evaluation mode, and its tokenizer.
+    """The model of a hub id or a local folder, in float32 and evaluation mode, and its tokenizer.
 
     Raises:
-        InputError: cannot be loaded, no mask token, no trained head (an encoder alone, a model of another task), or
-            a tokenizer of another model.
+        InputError: it cannot be loaded, has no mask token or no trained head (an encoder alone, a model of another
+            task), or the tokenizer belongs to another model.
     """
     tokenizer = load_tokenizer(name, "--model")
     if tokenizer.mask_token_id is None:
@@ -35,9 +36,6 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
     return model.eval().to(device), tokenizer
 
 
-FIX = "name a masked language model, such as bert-base-uncased, or the local folder of one"
-
-
 @torch.no_grad()
 def draw(
     model: PreTrainedModel,
@@ -50,9 +48,9 @@ def draw(
     """Tokens drawn from the softmax over `candidates` at S places, by inversion of its distribution in float64.
 
     Args:
-        inputs: of the model, [N, T].
+        inputs: the model's inputs [N, T].
         rows, positions: [S] int64, the places in `inputs`.
-        uniforms: [S] float64 in [0, 1): what is drawn depends on these and on the logits alone.
+        uniforms: [S] float64 in [0, 1); with the logits they determine the draws.
         candidates: [V] int64, the ids that may be drawn, on the model's device.
 
     Returns:
@@ -62,10 +60,9 @@ def draw(
     inputs = {name: value.to(device) for name, value in inputs.items()}
     logits = logits_at(model, inputs, torch.from_numpy(rows).to(device), torch.from_numpy(positions).to(device))
     drawn = []
-    for some, u in zip(
-        logits.split(PLACES_AT_A_TIME), torch.from_numpy(uniforms).to(device).split(PLACES_AT_A_TIME), strict=True
-    ):
-        cumulated = some[:, candidates].double().softmax(-1).cumsum(-1)
+    parts = (values.split(PLACES_AT_A_TIME) for values in (logits, torch.from_numpy(uniforms).to(device)))
+    for part, u in zip(*parts, strict=True):
+        cumulated = part[:, candidates].double().softmax(-1).cumsum(-1)
         reached = u[:, None] * cumulated[:, -1:]
         drawn.append(candidates[torch.searchsorted(cumulated, reached, right=True)[:, 0]])
     return torch.cat(drawn).cpu().numpy()
@@ -74,14 +71,13 @@ def draw(
 def logits_at(model: PreTrainedModel, inputs: dict[str, Tensor], rows: Tensor, positions: Tensor) -> Tensor:
     """Logits [S, V] at S places of the inputs [N, T].
 
-    The output layer gets these places alone: on all [N, T] it would cost as much as a small encoder, and the logits of
-    a large vocabulary would take most of the memory.
+    The output layer gets only these places: on all [N, T] it would cost as much as a small encoder, and the logits of a
+    large vocabulary would take most of the memory.
     """
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: (hidden[0][rows, positions],))
     try:
         logits = model(**inputs, return_dict=True).logits
     finally:
         hook.remove()
-    return (
-        logits if logits.dim() == 2 else logits[rows, positions]
-    )  # MobileBERT takes the layer's weights, past the hook
+    # MobileBERT multiplies by the layer's weights itself, past the hook
+    return logits if logits.dim() == 2 else logits[rows, positions]

@@ -1,7 +1,7 @@
-"""SSMBA samples of questions: corrupted, rebuilt by a masked language model, put back as SQuAD paragraphs.
+"""SSMBA samples of questions: corrupted, reconstructed by a masked language model, put back as SQuAD paragraphs.
 
-All that is random in a sample hangs on (seed, question id, number of the sample) and is drawn before the model runs.
-A long context is rebuilt window by window, so that nothing of it is cut.
+The randomness of a sample depends on (seed, question id, number of the sample) and is drawn before the model runs.
+A long context is reconstructed window by window, so nothing of it is cut.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from swep_ds.data.batches import Padding
-from swep_ds.data.features import Template, context_windows
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import sample_id
+from swep_ds.data.windows import Template, context_windows, plain_backend
 from swep_ds.models.hub import longest_window
-from swep_ds.ssmba.corruption import Corruption, Text, Vocabulary, corrupt, plain_backend, splice, tokenise
+from swep_ds.ssmba.corruption import Corruption, Text, Vocabulary, corrupt, splice, tokenise
 from swep_ds.ssmba.masked_lm import draw, load_masked_lm
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the samples, beside data and model."""
+    """What determines the samples, beside data and model."""
 
     samples: int = 8  # per question
     share: float = 0.25  # of the tokens outside the answer that are corrupted
@@ -42,50 +42,43 @@ class Window(NamedTuple):
 
 
 def cover(question: int, context: int, room: int) -> tuple[list[Window], np.ndarray]:
-    """Windows of at most `room` tokens that together hold a question of so many tokens and a context of so many.
+    """Windows of at most `room` tokens that together hold all tokens of a question and of its context.
 
-    Every window of the context stands beside the question's beginning, which takes at most half of the room; what
-    a longer question has beyond that stands in windows of its own, beside the context's beginning.
+    Every window of the context is beside the beginning of the question, which takes at most half of the room. The
+    rest of a longer question gets windows of its own, beside the beginning of the context.
 
     Returns:
         The windows, and [question + context] int64: the window that gives a token the most context (the rule of
-        `context_windows`, for the question's tokens and for the context's).
+        `context_windows`, within the question and within the context).
     """
-    asked = context_windows(question, room // 2, max(1, room // 4))
-    beside = room - asked[0].end
-    told = context_windows(context, beside, max(1, beside // 2))
-    windows = [Window((0, asked[0].end), (part.begin, part.end)) for part in told]
-    windows += [Window((part.begin, part.end), (0, min(context, beside))) for part in asked[1:]]
+    first, *rest = context_windows(question, room // 2, max(1, room // 4))
+    beside = room - first.end
+    parts = context_windows(context, beside, max(1, beside // 2))
+    windows = [Window((0, first.end), (part.begin, part.end)) for part in parts]
+    windows += [Window((part.begin, part.end), (0, min(context, beside))) for part in rest]
     owner = np.zeros(question + context, np.int64)
-    for number, part in enumerate(told):
+    for number, part in enumerate(parts):
         owner[question + part.own_begin : question + part.own_end] = number
-    for number, part in enumerate(asked[1:], start=len(told)):
+    for number, part in enumerate(rest, start=len(parts)):
         owner[part.own_begin : part.own_end] = number
     return windows, owner
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A question beside its context; positions count the question's tokens and go on with the context's."""
+    """A question beside its context; positions count the question's tokens, then the context's."""
 
     example: Example
     question: Text
     context: Text
+    ids: np.ndarray  # [T] int64
     windows: list[Window]
-    owner: np.ndarray  # as `cover` gives it
-
-    @property
-    def ids(self) -> np.ndarray:
-        return np.concatenate([self.question.ids, self.context.ids])
-
-    @property
-    def eligible(self) -> np.ndarray:
-        return np.concatenate([self.question.eligible, self.context.eligible])
+    owner: np.ndarray  # [T] int64, as `cover` returns it
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One corruption of a pair. `predicted` [S] int64 is filled in by the model."""
+    """One corruption of a pair. The model fills in `predicted` [S] int64."""
 
     pair: Pair
     number: int
@@ -93,7 +86,7 @@ class Sample:
     predicted: np.ndarray
 
 
-class Rebuilder:
+class Reconstructor:
     """Makes samples of questions with one model, on one rank.
 
     Args:
@@ -115,33 +108,37 @@ class Rebuilder:
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
     def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:
-        """The samples of some questions as articles of a SQuAD document, and how many there are of what.
+        """The samples of the questions as articles of a SQuAD document, and counts.
 
-        Counted are samples "kept", "unchanged" (equal to the original) and "repeated" (equal to an earlier one of
-        their question), and in all of them "tokens", those "corrupted" and of these those "changed".
+        Counts: samples "kept", "unchanged" (equal to the original) and "repeated" (equal to an earlier sample of their
+        question); over all of them "tokens", those "corrupted", and those "changed" in the end.
         """
         numbers = range(self.settings.samples)
         samples = [self._corrupt(pair, number) for pair in self._pairs(examples) for number in numbers]
         self._predict(samples)
         counts: Counter = Counter()
-        by_article = itertools.groupby(samples, key=lambda sample: sample.pair.example.article)
-        articles = [{"title": title, "paragraphs": list(self._paragraphs(some, counts))} for title, some in by_article]
+        articles = [
+            {"title": title, "paragraphs": list(self._paragraphs(group, counts))}
+            for title, group in itertools.groupby(samples, key=lambda sample: sample.pair.example.article)
+        ]
         return articles, counts
 
     def _pairs(self, examples: Sequence[Example]) -> Iterator[Pair]:
         questions = tokenise(self.backend, self.vocabulary, [e.question for e in examples], [None] * len(examples))
         contexts = tokenise(self.backend, self.vocabulary, [e.context for e in examples], [e.span for e in examples])
         for example, question, context in zip(examples, questions, contexts, strict=True):
-            yield Pair(example, question, context, *cover(len(question.ids), len(context.ids), self.room))
+            ids = np.concatenate([question.ids, context.ids])
+            yield Pair(example, question, context, ids, *cover(len(question.ids), len(context.ids), self.room))
 
     def _corrupt(self, pair: Pair, number: int) -> Sample:
         key = hashlib.sha256(json.dumps([self.settings.seed, pair.example.id, number]).encode()).digest()
         rng = np.random.default_rng(int.from_bytes(key, "big"))
-        corruption = corrupt(pair.ids, pair.eligible, self.settings.share, self.vocabulary, rng)
+        eligible = np.concatenate([pair.question.eligible, pair.context.eligible])
+        corruption = corrupt(pair.ids, eligible, self.settings.share, self.vocabulary, rng)
         return Sample(pair, number, corruption, np.empty_like(corruption.selected))
 
     def _predict(self, samples: Sequence[Sample]) -> None:
-        """Fills in what the model makes of the selected tokens, each predicted once, in the window that owns it."""
+        """Predicts each selected token once, in the window that owns it."""
         rows = [row for sample in samples for row in self._rows(sample)]
         rows.sort(key=lambda row: -len(row.ids))  # little padding, and memory peaks at once
         for at in range(0, len(rows), self.settings.batch_size):
@@ -150,40 +147,40 @@ class Rebuilder:
             predicted = draw(
                 self.model,
                 self.padding.inputs(columns, len(batch[0].ids)),
-                np.repeat(np.arange(len(batch)), [len(row.mine) for row in batch]),
+                np.repeat(np.arange(len(batch)), [len(row.owned) for row in batch]),
                 np.concatenate([row.positions for row in batch]),
-                np.concatenate([row.sample.corruption.uniforms[row.mine] for row in batch]),
+                np.concatenate([row.sample.corruption.uniforms[row.owned] for row in batch]),
                 self.candidates,
             )
             for row in batch:
-                row.sample.predicted[row.mine], predicted = predicted[: len(row.mine)], predicted[len(row.mine) :]
+                row.sample.predicted[row.owned], predicted = predicted[: len(row.owned)], predicted[len(row.owned) :]
 
     def _rows(self, sample: Sample) -> Iterator["_Row"]:
-        prefix, middle, suffix, types = self.template
-        corruption, asked = sample.corruption, len(sample.pair.question.ids)
+        template, corruption, asked = self.template, sample.corruption, len(sample.pair.question.ids)
         for number, ((q_begin, q_end), (c_begin, c_end)) in enumerate(sample.pair.windows):
-            mine = np.flatnonzero(sample.pair.owner[corruption.selected] == number)
-            if len(mine) == 0:
+            owned = np.flatnonzero(sample.pair.owner[corruption.selected] == number)
+            if len(owned) == 0:
                 continue
-            selected = corruption.selected[mine]
-            in_context = len(prefix) + q_end - q_begin + len(middle) + selected - asked - c_begin
+            selected = corruption.selected[owned]
+            in_question = len(template.prefix) + selected - q_begin
+            in_context = template.context_begin(q_end - q_begin) + selected - asked - c_begin
             question, context = corruption.ids[q_begin:q_end], corruption.ids[asked + c_begin : asked + c_end]
             yield _Row(
                 sample,
-                mine,
-                ids=np.concatenate([prefix, question, middle, context, suffix]),
-                types=np.repeat(types, self.template.repeats(len(question), len(context))),
-                positions=np.where(selected < asked, len(prefix) + selected - q_begin, in_context),
+                owned,
+                ids=np.concatenate(template.pieces(question, context)),
+                types=template.type_ids([len(question)], [len(context)]),
+                positions=np.where(selected < asked, in_question, in_context),
             )
 
     def _paragraphs(self, samples: Iterator[Sample], counts: Counter) -> Iterator[dict[str, Any]]:
         for pair, group in itertools.groupby(samples, key=lambda sample: sample.pair):
-            original = (pair.example.question, pair.example.context)
             begin, end = pair.example.span
             answer = pair.example.context[begin:end]
+            original = (pair.example.question, pair.example.context)
             seen = set()
             for sample in group:
-                question, context, start = self._rebuilt(sample)
+                question, context, start = self._reconstruct(sample)
                 assert context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
                 counts["tokens"] += len(pair.owner)
                 counts["corrupted"] += len(sample.predicted)
@@ -199,7 +196,7 @@ class Rebuilder:
                     qa = {"id": sample_id(pair.example.id, sample.number), "question": question, "answers": answers}
                     yield {"context": context, "qas": [qa]}
 
-    def _rebuilt(self, sample: Sample) -> tuple[str, str, int]:
+    def _reconstruct(self, sample: Sample) -> tuple[str, str, int]:
         """Question, context and the answer's first character."""
         selected, predicted, asked = sample.corruption.selected, sample.predicted, len(sample.pair.question.ids)
         split = np.searchsorted(selected, asked)
@@ -210,10 +207,10 @@ class Rebuilder:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """A window of a sample as the model's input."""
+    """A window of a sample as the model's input of T tokens."""
 
     sample: Sample
-    mine: np.ndarray  # [M] int64, which of the sample's selected tokens are predicted here
-    ids: np.ndarray  # [T] int64, likewise types
-    types: np.ndarray
-    positions: np.ndarray  # [M] int64, where they stand in ids
+    owned: np.ndarray  # [M] int64, indices of the sample's selected tokens that this window predicts
+    ids: np.ndarray  # [T] int64
+    types: np.ndarray  # [T] int8
+    positions: np.ndarray  # [M] int64, where the owned tokens are in ids

@@ -1,4 +1,4 @@
-"""Which texts are the same answer, and where the answer to train on stands. Hand-written lines of MRQA's kinds."""
+"""Which texts are the same answer, and where the training answer is. Hand-written lines of MRQA's kinds."""
 
 import json
 
@@ -18,7 +18,7 @@ def detected(text, spans):
 
 
 @pytest.mark.parametrize(
-    ("context", "there", "text"),
+    ("context", "written", "text"),
     [
         ("In the annual boat race", "annual boat race", "The annual boat race"),  # an article less
         ("It is a boat race.", "a boat race", "boat race"),  # an article more
@@ -28,23 +28,23 @@ def detected(text, spans):
         ("Diamond Blackfan anemia", "Diamond Blackfan anemia", "diamond-blackfan Anemia"),
         ("Written in 19 98 .", "19 98", "1998"),  # tokens with blanks between them
         ("The Who played", "The Who", "the who"),
-        ("Grade A , the best", "A", "a"),  # an article and nothing else: compared as it stands
+        ("Grade A , the best", "A", "a"),  # an article and nothing else: compared without normalisation
         ("What ?!", "?!", "? !"),
     ],
 )
-def test_articles_punctuation_case_and_white_space_make_no_other_answer(context, there, text):
-    start = context.index(there)
-    span = mrqa_span(WHERE, context, detected(text, [[start, start + len(there) - 1]]))
-    assert context[slice(*span)] == there  # as the file has it
+def test_articles_punctuation_case_and_white_space_make_no_other_answer(context, written, text):
+    start = context.index(written)
+    span = mrqa_span(WHERE, context, detected(text, [[start, start + len(written) - 1]]))
+    assert context[slice(*span)] == written  # as the file has it
 
 
 @pytest.mark.parametrize(
-    ("there", "text"),
+    ("written", "text"),
     [("the", "a"), ("?", "!"), ("...", "the"), ("the", ""), ("?", ""), ("the boat", "the boats"), ("a boat", "a")],
 )
-def test_other_answers(there, text):
+def test_other_answers(written, text):
     with pytest.raises(InputError, match=r"is not at char_spans \[0, \d+\] of its context"):
-        mrqa_span(WHERE, f"{there} and more", detected(text, [[0, len(there) - 1]]))
+        mrqa_span(WHERE, f"{written} and more", detected(text, [[0, len(written) - 1]]))
 
 
 @pytest.mark.parametrize("spans", [[[True, 5]], [[0, True]], [[0.0, 5]], [["0", "5"]], [[0]], [0, 5], "05", [None]])
@@ -62,20 +62,20 @@ def test_offsets_outside_of_the_context(span):
 texts = st.text(alphabet=st.sampled_from("aAnthe THE cat.,-' \t7é"), max_size=12)
 
 
-@given(there=texts, text=texts)
-def test_the_comparison_equals_the_rule(there, text):
+@given(written=texts, text=texts)
+def test_the_comparison_equals_the_rule(written, text):
     def bare(value, drop):
         return "".join(character for character in drop(value) if not character.isspace())
 
-    as_it_stands = bare(there, str.casefold), bare(text, str.casefold)
-    normalized = bare(there, normalize_answer), bare(text, normalize_answer)
-    same = any(one == other != "" for one, other in (as_it_stands, normalized))
-    qa = detected(text, [[0, len(there) - 1]])
+    unchanged = bare(written, str.casefold), bare(text, str.casefold)
+    normalized = bare(written, normalize_answer), bare(text, normalize_answer)
+    same = any(left == right != "" for left, right in (unchanged, normalized))
+    qa = detected(text, [[0, len(written) - 1]])
     if same:
-        assert mrqa_span(WHERE, there, qa) == (0, len(there))
+        assert mrqa_span(WHERE, written, qa) == (0, len(written))
     else:
         with pytest.raises(InputError):
-            mrqa_span(WHERE, there, qa)
+            mrqa_span(WHERE, written, qa)
 
 
 def test_an_mrqa_file_with_such_answers_is_read_in_full(tmp_path):

@@ -57,7 +57,7 @@ def ranks(
 def update(batches: list[TrainingBatches], number: int) -> list[Batch]:
     """All micro-batches of an update, over ranks and micro-steps."""
     accumulation = batches[0].accumulation
-    return [one[number * accumulation + micro] for micro, one in product(range(accumulation), batches)]
+    return [rank[number * accumulation + micro] for micro, rank in product(range(accumulation), batches)]
 
 
 def real(micro_batches: list[Batch]) -> list[int]:
@@ -69,8 +69,8 @@ def real(micro_batches: list[Batch]) -> list[int]:
 def test_an_epoch_has_every_window_exactly_once(n, micro, accumulation, world):
     batches = ranks(windows(n), micro, accumulation, world, epochs=2)
     per_epoch = math.ceil(n / (micro * accumulation * world))
-    assert {one.updates for one in batches} == {2 * per_epoch}
-    assert {len(one) for one in batches} == {2 * per_epoch * accumulation}
+    assert {rank.updates for rank in batches} == {2 * per_epoch}
+    assert {len(rank) for rank in batches} == {2 * per_epoch * accumulation}
     for epoch in range(2):
         seen = [row for u in range(per_epoch) for row in real(update(batches, epoch * per_epoch + u))]
         assert sorted(seen) == list(range(n))
@@ -140,27 +140,27 @@ def test_order_differs_between_epochs_and_seeds_and_not_between_runs():
     features = windows(30)
 
     def order(seed: int, epoch: int) -> tuple[int, ...]:
-        (one,) = ranks(features, micro=3, epochs=2, seed=seed)
-        return tuple(row for update in range(10) for row in one.windows(epoch * 10 + update).tolist())
+        (batches,) = ranks(features, micro=3, epochs=2, seed=seed)
+        return tuple(row for update in range(10) for row in batches.windows(epoch * 10 + update).tolist())
 
     assert order(0, 0) == order(0, 0)
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(2)}) == 6
 
 
 def test_windows_of_an_update_are_of_similar_length_and_updates_are_not_in_order_of_length():
-    (one,) = ranks(windows(400), micro=8)
-    lengths = [one.lengths[one.windows(update)] for update in range(one.updates)]
-    padding = 1 - sum(map(sum, lengths)) / sum(len(some) * max(some) for some in lengths)
+    (batches,) = ranks(windows(400), micro=8)
+    lengths = [batches.lengths[batches.windows(update)] for update in range(batches.updates)]
+    padding = 1 - sum(map(sum, lengths)) / sum(len(update_lengths) * max(update_lengths) for update_lengths in lengths)
     assert padding < 0.05  # a third and more in batches at random
-    longest = [max(some) for some in lengths]
+    longest = [max(update_lengths) for update_lengths in lengths]
     assert longest != sorted(longest)
     assert longest != sorted(longest, reverse=True)
 
 
 def test_lengths_are_sorted_within_mega_batches_only():
     """Else the epoch's windows would meet the same partners every time."""
-    (one,) = ranks(windows(MEGA_BATCH * 2 * 3), micro=2, epochs=2)
-    partners = [{frozenset(one.windows(e * 150 + u).tolist()) for u in range(150)} for e in range(2)]
+    (batches,) = ranks(windows(MEGA_BATCH * 2 * 3), micro=2, epochs=2)
+    partners = [{frozenset(batches.windows(e * 150 + u).tolist()) for u in range(150)} for e in range(2)]
     assert len(partners[0] & partners[1]) < 15
 
 
@@ -177,14 +177,14 @@ def test_lengths_are_sorted_within_mega_batches_only():
     ],
 )
 def test_number_of_updates(n, epochs, max_updates, expected):
-    (one,) = ranks(windows(n), micro=8, epochs=epochs, max_updates=max_updates)
-    assert (one.updates, len(one)) == (expected, expected)
+    (batches,) = ranks(windows(n), micro=8, epochs=epochs, max_updates=max_updates)
+    assert (batches.updates, len(batches)) == (expected, expected)
 
 
 def test_columns_padding_and_token_types():
     features = windows(4)
-    (one,) = ranks(features, micro=4)
-    batch = one[0]
+    (batches,) = ranks(features, micro=4)
+    batch = batches[0]
     width = max(features["length"])
     for i, row in enumerate(batch.sample_id.tolist()):
         window = features[row]
@@ -201,9 +201,9 @@ def test_columns_padding_and_token_types():
 
 
 def test_without_token_types():
-    (one,) = ranks(windows(3, types=False), micro=3)
-    assert one[0].token_type_ids is None
-    assert one[0].to(torch.device("cpu")).token_type_ids is None
+    (batches,) = ranks(windows(3, types=False), micro=3)
+    assert batches[0].token_type_ids is None
+    assert batches[0].to(torch.device("cpu")).token_type_ids is None
 
 
 @pytest.mark.parametrize(("tokenizer", "token", "types"), [("wordpiece", 0, 0), ("byte_bpe", 1, None)])
@@ -223,7 +223,7 @@ def test_padding_is_the_tokenizers(tokenizer, token, types):
 def test_a_budget_bounds_every_micro_batch_and_gives_all_ranks_equal_work(n, max_tokens, world, accumulation):
     features = windows(n)
     batches = ranks(features, 99, accumulation, world, epochs=2, max_tokens=max_tokens)
-    assert len({one.updates for one in batches}) == 1
+    assert len({rank.updates for rank in batches}) == 1
     seen = []
     for number in range(batches[0].updates):
         micro_batches = update(batches, number)
@@ -247,8 +247,8 @@ def test_a_budgets_updates_depend_on_the_number_of_micro_batches_alone(n, max_to
     features = windows(n)
     splits = [ranks(features, 1, 6 // world, world, 2, seed=seed, max_tokens=max_tokens)[0] for world in (1, 2, 3, 6)]
     for number in range(splits[0].updates):
-        assert len({tuple(one.windows(number)) for one in splits}) == 1
-    assert len({one.updates for one in splits}) == 1
+        assert len({tuple(rank.windows(number)) for rank in splits}) == 1
+    assert len({rank.updates for rank in splits}) == 1
 
 
 def squad_like(n: int) -> datasets.Dataset:
@@ -260,14 +260,14 @@ def squad_like(n: int) -> datasets.Dataset:
 @pytest.mark.parametrize("budget", [None, 2048, 8192])
 @pytest.mark.parametrize("seed", range(3))
 def test_padding_is_below_three_percent_on_lengths_like_squads(budget, seed):
-    (one,) = ranks(squad_like(6000), micro=8, seed=seed, accumulation=2, epochs=1.5, max_tokens=budget)
-    lengths = [one.lengths[one.windows(update)] for update in range(one.updates)]
-    real, padded = sum(map(sum, lengths)), sum(len(some) * max(some) for some in lengths)
+    (batches,) = ranks(squad_like(6000), micro=8, seed=seed, accumulation=2, epochs=1.5, max_tokens=budget)
+    lengths = [batches.lengths[batches.windows(update)] for update in range(batches.updates)]
+    real, padded = sum(map(sum, lengths)), sum(len(update_lengths) * max(update_lengths) for update_lengths in lengths)
     assert 1 - real / padded < 0.03
     if budget:  # and the budget is used: what is left is less than a window in each micro-batch
-        assert np.median([len(some) * max(some) for some in lengths]) > 0.9 * 2 * budget
-    first = {tuple(one.windows(update)) for update in range(one.updates_per_epoch)}
-    assert not first & {tuple(one.windows(update)) for update in range(one.updates_per_epoch, one.updates)}
+        assert np.median([len(update_lengths) * max(update_lengths) for update_lengths in lengths]) > 0.9 * 2 * budget
+    first = {tuple(batches.windows(update)) for update in range(batches.updates_per_epoch)}
+    assert not first & {tuple(batches.windows(update)) for update in range(batches.updates_per_epoch, batches.updates)}
 
 
 def test_a_window_longer_than_the_budget_is_refused():

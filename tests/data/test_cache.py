@@ -1,4 +1,4 @@
-"""The cache of windows: used where nothing changed, made again where it is damaged, one line where it cannot be."""
+"""The cache of windows: used if nothing changed, rebuilt if damaged, and one line if it cannot be written."""
 
 import dataclasses
 import errno
@@ -14,18 +14,10 @@ import pytest
 
 from swep_ds.data import cache
 from swep_ds.data import features as module
-from swep_ds.data.features import Features, WindowSettings, build_features
+from swep_ds.data.features import Features, build_features
 from swep_ds.errors import InputError
 from tests.support import tiny
-
-SMALL = WindowSettings(max_length=24, doc_stride=5, max_query_length=8)
-CONTEXT = " ".join(tiny.SENTENCES)
-EXAMPLES = [
-    tiny.example("Who founded the monastery?", CONTEXT, "an abbot from the northern valley", "q1"),
-    tiny.example("Too big?", "  Not\u00a0too BIG;\n\nnot too small!", "not too small", "q2"),
-    tiny.example("Which dose did the patients receive?", CONTEXT, "10 mg", "q3"),
-    tiny.example("When?", CONTEXT, "1998", "q4"),
-]
+from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL
 
 
 @pytest.fixture
@@ -46,9 +38,9 @@ def cached(tmp_path, monkeypatch):
     return first, again, tmp_path / "new" / "cache"
 
 
-def same(one: Features, other: Features) -> bool:
-    facts = [dataclasses.replace(features, dataset=None) for features in (one, other)]
-    return facts[0] == facts[1] and list(one.dataset) == list(other.dataset)
+def same(features: Features, others: Features) -> bool:
+    without_rows, others_without = (dataclasses.replace(value, dataset=None) for value in (features, others))
+    return without_rows == others_without and list(features.dataset) == list(others.dataset)
 
 
 def test_cache_is_used_when_nothing_changed(cached):
@@ -120,7 +112,7 @@ def other_columns(file):
 
 
 def offsets_out_of_bounds(file):
-    """The right columns, and a list that ends behind its values."""
+    """The right columns, with a list that ends after its values."""
     table = pa.ipc.open_stream(file.read_bytes()).read_all().combine_chunks()
     column = table["input_ids"].chunk(0)
     offsets = column.offsets.to_numpy().copy()

@@ -1,43 +1,25 @@
 """Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
 
 import dataclasses
-import tempfile
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
-from swep_ds.data import tokens as module
-from swep_ds.data.features import Features, WindowSettings, build_features, context_windows
+from swep_ds.data.features import build_features
+from swep_ds.data.windows import WindowSettings, context_windows
 from swep_ds.errors import InputError
 from tests.support import tiny
+from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL, build
 
-SMALL = WindowSettings(max_length=24, doc_stride=5, max_query_length=8)
-CONTEXT = " ".join(tiny.SENTENCES)
-EXAMPLES = [
-    tiny.example("Who founded the monastery?", CONTEXT, "an abbot from the northern valley", "q1"),
-    tiny.example("Too big?", "  Not\u00a0too BIG;\n\nnot too small \U0001f600!", "not too small", "q2"),
-    tiny.example("Which dose of which drug did the patients receive, and how often?", CONTEXT, "10 mg", "q3"),
-    tiny.example("When?", CONTEXT, "1998", "q4"),
-]
-kinds = st.sampled_from(sorted(tiny.TOKENIZERS))
 words = st.sampled_from([word for sentence in tiny.SENTENCES for word in sentence.split(" ")])
 passages = st.lists(words | st.text(min_size=1, max_size=5), min_size=1, max_size=30).map(" ".join)
 
 
-def build(examples, kind, sizes, **options) -> tuple[Features, list[dict]]:
-    """Features and their rows, through a cache of their own."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"training": False, "cache_dir": Path(folder)} | options
-        features = build_features(examples, tiny.TOKENIZERS[kind](), sizes, **options)
-        return features, list(features.dataset)
-
-
 def tokens(kind, text):
-    """Ids and character offsets without special tokens, by the tokenizer's public call."""
+    """Ids and character offsets without special tokens, from the tokenizer's public call."""
     encoding = tiny.TOKENIZERS[kind]()(text, add_special_tokens=False, return_offsets_mapping=True)
     return encoding["input_ids"], encoding["offset_mapping"]
 
@@ -148,14 +130,6 @@ def test_windows_of_a_long_context(kind, sizes):
     assert (features.examples, features.questions_cut, features.windows_without_answer) == (len(EXAMPLES), cut, 0)
 
 
-def test_batches_of_examples_do_not_show(monkeypatch):
-    for training in (False, True):
-        _, rows = build(EXAMPLES * 3, "wordpiece", SMALL, training=training)
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "EXAMPLES_AT_A_TIME", 5)
-            assert build(EXAMPLES * 3, "wordpiece", SMALL, training=training)[1] == rows
-
-
 def test_truncation_and_padding_left_in_the_tokenizer_do_not_show():
     tokenizer = tiny.wordpiece()
     _, rows = build(EXAMPLES, "wordpiece", SMALL)
@@ -182,7 +156,7 @@ def test_answer_tokens_are_those_that_overlap_the_answer(kind, data, context, ma
     sizes = WindowSettings(max_length, 5, 8)
     _, windows = build([example], kind, sizes)
     features, rows = build([example], kind, sizes, training=True)
-    # the first token that ends behind the answer's start, the last that starts before its end
+    # the first token that ends after the answer's start, the last that starts before its end
     first = min((i for i, (_, stop) in enumerate(offsets) if stop > start), default=len(ids))
     last = max((i for i, (begin, _) in enumerate(offsets) if begin < end), default=-1)
     without = 0
@@ -231,7 +205,7 @@ def test_windows_without_the_answer_can_be_dropped():
     ("sizes", "message"),
     [
         # 3 special tokens and a question of at most 8
-        (WindowSettings(11, 5, 8), "data.max_length 11 leaves no room for context beside .* 8 .* to 12 at the very"),
+        (WindowSettings(11, 5, 8), "data.max_length 11 leaves no room for context beside .* 8 .* to at least 12,"),
         (WindowSettings(384, 0, 64), "data.doc_stride is 0; it must be at least 1"),
         (WindowSettings(384, 128, 0), "data.max_query_length is 0; it must be at least 1"),
     ],
@@ -270,30 +244,16 @@ def test_training_data_of_which_every_window_is_dropped():
 
 # Generated answers
 
-
 GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=24, task="generative", max_target_length=5)
-
-
 LONG = "The old bridge was built in 1204 by an abbot. " + "The river, the valley and the tea are very nice. " * 5
 
 
-def prompts(tokenizer, context=LONG):
-    """A question's features by `training`, to be made in a folder."""
-    example = tiny.example("Who founded the monastery?", context, "an abbot")
-    return {
-        training: lambda folder, training=training: build_features(
-            [example], tokenizer, GENERATIVE, training=training, cache_dir=folder
-        )
-        for training in (True, False)
-    }
-
-
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
-def test_a_prompt_is_the_plain_text(name, tmp_path):
+def test_a_prompt_is_the_plain_text(name):
     """Token for token, spaces between its parts included, though each part is tokenised by itself."""
     tokenizer = tiny.TOKENIZERS[name]()
-    make = prompts(tokenizer, "an abbot")
-    (row,) = make[True](tmp_path).dataset
+    example = tiny.example("Who founded the monastery?", "an abbot", "an abbot")
+    _, (row,) = build([example], name, GENERATIVE, training=True)
     text = "question: Who founded the monastery? context: an abbot"
     assert row["input_ids"] == tokenizer(text).input_ids
     if name == "byte_bpe":
@@ -302,38 +262,35 @@ def test_a_prompt_is_the_plain_text(name, tmp_path):
     assert row["target_ids"] == (target if len(target) <= 5 else target[:4] + target[-1:])
 
 
-def test_a_space_in_front_of_the_context_moves_no_answer(tmp_path):
+def test_a_space_in_front_of_the_context_moves_no_answer():
     """A window is learned where it has every token that overlaps the answer."""
     tokenizer = tiny.byte_bpe()
     settings = dataclasses.replace(GENERATIVE, max_query_length=1, doc_stride=1, max_length=30)
     for answer in ("An abbot!", "old", "!", "river."):
         examples = [tiny.example("?", "An abbot! An old bridge over the river.", answer)]
-        training = build_features(examples, tokenizer, settings, training=True, cache_dir=tmp_path).dataset
-        windows = build_features(examples, tokenizer, settings, training=False, cache_dir=tmp_path).dataset
-        contexts = {tuple(ids): tokenizer.decode(ids).split("context:")[1] for ids in windows["input_ids"]}
-        assert {tuple(ids) for ids in training["input_ids"]} == {
-            ids for ids, text in contexts.items() if answer in text
-        }
+        _, learned = build(examples, "byte_bpe", settings, training=True)
+        _, windows = build(examples, "byte_bpe", settings)
+        contexts = {tuple(row["input_ids"]): tokenizer.decode(row["input_ids"]).split("context:")[1] for row in windows}
+        assert {tuple(row["input_ids"]) for row in learned} == {ids for ids, text in contexts.items() if answer in text}
 
 
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
-def test_only_windows_with_the_answer_are_learned(name, tmp_path):
-    tokenizer = tiny.TOKENIZERS[name]()
-    make = prompts(tokenizer)
-    training, evaluation = make[True](tmp_path), make[False](tmp_path)
-    assert len(training.dataset) + training.windows_without_answer == len(evaluation.dataset) > 1
+def test_only_windows_with_the_answer_are_learned(name):
+    examples = [tiny.example("Who founded the monastery?", LONG, "an abbot")]
+    training, learned = build(examples, name, GENERATIVE, training=True)
+    _, windows = build(examples, name, GENERATIVE)
+    assert len(learned) + training.windows_without_answer == len(windows) > 1
     assert training.windows_without_answer > 0
-    for row in training.dataset:
+    for row in learned:
         assert len(row["target_ids"]) <= 5
-        assert "an abbot" in tokenizer.decode(row["input_ids"]).lower()
-    assert set(evaluation.dataset["example"]) == {0}
+        assert "an abbot" in tiny.TOKENIZERS[name]().decode(row["input_ids"]).lower()
+    assert {row["example"] for row in windows} == {0}
 
 
-def test_long_targets_are_cut_and_end_properly(tmp_path):
-    tokenizer = tiny.wordpiece()
-    context = "The monastery was founded in 1204 by an abbot."
-    example = tiny.example("What was founded?", context, "The monastery was founded in 1204")
-    features = build_features([example], tokenizer, GENERATIVE, training=True, cache_dir=tmp_path)
-    whole = tokenizer("The monastery was founded in 1204").input_ids
+def test_long_targets_are_cut_and_end_properly():
+    answer = "The monastery was founded in 1204"
+    example = tiny.example("What was founded?", f"{answer} by an abbot.", answer)
+    features, (row,) = build([example], "wordpiece", GENERATIVE, training=True)
+    whole = tiny.wordpiece()(answer).input_ids
     assert features.targets_cut == 1
-    assert features.dataset[0]["target_ids"] == whole[:4] + whole[-1:]
+    assert row["target_ids"] == whole[:4] + whole[-1:]

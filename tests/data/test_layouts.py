@@ -8,7 +8,8 @@ import pytest
 
 from swep_ds.data import tables
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
+from tests.support import qa_files
+from tests.support.qa_files import lines, refused
 
 CONTEXT = "The cafe opened in 1998. It serves tea."
 HALF = "\ud800"
@@ -19,57 +20,27 @@ def question(**changes):
     return qa | changes
 
 
-def squad(*qas, title="Cafes", context=CONTEXT):
-    return json.dumps({"data": [{"title": title, "paragraphs": [{"context": context, "qas": list(qas)}]}]})
+def squad(*qas, context=CONTEXT, **title):
+    return json.dumps(qa_files.squad(*qas, context=context, **title))
 
 
-def rows(*qas, title="Cafes", context=CONTEXT):
-    made = []
-    for qa in qas:
-        answers = {key: [answer[key] for answer in qa["answers"] if key in answer] for key in ("text", "answer_start")}
-        made.append({**qa, "title": title, "context": context, "answers": answers})
-    return "\n".join(map(json.dumps, made))
+def rows(*qas, context=CONTEXT, **title):
+    return lines(qa_files.rows(*qas, context=context, **title))
 
 
-def mrqa(*qas, title=None, context=CONTEXT):
-    made = []
+def mrqa(*qas, context=CONTEXT, **title):
+    asked = []
     for qa in qas:
         texts = [answer["text"] for answer in qa["answers"]]
         starts = [answer.get("answer_start", 0) for answer in qa["answers"]]
         spans = [[start, start + 3 if type(start) is int else start] for start in starts]
         detected = [{"text": text, "char_spans": [span]} for text, span in zip(texts, spans, strict=True)]
-        made.append({"qid": qa["id"], "question": qa["question"], "answers": texts, "detected_answers": detected})
-    return json.dumps({"context": context, "qas": made})
+        asked.append({"qid": qa["id"], "question": qa["question"], "answers": texts, "detected_answers": detected})
+    return json.dumps({"context": context, "qas": asked})
 
 
 LAYOUTS = {"squad": squad, "rows": rows, "mrqa": mrqa}
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-
-
-@pytest.fixture
-def save(tmp_path):
-    def save(content, name="data.json"):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-
-    return save
-
-
-def refused(source, *, training=True, longest=700):
-    with pytest.raises(InputError) as error:
-        read_examples(source, training=training)
-    message = str(error.value)
-    message.encode()  # of text that a log can hold
-    assert message.isprintable()
-    assert len(message) < longest + 2 * len(source)
-    return message
-
-
-@layouts
-def test_what_is_right_is_read(save, layout):
-    (example,) = read_examples(save(layout(question())), training=True)
-    assert (example.id, example.span, example.answers) == ("q1", (19, 23), ("1998",))
 
 
 # All questions of a file at once
@@ -87,7 +58,7 @@ def test_all_questions_without_answers_are_named_at_once(save, layout, training)
 
 @layouts
 def test_all_wrong_offsets_are_named_at_once(save, layout):
-    """As of data whose white space was changed after its offsets were made."""
+    """As in data whose white space changed after its offsets were computed."""
     moved = [{"text": "1998", "answer_start": 18}]
     qas = [question(id=f"q{i}", answers=moved) if i in (2, 5, 6) else question(id=f"q{i}") for i in range(8)]
     message = refused(save(layout(*qas)))
@@ -99,9 +70,9 @@ def test_all_wrong_offsets_are_named_at_once(save, layout):
 
 @layouts
 def test_faults_of_several_kinds_and_one_alone(save, layout):
-    several = refused(save(layout(question(question=" "), question(id=True), question(id="q3", answers=[]))))
-    assert "question 'q1': question is empty" in several
-    assert "2 more of this file's questions have faults" in several
+    message = refused(save(layout(question(question=" "), question(id=True), question(id="q3", answers=[]))))
+    assert "question 'q1': question is empty" in message
+    assert "2 more of this file's questions have faults" in message
     assert "more" not in refused(save(layout(question(), question(id="q2", question=" "))))
 
 
@@ -152,7 +123,7 @@ def test_control_characters_of_ids_do_not_reach_the_terminal(save, layout):
 
 def test_control_characters_of_file_names_do_not_reach_the_terminal(save, tmp_path):
     source = save(squad(question(id=None)), "a\n\x1b[31mb.json")
-    (example,) = read_examples(source, training=True)  # without an id of its own it gets one of the file's name
+    (example,) = read_examples(source, training=True)  # whose id comes from the file's name
     assert example.id.isprintable()
     refused(save("{", "c\n\x1b.json"))
     refused(str(tmp_path / "missing\n\x1b.json"))
@@ -249,7 +220,6 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("padding", [b"\0", b" ", b"\n", b"[]\n"])
 def test_a_small_file_that_unpacks_to_far_too_much(save, monkeypatch, padding):
     monkeypatch.setattr(tables, "LARGE", 2**18)
-    monkeypatch.setattr("swep_ds.data.readers.LARGE", 2**18)
     packed = gzip.compress(padding * (2**21 // len(padding)))
     assert "unpack to more than 262144; unpack it yourself" in refused(save(packed))
     small = gzip.compress(squad(question()).encode() + b" " * 2**17)  # as much, and no danger

@@ -21,7 +21,7 @@ WORDS = " ".join(tiny.SENTENCES).split()
 
 
 def features(example: Example, cache: Path) -> dict:
-    """The one window of an example, as training has it."""
+    """The only training window of an example."""
     windows = build_features(
         [example], tiny.wordpiece(), WindowSettings(200, 100, 64), training=True, cache_dir=cache
     ).dataset
@@ -30,7 +30,7 @@ def features(example: Example, cache: Path) -> dict:
 
 
 def line(example: Example, cache: Path, width: int = 250) -> str:
-    """As Info-HCVAE writes it: ids, mask, token types, all padded, then the answer's first and last position."""
+    """A line as Info-HCVAE writes it: ids, mask, token types, all padded, then the answer's first and last position."""
     window = features(example, cache)
     columns = [window["input_ids"], [1] * window["length"], window["token_type_ids"]]
     padded = [" ".join(map(str, column + [0] * (width - len(column)))) for column in columns]
@@ -100,20 +100,20 @@ def test_json_lines_find_the_answer_as_whole_words(tmp_path):
         ('{"context": "A cat.", "question": "What?", "answer": "dog"}', "holds no pair"),
         ('{"context": "A cat.", "question": "What?"}', "line 1 is no generated pair (its 'answer' is missing)"),
         ('{"context": "A cat."', "line 1 is no generated pair (InputError: its text: not JSON"),
-        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is no generated pair (it has 4 columns in place of 5)"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is no generated pair (it has 4 columns instead of 5)"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token ids 2 to 9999, and the tokenizer has"),
         ("some text\n", "line 1 is no generated pair"),
         (
             '{"context": 1, "question": "What?", "answer": "cat"}',
-            "line 1 is no generated pair (its 'context' is no text)",
+            "line 1 is no generated pair (its 'context' is not text)",
         ),
-        ('{"context": "A cat.", "question": "What?", "answer": null}', "its 'answer' is no text"),
-        ('{"context": "A cat.", "question": ["What?"], "answer": "cat"}', "its 'question' is no text"),
+        ('{"context": "A cat.", "question": "What?", "answer": null}', "its 'answer' is not text"),
+        ('{"context": "A cat.", "question": ["What?"], "answer": "cat"}', "its 'question' is not text"),
         ('{"a": ' * 3000 + "1" + "}" * 3000, "line 1 is no generated pair (InputError: its text: its JSON is nested"),
         ('{"context": "A cat \\ud800", "question": "What?", "answer": "cat"}', "holds no pair to train on ({'half a s"),
         ("2 5 -1 3 6 3\t\t\t4\t4\n", "line 1 is no generated pair"),
         (f"2 5 3 6 3\t\t\t{'9' * 5000}\t4\n", "line 1 is no generated pair"),
-        (b"\x00\xff\xfe", "line 1 is no UTF-8 text"),
+        (b"\x00\xff\xfe", "line 1 is not UTF-8 text"),
         (bytes(2**26 + 1), "line 1 has more than 64 MiB"),
     ],
     ids=lambda value: str(value[:40]),
@@ -141,12 +141,6 @@ def test_paths_that_cannot_be(tmp_path, monkeypatch, place):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_file_of_neither_layout_needs_no_tokenizer(tmp_path):
-    (tmp_path / "notes.csv").write_text("question\tcontext\tanswer\n")
-    with pytest.raises(InputError, match=r"notes\.csv: line 1 is no generated pair"):
-        convert_pairs(tmp_path / "notes.csv", tmp_path / "out.jsonl", lambda: pytest.fail("a tokenizer was loaded"))
-
-
 @pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
     (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
@@ -156,7 +150,10 @@ def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
     assert f"error: --tokenizer {paths[2]}: no tokenizer to load there" in ended.stderr
 
 
-def test_nothing_is_overwritten_and_a_missing_file_is_named(tmp_path):
+def test_nothing_is_overwritten_and_wrong_files_are_named_before_a_tokenizer_is_loaded(tmp_path):
+    (tmp_path / "notes.csv").write_text("question\tcontext\tanswer\n")
+    with pytest.raises(InputError, match=r"notes\.csv: line 1 is no generated pair"):
+        convert_pairs(tmp_path / "notes.csv", tmp_path / "out.jsonl", lambda: pytest.fail("a tokenizer was loaded"))
     (tmp_path / "there.jsonl").write_text("")
     with pytest.raises(InputError, match=r"there\.jsonl: exists already"):
         convert_pairs(tmp_path / "pairs.txt", tmp_path / "there.jsonl", tiny.wordpiece)

@@ -1,4 +1,4 @@
-"""The quick-start T5: what it promises to whoever starts with it, and how it is made."""
+"""The quick-start T5: its tokenizer, what it has learned and what not, and how it is pretrained."""
 
 import random
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from swep_ds.data.quickstart import DOMAINS, KINDS, SOURCE, T5, corpus, pretrain_t5
+from swep_ds.data.quickstart import DOMAINS, SOURCE, T5, corpus, pretrain_t5
+from swep_ds.data.quickstart.grammar import load_kinds
 from swep_ds.data.quickstart.pretrain import write_pair
 from swep_ds.data.quickstart.world import World
 
@@ -64,8 +65,7 @@ def test_is_small_and_loads_whole(tokenizer):
 
 @pytest.mark.parametrize(("domain", "split"), SPLITS)
 def test_answers_and_contexts_come_back_from_their_tokens(tokenizer, domain, split):
-    found = examples(domain, split)
-    texts = sorted({text for _, context, answer in found for text in (context, answer)})
+    texts = sorted({text for _, context, answer in examples(domain, split) for text in (context, answer)})
     ids = tokenizer(texts)["input_ids"]
     assert not any(tokenizer.unk_token_id in row for row in ids)
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == [text.lower() for text in texts]
@@ -92,7 +92,7 @@ def test_recovers_blanked_values_but_answers_no_question(tokenizer):
     world = World(random.Random(5), "test")
     pairs = [write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(100)]
     written = generate(model, tokenizer, [f"sentence: {p.statement} context: {p.passage}" for p in pairs])
-    right = [text == p.passage[slice(*p.found)].lower() for text, p in zip(written, pairs, strict=True)]
+    right = [text == p.passage[slice(*p.answer)].lower() for text, p in zip(written, pairs, strict=True)]
     assert sum(right) >= 80
     asked = examples(SOURCE, "test")[:100]
     written = generate(model, tokenizer, [f"question: {question} context: {context}" for question, context, _ in asked])
@@ -100,7 +100,8 @@ def test_recovers_blanked_values_but_answers_no_question(tokenizer):
 
 
 def test_batches_hold_no_question_and_mark_what_they_say(tiny_tokenizer):
-    templates = {t for kinds in KINDS.values() for k in kinds for ts in k.questions.values() for t in ts}
+    kinds = [kind for domain in DOMAINS for kind in load_kinds(domain)]
+    templates = {template for kind in kinds for asked in kind.questions.values() for template in asked}
     openings = {template.split("{")[0].lower() for template in templates if len(template.split("{")[0]) > 12}
     for batch, _ in zip(pretrain_t5.batches(tiny_tokenizer, TINY), range(64), strict=False):
         for row, ids in enumerate(batch["input_ids"]):

@@ -1,5 +1,6 @@
 """Every layout gives the same examples whatever the file is called; every kind of bad input gives one clear line."""
 
+import functools
 import gzip
 import json
 import re
@@ -8,13 +9,13 @@ from pathlib import Path
 
 import datasets
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.data.readers import Example, read_examples
-from swep_ds.errors import InputError
+from tests.support import qa_files
+from tests.support.qa_files import file, lines, parquet, refused, stream
 
 CONTEXT = "\U0001f600 The caf\u00e9 opened in 1998.\nIt serves tea."
 WHEN = {"id": "q1", "question": "When?", "answers": [{"text": "1998", "answer_start": 21}]}
@@ -29,38 +30,11 @@ EXAMPLES = [
 ]
 
 
-def squad(*qas, context=CONTEXT):
-    return {"version": "1.1", "data": [{"title": "Cafes", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+squad, rows = (functools.partial(make, context=CONTEXT) for make in (qa_files.squad, qa_files.rows))
 
 
-def rows(*qas, context=CONTEXT):
-    return [
-        {
-            "id": qa["id"],
-            "title": "Cafes",
-            "context": context,
-            "question": qa["question"],
-            "answers": {key: [answer[key] for answer in qa["answers"]] for key in ("text", "answer_start")},
-        }
-        for qa in qas
-    ]
-
-
-def lines(values):
-    return "\n".join(json.dumps(value) for value in values) + "\n"
-
-
-def arrow(values, new_writer):
-    table, sink = pa.Table.from_pylist(values), pa.BufferOutputStream()
-    with new_writer(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def parquet(values):
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(values), sink)
-    return sink.getvalue().to_pybytes()
+def table(*qas, **context):
+    return pa.Table.from_pylist(rows(*qas, **context))
 
 
 LAYOUTS = {
@@ -70,31 +44,10 @@ LAYOUTS = {
     ).encode("utf-8-sig"),
     "JSON lines": lambda *qas, **c: lines(rows(*qas, **c)).encode(),
     "JSON list": lambda *qas, **c: json.dumps(rows(*qas, **c), indent=2).encode(),
-    "Parquet": lambda *qas, **c: parquet(rows(*qas, **c)),
-    "Arrow stream": lambda *qas, **c: arrow(rows(*qas, **c), pa.ipc.new_stream),
-    "Arrow file": lambda *qas, **c: arrow(rows(*qas, **c), pa.ipc.new_file),
+    "Parquet": lambda *qas, **c: parquet(table(*qas, **c)),
+    "Arrow stream": lambda *qas, **c: stream(table(*qas, **c)),
+    "Arrow file": lambda *qas, **c: file(table(*qas, **c)),
 }
-
-
-@pytest.fixture
-def save(tmp_path):
-    def save(content, name="data"):
-        path = tmp_path / name
-        content = content if isinstance(content, str | bytes) else json.dumps(content)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return str(path)
-
-    return save
-
-
-def refused(source, *, training=True):
-    """The message of the InputError, which must be one line that names the source."""
-    with pytest.raises(InputError) as error:
-        read_examples(source, training=training)
-    message = str(error.value)
-    assert "\n" not in message
-    assert source in message
-    return message
 
 
 # Layouts
@@ -131,8 +84,8 @@ def test_any_text_survives_any_layout(passage, layout):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "data")
         path.write_bytes(LAYOUTS[layout](*qas, context=context))
-        found = read_examples(str(path), training=True)
-    assert [(e.id, e.question, e.context, e.answers, e.span) for e in found] == expected
+        examples = read_examples(str(path), training=True)
+    assert [(e.id, e.question, e.context, e.answers, e.span) for e in examples] == expected
 
 
 def test_numbers_as_ids_and_contexts_kept_once(save):
@@ -143,11 +96,11 @@ def test_numbers_as_ids_and_contexts_kept_once(save):
 
 @pytest.mark.parametrize("layout", ["squad", "JSON lines", "JSON list", "Parquet"])
 def test_missing_ids_are_made_up_from_the_place_in_the_file(save, layout):
-    """Of the file's name, not its folder: the same data gives the same ids wherever it lies."""
+    """And from the file's name, not its folder: the same data has the same ids in any folder."""
     source = save(LAYOUTS[layout](WHEN | {"id": None}, WHAT | {"id": None}))
-    made = [example.id for example in read_examples(source, training=True)]
+    ids = [example.id for example in read_examples(source, training=True)]
     expected = {"squad": ["data-0.0.0", "data-0.0.1"], "JSON lines": ["data-1", "data-2"]}
-    assert made == expected.get(layout, ["data-0", "data-1"])
+    assert ids == expected.get(layout, ["data-0", "data-1"])
 
 
 def test_missing_ids_do_not_clash_with_those_of_another_file(save, tmp_path):
@@ -203,13 +156,6 @@ def test_mrqa_header_may_be_missing(save):
     assert read_examples(save(with_header), training=True) == read_examples(save(without), training=True)
 
 
-def test_mrqa_detokenised_answers_differ_in_white_space_only(save):
-    start = MRQA_CONTEXT.index("19 98")
-    spans = [{"text": "1998", "char_spans": [[start, start + 4]]}]
-    (example,) = read_examples(save(mrqa(detected_answers=spans)), training=True)
-    assert example.context[slice(*example.span)] == "19 98"
-
-
 def test_mrqa_evaluation_needs_no_detected_answer(save):
     (example,) = read_examples(save(mrqa(detected_answers=[])), training=False)
     assert example.span is None
@@ -245,19 +191,19 @@ def test_folder_of_files_in_name_order(save, tmp_path):
 
 
 def test_folder_saved_by_datasets(tmp_path):
-    one, other = datasets.Dataset.from_list(rows(WHEN)), datasets.Dataset.from_list(rows(WHAT))
-    one.save_to_disk(tmp_path / "one")
+    when, what = datasets.Dataset.from_list(rows(WHEN)), datasets.Dataset.from_list(rows(WHAT))
+    when.save_to_disk(tmp_path / "one")
     assert read_examples(str(tmp_path / "one"), training=True) == EXAMPLES[:1]
 
-    datasets.DatasetDict(train=one, test=other).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict(train=when, test=what).save_to_disk(tmp_path / "two")
     assert [e.id for e in read_examples(str(tmp_path / "two"), training=True)] == ["q1"]
     assert [e.id for e in read_examples(str(tmp_path / "two"), training=False)] == ["q2"]
 
-    datasets.DatasetDict(train=one, test=other, validation=one).save_to_disk(tmp_path / "three")
+    datasets.DatasetDict(train=when, test=what, validation=when).save_to_disk(tmp_path / "three")
     assert [e.id for e in read_examples(str(tmp_path / "three"), training=False)] == ["q1"]
     assert [e.id for e in read_examples(str(tmp_path / "three" / "test"), training=False)] == ["q2"]
 
-    datasets.DatasetDict(dev=one).save_to_disk(tmp_path / "four")
+    datasets.DatasetDict(dev=when).save_to_disk(tmp_path / "four")
     assert "has no split train, only dev" in refused(str(tmp_path / "four"))
     (tmp_path / "one" / "state.json").write_text("{}")
     assert "damaged" in refused(str(tmp_path / "one"))
@@ -324,8 +270,8 @@ def test_empty_folder(tmp_path):
         ("[3]", "row 0: expected an object with the field 'id', found 3"),
         (b"\xff\xfe\x00", "neither UTF-8 text (byte 0)"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
-        (parquet(rows(WHEN))[:-40], "damaged data file"),
-        (arrow(rows(WHEN), pa.ipc.new_stream)[:300], "damaged data file"),
+        (parquet(table(WHEN))[:-40], "damaged data file"),
+        (stream(table(WHEN))[:300], "damaged data file"),
     ],
 )
 def test_malformed_files(save, content, message):
@@ -337,9 +283,9 @@ def test_malformed_files(save, content, message):
     ("changes", "message"),
     [
         ({"answers": [{"text": "1998", "answer_start": 20}]}, "the answer '1998' is not at answer_start 20 of its "),
-        ({"answers": [{"text": "1998", "answer_start": 20}]}, "where ' 199' stands; correct the offset"),
-        ({"answers": [{"text": "1998", "answer_start": 400}]}, "where no text stands"),
-        ({"answers": [{"text": "tea.", "answer_start": -4}]}, "where no text stands"),
+        ({"answers": [{"text": "1998", "answer_start": 20}]}, "which has ' 199' there; correct the offset"),
+        ({"answers": [{"text": "1998", "answer_start": 400}]}, "which has no text there"),
+        ({"answers": [{"text": "tea.", "answer_start": -4}]}, "which has no text there"),
         ({"answers": [{"text": " ", "answer_start": 5}]}, "question 'q1': its answer is blank"),
         ({"answers": []}, "question 'q1': has no answer"),
         ({"question": " \t"}, "question 'q1': question is empty"),

@@ -62,8 +62,8 @@ def test_samples_are_those_of_the_subset_and_no_others(n, fraction, count, seed)
     examples = [replace(e, id=f"q{i}-ssmba1") for i, e in enumerate(questions(["t"] * n))]  # even of samples
     samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(count)]
     chosen = subset(examples, fraction, None, seed)
-    found = samples_of(chosen, samples)
-    assert [sample.id for sample in found] == [f"{e.id}-ssmba{k}" for e in chosen for k in range(count)]
+    kept = samples_of(chosen, samples)
+    assert [sample.id for sample in kept] == [f"{e.id}-ssmba{k}" for e in chosen for k in range(count)]
 
 
 def test_samples_of_other_questions_only():
@@ -94,7 +94,7 @@ def test_articles_are_held_out_whole(articles, fraction):
     assert len(held) - max(counts[e.article] for e in held) < fraction * len(examples)
 
 
-def test_the_choice_of_articles_does_not_hang_on_the_order_of_the_questions():
+def test_the_choice_of_articles_does_not_depend_on_the_order_of_the_questions():
     examples = questions(list("aabbccddeeff"))
     held = {e.article for e in hold_out_articles(examples, 0.4)[1]}
     assert {e.article for e in hold_out_articles(examples[::-1], 0.4)[1]} == held

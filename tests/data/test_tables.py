@@ -8,69 +8,26 @@ from pathlib import Path
 
 import datasets
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from swep_ds.data.readers import Example, read_examples
-from swep_ds.errors import InputError
+from tests.support.qa_files import TABLE_WRITERS as WRITERS
+from tests.support.qa_files import compressed, file, parquet, refused, rows, stream
 
 CONTEXT = "The caf\u00e9 opened in 1998. It serves tea."
 
 
 def questions(count=2):
-    answers = {"text": ["1998"], "answer_start": [19]}
-    return [
-        {"id": f"q{i}", "title": "Cafes", "context": CONTEXT, "question": "When?", "answers": answers}
-        for i in range(count)
-    ]
+    answers = [{"text": "1998", "answer_start": 19}]
+    return rows(*({"id": f"q{i}", "question": "When?", "answers": answers} for i in range(count)), context=CONTEXT)
 
 
 EXAMPLES = [Example(f"q{i}", "When?", CONTEXT, ("1998",), (19, 23), "Cafes") for i in range(2)]
 TABLE = pa.Table.from_pylist(questions())
 
 
-def stream(table, new_writer=pa.ipc.new_stream, **options):
-    sink = pa.BufferOutputStream()
-    with new_writer(sink, table.schema, **options) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def file(table):
-    return stream(table, pa.ipc.new_file)
-
-
-def compressed(table):
-    return stream(table, options=pa.ipc.IpcWriteOptions(compression="zstd"))
-
-
-def parquet(table):
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    return sink.getvalue().to_pybytes()
-
-
-WRITERS = {"stream": stream, "file": file, "compressed": compressed, "parquet": parquet}
-
-
 def with_column(name, column):
     return TABLE.set_column(TABLE.schema.get_field_index(name), name, column)
-
-
-def saved(tmp_path, content):
-    path = tmp_path / "data"
-    path.write_bytes(content)
-    return str(path)
-
-
-def refused(source, *, training=True):
-    with pytest.raises(InputError) as error:
-        read_examples(source, training=training)
-    message = str(error.value)
-    assert "\n" not in message
-    assert source in message
-    assert len(message) < len(source) * 2 + 600
-    return message
 
 
 # Unusual and right
@@ -86,19 +43,19 @@ def refused(source, *, training=True):
     ],
     ids=["dictionary", "large", "view"],
 )
-def test_other_kinds_of_strings(tmp_path, write, column):
-    assert read_examples(saved(tmp_path, write(with_column("context", column))), training=True) == EXAMPLES
+def test_other_kinds_of_strings(save, write, column):
+    assert read_examples(save(write(with_column("context", column))), training=True) == EXAMPLES
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_columns_that_are_not_read_may_hold_anything(tmp_path, write):
+def test_columns_that_are_not_read_may_hold_anything(save, write):
     table = TABLE.append_column("more", pa.array([b"\xff", None])).append_column("more", pa.array([1, 2]))
-    assert read_examples(saved(tmp_path, write(table)), training=True) == EXAMPLES
+    assert read_examples(save(write(table)), training=True) == EXAMPLES
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_more_rows_than_are_converted_at_a_time(tmp_path, write):
-    examples = read_examples(saved(tmp_path, write(pa.Table.from_pylist(questions(3000)))), training=True)
+def test_more_rows_than_are_converted_at_a_time(save, write):
+    examples = read_examples(save(write(pa.Table.from_pylist(questions(3000)))), training=True)
     assert [example.id for example in examples] == [f"q{i}" for i in range(3000)]
     assert len({id(example.context) for example in examples}) == 1
 
@@ -124,32 +81,31 @@ def test_more_rows_than_are_converted_at_a_time(tmp_path, write):
         ("answers", pa.array([{"text": ["1998"], "answer_start": [19.0]}] * 2), "answer_start holds no offset"),
     ],
 )
-def test_columns_of_other_types(tmp_path, write, name, column, message):
-    assert message in refused(saved(tmp_path, write(with_column(name, column))))
+def test_columns_of_other_types(save, write, name, column, message):
+    assert message in refused(save(write(with_column(name, column))))
 
 
 @pytest.mark.parametrize("write", [stream, file, compressed], ids=["stream", "file", "compressed"])
-def test_a_column_given_twice(tmp_path, write):
+def test_a_column_given_twice(save, write):
     table = TABLE.append_column("question", TABLE["question"])
-    assert "has the column 'question' 2 times; keep one" in refused(saved(tmp_path, write(table)))
+    assert "has the column 'question' 2 times; keep one" in refused(save(write(table)))
 
 
-def test_rows_that_the_file_cannot_hold(tmp_path):
+def test_rows_that_the_file_cannot_hold(save):
     """Of empty columns a few bytes can claim any number of rows."""
     batch = pa.RecordBatch.from_arrays([pa.nulls(10**6)], names=["id"])
-    assert "claims 1000000 rows in" in refused(saved(tmp_path, stream(pa.Table.from_batches([batch]))))
-    assert "claims 1000000 rows" in refused(saved(tmp_path, parquet(pa.Table.from_batches([batch]))))
+    assert "claims 1000000 rows in" in refused(save(stream(pa.Table.from_batches([batch]))))
+    assert "claims 1000000 rows" in refused(save(parquet(pa.Table.from_batches([batch]))))
 
 
-def test_text_that_is_no_utf_8(tmp_path):
-    broken = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
-    assert "damaged data file" in refused(saved(tmp_path, stream(with_column("question", broken))))
-
-
-def test_offsets_out_of_bounds(tmp_path):
-    """Followed unchecked they end the process."""
-    broken = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\xff\xff\xff\x7f\2\0\0\0"), pa.py_buffer(b"ab"))
-    assert "damaged data file" in refused(saved(tmp_path, stream(with_column("question", broken))))
+@pytest.mark.parametrize(
+    ("offsets", "values"),
+    [(b"\0\0\0\0\1\0\0\0\2\0\0\0", b"\xff\xfe"), (b"\0\0\0\0\xff\xff\xff\x7f\2\0\0\0", b"ab")],
+    ids=["no UTF-8", "offsets out of bounds"],  # which crash the process if nothing checks them
+)
+def test_strings_that_are_damaged(save, offsets, values):
+    broken = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(values))
+    assert "damaged data file" in refused(save(stream(with_column("question", broken))))
 
 
 DAMAGED = """
@@ -176,7 +132,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 
 
 def test_damaged_bytes_end_in_one_line(tmp_path):
-    """In another process, which a fault in Arrow's own code would end."""
+    """In another process, as a fault in Arrow's own code would end it."""
     (tmp_path / "whole").mkdir()
     for name, write in WRITERS.items():
         (tmp_path / "whole" / name).write_bytes(write(pa.Table.from_pylist(questions(40))))
@@ -185,15 +141,15 @@ def test_damaged_bytes_end_in_one_line(tmp_path):
     assert done.returncode == 0, (done.stdout[-50:], done.stderr[-2000:])
 
 
-def test_a_stream_that_is_cut_off_between_its_batches(tmp_path):
+def test_a_stream_that_is_cut_off_between_its_batches(save):
     """Arrow's reader takes that for its end."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TABLE.schema) as writer:
         writer.write_table(TABLE, max_chunksize=1)
         whole = sink.tell()
     content = sink.getvalue().to_pybytes()
-    assert read_examples(saved(tmp_path, content), training=True) == EXAMPLES
-    assert "damaged data file (it is cut off)" in refused(saved(tmp_path, content[:whole]))
+    assert read_examples(save(content), training=True) == EXAMPLES
+    assert "damaged data file (it is cut off)" in refused(save(content[:whole]))
 
 
 # Saved data sets
@@ -248,21 +204,15 @@ def test_damaged_json_of_a_saved_data_set(folder, tmp_path, content):
     assert str(tmp_path / "dict" / "dataset_dict.json") in refused(str(tmp_path / "dict"))
 
 
-@pytest.mark.parametrize("splits", [["../saved"], ["/tmp"], [5], "train", [[]], [""], [".."]])
-def test_splits_that_leave_the_folder(tmp_path, splits):
-    (tmp_path / "dict").mkdir()
-    (tmp_path / "dict" / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
-    assert "damaged: no list of names in its field 'splits'" in refused(str(tmp_path / "dict"))
-
-
-def test_a_split_without_its_folder(tmp_path):
-    (tmp_path / "dict").mkdir()
-    (tmp_path / "dict" / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
-    assert "state.json: no such file" in refused(str(tmp_path / "dict"))
+@pytest.mark.parametrize("splits", [["../saved"], ["/tmp"], [5], "train", [[]], [""], [".."], ["train"]])
+def test_splits_that_leave_the_folder_or_are_not_there(save, tmp_path, splits):
+    save({"splits": splits}, "dataset_dict.json")
+    said = "state.json: no such file" if splits == ["train"] else "damaged: no list of names in its field 'splits'"
+    assert said in refused(str(tmp_path))
 
 
 def test_dataset_info_is_not_needed(folder):
-    """What it says beside the Arrow schema decides nothing here."""
+    """The Arrow schema alone says how to read the rows."""
     (folder / "dataset_info.json").write_text("[" * 10**5)
     assert read_examples(str(folder), training=True) == EXAMPLES
 

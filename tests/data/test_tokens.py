@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
 from swep_ds.data import features, tokens
-from swep_ds.data.features import WindowSettings, build_features
-from swep_ds.data.tokens import ContextTokens
+from swep_ds.data.features import build_features
+from swep_ds.data.tokens import TextTokens
+from swep_ds.data.windows import Template, WindowSettings
 from tests.support import tiny
 
 LONG = " ".join(tiny.SENTENCES * 60)
@@ -39,8 +40,8 @@ def small(monkeypatch):
 
 
 def equals_the_whole(backend, text, gap=""):
-    whole = ContextTokens.of(backend.encode(gap + text, add_special_tokens=False), -len(gap))
-    pieces = ContextTokens.of_long(backend, gap + text, -len(gap))
+    whole = TextTokens.of(backend.encode(gap + text, add_special_tokens=False), -len(gap))
+    pieces = TextTokens.of_long(backend, gap + text, -len(gap))
     return all(map(np.array_equal, whole, pieces))
 
 
@@ -96,6 +97,7 @@ def test_bounds_do_not_show_in_the_windows(kind, training, task, monkeypatch):
     expected, sums = windows()
     assert len(sums) == 1
     monkeypatch.setattr(tokens, "CHARACTERS_AT_A_TIME", 300)
+    monkeypatch.setattr(tokens, "EXAMPLES_AT_A_TIME", 3)
     monkeypatch.setattr(tokens, "AROUND_CUT", 50)
     monkeypatch.setattr(features, "TOKENS_AT_A_TIME", 500)
     rows, sums = windows()
@@ -105,7 +107,7 @@ def test_bounds_do_not_show_in_the_windows(kind, training, task, monkeypatch):
 
 
 def test_memory_does_not_grow_with_tokens_times_windows(tmp_path, monkeypatch):
-    """A number for every token and window would be 400 MB here. Python and NumPy alone are counted."""
+    """One number per token and window would be 400 MB. Counts Python and NumPy alone."""
     monkeypatch.setattr(features, "TOKENS_AT_A_TIME", 2**14)
     context = " ".join(["tea"] * 20_000)
     examples = [tiny.example("What?", context, "tea")]
@@ -129,9 +131,9 @@ def test_the_template_is_read_off_the_beginning_of_a_context(monkeypatch):
             return BACKENDS["wordpiece"].encode(*texts, **options)
 
     long = tiny.example("When?", LONG * 10, "1998")
-    short = features.Template.learn(BACKENDS["wordpiece"], tiny.example("When?", tiny.SENTENCES[3], "1998"))
-    learned = features.Template.learn(Counting(), long)
+    short = Template.learn(BACKENDS["wordpiece"], tiny.example("When?", tiny.SENTENCES[3], "1998"))
+    learned = Template.learn(Counting(), long)
     assert max(encoded) <= 2000
     assert all(map(np.array_equal, short, learned))
     blank = tiny.Example("q", "When?", "\u200b" * 3000 + "1998", ("1998",), (3000, 3004), "a")
-    assert all(map(np.array_equal, short, features.Template.learn(copy.deepcopy(BACKENDS["wordpiece"]), blank)))
+    assert all(map(np.array_equal, short, Template.learn(copy.deepcopy(BACKENDS["wordpiece"]), blank)))

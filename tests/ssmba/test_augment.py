@@ -1,4 +1,4 @@
-"""scripts/augment.py: one file whatever the ranks and the stops, chunks that are whole, refusals in one line."""
+"""scripts/augment.py: one file whatever the ranks and the stops, whole chunks, refusals in one line."""
 
 import json
 import os
@@ -86,6 +86,8 @@ def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tm
     (tmp_path / "done.json").write_text("")
     assert "exists already" in refused(Chunks(tmp_path / "done.json", 3), SETUP)
     assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
+    with pytest.raises(InputError, match=r"--output .* cannot be looked up .*too long"):
+        Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5])
@@ -122,11 +124,6 @@ def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_an_output_with_too_long_a_name(tmp_path):
-    with pytest.raises(InputError, match=r"--output .* cannot be looked up .*too long"):
-        Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
-
-
 # Settings and data
 
 
@@ -146,12 +143,9 @@ def test_settings_out_of_range(settings, limit, said):
         _check(settings, limit)
 
 
-def test_data_that_cannot_be_read_names_the_option(tmp_path):
+def test_data_are_limited_known_by_their_digest_and_named_by_their_option(tmp_path):
     with pytest.raises(InputError, match=r"^--data: .*nowhere\.json.*no such file"):
         _read("nowhere.json", None)
-
-
-def test_the_digest_knows_other_data(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(squad(5)))
     examples = _read(str(tmp_path / "train.json"), None)
     assert [e.id for e in _read(str(tmp_path / "train.json"), 2)] == [e.id for e in examples[:2]]
@@ -188,7 +182,7 @@ def test_the_setup_knows_other_weights_of_the_same_name(tmp_path):
 
 # The script
 
-# As scripts/augment.py, killed when it has written two chunks.
+# Runs scripts/augment.py and kills it when it has written two chunks.
 KILLED = f"""
 import os, runpy, signal, sys
 from swep_ds.ssmba.augment import Chunks
@@ -205,7 +199,7 @@ runpy.run_path({str(AUGMENT)!r}, run_name="__main__")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Holds two.json, of two ranks, and one.json, of one that was killed once; its messages in one.txt, refused.txt."""
+    """Holds two.json of two ranks, one.json of a run that was killed once, and messages in one.txt and refused.txt."""
     path = tmp_path_factory.mktemp("augment")
     tiny_masked_lm.save(path / "model", tiny.wordpiece())
     (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
@@ -224,7 +218,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_file_of_two_ranks(folder):
+def test_a_killed_run_resumes_to_the_file_of_two_ranks(folder):
     one, two = ((folder / name).read_bytes() for name in ("one.json", "two.json"))
     assert one == two
     assert not list(folder.glob("*.chunks"))
@@ -232,7 +226,7 @@ def test_a_killed_run_goes_on_to_the_file_of_two_ranks(folder):
 
 
 @pytest.mark.slow
-def test_other_settings_do_not_go_on(folder):
+def test_other_settings_do_not_resume(folder):
     code, said = (folder / "refused.txt").read_text().splitlines()
     assert code == "2"
     assert "seed 0 there, 1 here" in said

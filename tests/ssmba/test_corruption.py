@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.ssmba.corruption import Vocabulary, corrupt, plain_backend, splice, tokenise
+from swep_ds.data.windows import plain_backend
+from swep_ds.ssmba.corruption import Vocabulary, corrupt, splice, tokenise
 from tests.support import tiny
 
 WORDS = sorted({word for sentence in tiny.SENTENCES for word in sentence.split()})
@@ -23,7 +24,7 @@ SPECIAL = {"unk_token": "[UNK]", "pad_token": "[PAD]", "sep_token": "[SEP]", "ma
 
 @functools.cache
 def wordpiece() -> PreTrainedTokenizerFast:
-    """Of a vocabulary known to the word, where training breaks ties as it likes. Likewise the next two."""
+    """Its vocabulary is known to the word, where training breaks ties at random. Likewise the next two."""
     words = "( ) , . - the it was not founded in 1204 by abbot old nice and too opened again north cafe w e l t"
     pieces = [*SPECIAL.values(), *words.split(), "##s", "##e", "##l", "##t", "[unused7]"]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
@@ -35,7 +36,7 @@ def wordpiece() -> PreTrainedTokenizerFast:
 
 @functools.cache
 def byte_bpe() -> PreTrainedTokenizerFast:
-    """All merges that there can be: every word is a token, with the space before it and without."""
+    """Has all possible merges: every word is a token, with the space before it and without."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -67,8 +68,8 @@ def tokenised(kind: str, text: str, kept: tuple[int, int] | None = None):
     return tokenise(plain_backend((tiny.TOKENIZERS | EXACT)[kind]()), VOCABULARIES[kind], [text], [kept])[0]
 
 
-def shown(made) -> list[str]:
-    return [made.text[s:e] for s, e in zip(made.starts, made.ends, strict=True)]
+def shown(tokens) -> list[str]:
+    return [tokens.text[s:e] for s, e in zip(tokens.starts, tokens.ends, strict=True)]
 
 
 def bare(text: str) -> str:
@@ -111,7 +112,7 @@ def test_a_sentence_piece_reads_without_its_mark():
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
 def test_no_special_or_added_or_unused_token_may_be_written(kind):
-    tokenizer = tiny.TOKENIZERS[kind].__wrapped__()  # one of its own, to add to
+    tokenizer = tiny.TOKENIZERS[kind].__wrapped__()  # a new one, to add a token to
     assert tokenizer.add_tokens(["zzz"]) == 1
     candidates = Vocabulary.of(tokenizer).candidates.tolist()
     assert not {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids("zzz")} & set(candidates)
@@ -127,23 +128,15 @@ def test_no_special_or_added_or_unused_token_may_be_written(kind):
 def test_tokens_over_the_answer_are_not_eligible():
     text = "it was founded in 1204 by abbot"
     for span in ((18, 22), (19, 20)):  # the token 1204, and a character in it
-        made = tokenised("exact wordpiece", text, span)
-        assert shown(made) == text.split()
-        assert made.eligible.tolist() == [word != "1204" for word in text.split()]
+        tokens = tokenised("exact wordpiece", text, span)
+        assert shown(tokens) == text.split()
+        assert tokens.eligible.tolist() == [word != "1204" for word in text.split()]
 
 
 def test_bytes_of_one_character_white_space_and_special_tokens_are_not_eligible():
-    made = tokenised("exact byte_bpe", "a “b”  \n c [SEP] d")
-    assert set(np.array(shown(made))[made.eligible]) == {"a", "b", "c", "d"}
-    assert set(np.array(shown(made))[~made.eligible]) == {"“", "”", "", "[SEP]"}
-
-
-def test_tokenising_leaves_the_shared_tokenizer_as_it_is():
-    tokenizer = tiny.wordpiece.__wrapped__()
-    tokenizer(["a"], truncation=True, max_length=4, padding="max_length")
-    [made] = tokenise(plain_backend(tokenizer), VOCABULARIES["wordpiece"], [" ".join(tiny.SENTENCES)], [None])
-    assert len(made.ids) > 50
-    assert tokenizer.backend_tokenizer.truncation["max_length"] == 4
+    tokens = tokenised("exact byte_bpe", "a “b”  \n c [SEP] d")
+    assert set(np.array(shown(tokens))[tokens.eligible]) == {"a", "b", "c", "d"}
+    assert set(np.array(shown(tokens))[~tokens.eligible]) == {"“", "”", "", "[SEP]"}
 
 
 # Corruption
@@ -154,39 +147,39 @@ def test_shares_of_corrupted_masked_replaced_and_kept_tokens():
     eligible = np.arange(100) % 4 != 0
     rng = np.random.default_rng(0)
     draws = [corrupt(ids, eligible, 0.25, vocabulary, rng) for _ in range(400)]
-    for made in draws:
-        assert eligible[made.selected].all()
-        assert (np.diff(made.selected) > 0).all()
-        assert np.delete(made.ids - ids, made.selected).any() == 0
-        assert ((made.uniforms >= 0) & (made.uniforms < 1)).all()
-        assert set(made.ids) <= {*ids, *vocabulary.candidates, vocabulary.mask_id}
-    assert {len(made.selected) for made in draws} == {18, 19}  # 18.75 on average
-    assert np.mean([len(made.selected) for made in draws]) == pytest.approx(0.25 * 75, abs=0.1)
-    there = np.concatenate([made.ids[made.selected] for made in draws])
-    before = np.concatenate([ids[made.selected] for made in draws])
-    masked, same = there == vocabulary.mask_id, there == before
+    for corruption in draws:
+        assert eligible[corruption.selected].all()
+        assert (np.diff(corruption.selected) > 0).all()
+        assert np.delete(corruption.ids - ids, corruption.selected).any() == 0
+        assert ((corruption.uniforms >= 0) & (corruption.uniforms < 1)).all()
+        assert set(corruption.ids) <= {*ids, *vocabulary.candidates, vocabulary.mask_id}
+    assert {len(corruption.selected) for corruption in draws} == {18, 19}  # 18.75 on average
+    assert np.mean([len(corruption.selected) for corruption in draws]) == pytest.approx(0.25 * 75, abs=0.1)
+    after = np.concatenate([corruption.ids[corruption.selected] for corruption in draws])
+    before = np.concatenate([ids[corruption.selected] for corruption in draws])
+    masked, same = after == vocabulary.mask_id, after == before
     # 7,500 tokens: standard deviations of 0.005 and 0.003
     assert masked.mean() == pytest.approx(0.8, abs=0.02)
     assert same.mean() == pytest.approx(0.1, abs=0.015)
     assert (~masked & ~same).mean() == pytest.approx(0.1, abs=0.015)
-    places = np.bincount(np.concatenate([made.selected for made in draws]), minlength=100)[eligible]
+    places = np.bincount(np.concatenate([corruption.selected for corruption in draws]), minlength=100)[eligible]
     assert places.std() < 2 * np.sqrt(400 * 0.25 * 0.75)  # all of them alike
 
 
-def test_equal_dice_corrupt_alike():
+def test_equal_rngs_corrupt_alike():
     vocabulary, ids = VOCABULARIES["unigram"], np.arange(5, 90)
-    one, two, other = (
+    first, second, other = (
         corrupt(ids, np.ones(85, bool), 0.25, vocabulary, np.random.default_rng(seed)) for seed in (7, 7, 8)
     )
-    assert (one.ids == two.ids).all()
-    assert (one.uniforms == two.uniforms).all()
-    assert not np.array_equal(one.ids, other.ids)
+    assert (first.ids == second.ids).all()
+    assert (first.uniforms == second.uniforms).all()
+    assert not np.array_equal(first.ids, other.ids)
 
 
 def test_nothing_to_corrupt():
-    made = corrupt(np.arange(3), np.zeros(3, bool), 1.0, VOCABULARIES["wordpiece"], np.random.default_rng(0))
-    assert len(made.selected) == 0
-    assert made.ids.tolist() == [0, 1, 2]
+    corruption = corrupt(np.arange(3), np.zeros(3, bool), 1.0, VOCABULARIES["wordpiece"], np.random.default_rng(0))
+    assert len(corruption.selected) == 0
+    assert corruption.ids.tolist() == [0, 1, 2]
 
 
 # Splicing
@@ -197,11 +190,11 @@ def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data
     words = [i for i, character in enumerate(text) if not character.isspace()]
     begin = data.draw(st.sampled_from(words))
     end = data.draw(st.integers(begin + 1, min(len(text), begin + 12)))
-    made, vocabulary = tokenised(kind, text, (begin, end)), VOCABULARIES[kind]
-    eligible = np.flatnonzero(made.eligible).tolist()
+    tokens, vocabulary = tokenised(kind, text, (begin, end)), VOCABULARIES[kind]
+    eligible = np.flatnonzero(tokens.eligible).tolist()
     chosen = sorted(data.draw(st.sets(st.sampled_from(eligible)))) if eligible else []
     new = [data.draw(st.sampled_from(vocabulary.candidates.tolist())) for _ in chosen]
-    result, start = splice(made, np.array(chosen, np.int64), np.array(new, np.int64), vocabulary)
+    result, start = splice(tokens, np.array(chosen, np.int64), np.array(new, np.int64), vocabulary)
 
     assert result[start : start + end - begin] == text[begin:end]
     # against the tokenizer's own offsets: all characters, apart from white space, token by token
@@ -216,7 +209,7 @@ def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data
             at = right
     runs.append(text[at:].strip())
     assert bare(result) == expected + bare(text[at:])
-    # what lies between two exchanged tokens stands there byte by byte, its white space included
+    # the text between two exchanged tokens is unchanged, its white space included
     at = 0
     for run in runs:
         assert run in result[at:]
@@ -228,11 +221,11 @@ def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data
 def spliced(kind: str, text: str, *exchanges: tuple[str, str], kept: str | None = None) -> str:
     """The text with tokens exchanged, named by their characters and by their place in the vocabulary."""
     span = (text.index(kept), text.index(kept) + len(kept)) if kept else None
-    made, ids = tokenised(kind, text, span), EXACT[kind]().get_vocab()
-    pairs = sorted((shown(made).index(old), ids[new]) for old, new in exchanges)
-    assert all(made.eligible[position] for position, _ in pairs)
+    tokens, ids = tokenised(kind, text, span), EXACT[kind]().get_vocab()
+    pairs = sorted((shown(tokens).index(old), ids[new]) for old, new in exchanges)
+    assert all(tokens.eligible[position] for position, _ in pairs)
     positions, predicted = np.array(pairs, np.int64).T
-    result, start = splice(made, positions, predicted, VOCABULARIES[kind])
+    result, start = splice(tokens, positions, predicted, VOCABULARIES[kind])
     if kept:
         assert result[start : start + len(kept)] == kept
     return result

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.ssmba import corruption
 from swep_ds.ssmba.corruption import splice, tokenise
-from swep_ds.ssmba.reconstruct import Rebuilder, Settings, cover
+from swep_ds.ssmba.reconstruct import Reconstructor, Settings, cover
 from tests.support import tiny, tiny_masked_lm, tiny_run
 
 TEXT = " ".join(tiny.SENTENCES[:3])
@@ -55,10 +55,10 @@ def models(tmp_path_factory) -> dict[str, str]:
     return {kind: tiny_masked_lm.save(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
 
 
-def rebuilder(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Rebuilder:
-    made = Rebuilder(models[kind], EXAMPLES[0], Settings(**settings), torch.device("cpu"))
-    made.model = Table(random_table(len(tiny.TOKENIZERS[kind]())) if table is None else table)
-    return made
+def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Reconstructor:
+    reconstruct = Reconstructor(models[kind], EXAMPLES[0], Settings(**settings), torch.device("cpu"))
+    reconstruct.model = Table(random_table(len(tiny.TOKENIZERS[kind]())) if table is None else table)
+    return reconstruct
 
 
 def read(articles: list[dict], tmp_path) -> list[Example]:
@@ -70,13 +70,13 @@ def read(articles: list[dict], tmp_path) -> list[Example]:
 def test_windows_fit_and_hold_every_token(question, context, room):
     windows, owner = cover(question, context, room)
     assert len(owner) == question + context
-    for number, (asked, told) in enumerate(windows):
-        assert 0 < asked[1] - asked[0] + told[1] - told[0] <= room or question + context == 0
-        assert (asked[1] <= question) & (told[1] <= context)
-        mine = np.flatnonzero(owner == number)
-        in_question, in_context = mine[mine < question], mine[mine >= question] - question
+    for number, (asked, context_part) in enumerate(windows):
+        assert 0 < asked[1] - asked[0] + context_part[1] - context_part[0] <= room or question + context == 0
+        assert (asked[1] <= question) & (context_part[1] <= context)
+        owned = np.flatnonzero(owner == number)
+        in_question, in_context = owned[owned < question], owned[owned >= question] - question
         assert ((in_question >= asked[0]) & (in_question < asked[1])).all()
-        assert ((in_context >= told[0]) & (in_context < told[1])).all()
+        assert ((in_context >= context_part[0]) & (in_context < context_part[1])).all()
     assert set(owner) <= set(range(len(windows)))
     if question + context <= room and question <= room // 2:
         assert windows == [((0, question), (0, context))]
@@ -86,8 +86,8 @@ def test_windows_fit_and_hold_every_token(question, context, room):
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
 def test_samples_of_all_kinds_of_tokenizers(models, kind, tmp_path):
-    rebuild = rebuilder(models, kind)
-    articles, counts = rebuild(EXAMPLES)
+    reconstruct = reconstructor(models, kind)
+    articles, counts = reconstruct(EXAMPLES)
     assert [article["title"] for article in articles] == ["first", "second", "third"]
     samples = read(articles, tmp_path)
     originals = {example.id: example for example in EXAMPLES}
@@ -106,7 +106,7 @@ def test_samples_of_all_kinds_of_tokenizers(models, kind, tmp_path):
 
     # a quarter of what may be corrupted, to rounding: 40 samples, each off by 0.5 tokens at most on average
     texts = [(e.question, None) for e in EXAMPLES] + [(e.context, e.span) for e in EXAMPLES]
-    tokens = tokenise(rebuild.backend, rebuild.vocabulary, *map(list, zip(*texts, strict=True)))
+    tokens = tokenise(reconstruct.backend, reconstruct.vocabulary, *map(list, zip(*texts, strict=True)))
     eligible = 8 * sum(int(text.eligible.sum()) for text in tokens)
     assert counts["tokens"] == 8 * sum(len(text.ids) for text in tokens)
     assert counts["corrupted"] == pytest.approx(0.25 * eligible, abs=20)
@@ -118,20 +118,21 @@ def test_every_token_is_predicted_at_its_own_place(models, kind, monkeypatch, tm
     """A model that answers every token with another one shows which token was asked about."""
     monkeypatch.setattr(corruption, "MASKED", 0.0)
     monkeypatch.setattr(corruption, "RANDOM", 0.0)  # all tokens are given as they are
-    rebuild = rebuilder(models, kind, share=1.0, samples=1)
-    candidates = rebuild.vocabulary.candidates
-    after = np.arange(len(rebuild.vocabulary.texts))
+    reconstruct = reconstructor(models, kind, share=1.0, samples=1)
+    candidates = reconstruct.vocabulary.candidates
+    after = np.arange(len(reconstruct.vocabulary.texts))
     after[candidates] = np.roll(candidates, 1)
-    rebuild.model = Table(1e4 * torch.eye(len(after))[torch.from_numpy(after)])
-    articles, counts = rebuild(EXAMPLES)
+    reconstruct.model = Table(1e4 * torch.eye(len(after))[torch.from_numpy(after)])
+    articles, counts = reconstruct(EXAMPLES)
     samples = {sample.id: sample for sample in read(articles, tmp_path)}
     assert counts["kept"] == len(EXAMPLES)
     for example in EXAMPLES:
         texts = [example.question, example.context]
-        pair = tokenise(rebuild.backend, rebuild.vocabulary, texts, [None, example.span])
+        pair = tokenise(reconstruct.backend, reconstruct.vocabulary, texts, [None, example.span])
         places = [np.flatnonzero(text.eligible) for text in pair]
         question, context = (
-            splice(text, at, after[text.ids[at]], rebuild.vocabulary)[0] for text, at in zip(pair, places, strict=True)
+            splice(text, at, after[text.ids[at]], reconstruct.vocabulary)[0]
+            for text, at in zip(pair, places, strict=True)
         )
         sample = samples[f"{example.id}-ssmba0"]
         assert (sample.question, sample.context) == (question, context)
@@ -141,21 +142,21 @@ def test_dropped_samples_are_counted_by_reason(models, monkeypatch):
     monkeypatch.setattr(corruption, "MASKED", 0.0)
     monkeypatch.setattr(corruption, "RANDOM", 0.0)
     size = len(tiny.wordpiece())
-    echo = rebuilder(models, table=1e4 * torch.eye(size), share=1.0)
+    echo = reconstructor(models, table=1e4 * torch.eye(size), share=1.0)
     assert echo(EXAMPLES[:2])[1] | {"tokens": 0, "corrupted": 0} == {
         "unchanged": 16, "changed": 0, "tokens": 0, "corrupted": 0
     }  # fmt: skip
     always = torch.zeros(size, size)
     always[:, echo.candidates[3]] = 1e4
-    articles, counts = rebuilder(models, table=always, share=1.0)(EXAMPLES[:2])
+    articles, counts = reconstructor(models, table=always, share=1.0)(EXAMPLES[:2])
     assert (counts["kept"], counts["repeated"], counts["unchanged"]) == (2, 14, 0)
     [paragraphs] = [article["paragraphs"] for article in articles]
     assert [qa["id"] for paragraph in paragraphs for qa in paragraph["qas"]] == ["a-ssmba0", "b-ssmba0"]
 
 
-def test_a_sample_hangs_on_seed_question_and_number_alone(models):
+def test_a_sample_depends_on_seed_question_and_number_alone(models):
     def texts(examples, **settings) -> dict[str, tuple[str, str]]:
-        articles, _ = rebuilder(models, **settings)(examples)
+        articles, _ = reconstructor(models, **settings)(examples)
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
         return {p["qas"][0]["id"]: (p["qas"][0]["question"], p["context"]) for p in paragraphs}
 
@@ -176,5 +177,5 @@ def test_a_sample_hangs_on_seed_question_and_number_alone(models):
 def test_many_short_questions(models, kind, tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(tiny_run.squad(60)))
     examples = read_examples(str(tmp_path / "train.json"), training=True)
-    articles, counts = rebuilder(models, kind, samples=4)(examples)
+    articles, counts = reconstructor(models, kind, samples=4)(examples)
     assert len(read(articles, tmp_path)) == counts["kept"] > 200

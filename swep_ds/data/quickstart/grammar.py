@@ -1,17 +1,19 @@
-"""How a passage and its questions are put together from templates.
+"""Builds passages and their questions from the templates in templates/<domain>.yaml.
 
 A `Kind` of thing (bridges, drugs, used cars ...) has fields, sentences that state fields of one or two things,
-and questions that ask for one field. A passage tells about two or three things of ONE kind and states the SAME
+and questions that ask for one field. A passage is about two or three things of ONE kind and states the SAME
 relations of each, so the relation narrows the answer to a few candidates and the entity decides between them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
-from swep_ds.data.quickstart.world import World
+import yaml
+
+from swep_ds.data.quickstart.world import TEMPLATES, World
 
 _SLOT = re.compile(r"\{([a-z]+)(2?)\}")
 
@@ -25,17 +27,22 @@ class Kind:
     """
 
     title: str
-    fields: dict[str, Callable[[World], str]]
-    sentences: tuple[str, ...]
-    questions: dict[str, tuple[str, ...]]  # the field asked for -> templates; "name" asks for the thing itself
-    openers: tuple[str, ...] = ()  # stand first, state nothing
-    asides: tuple[str, ...] = ()  # stand anywhere, state nothing
+    fields: dict[str, str | list[str]]  # as `World.draw` takes them
+    sentences: list[str]
+    questions: dict[str, list[str]]  # the field asked for -> templates; "name" asks for the thing itself
+    openers: list[str] = field(default_factory=list)  # come first, state nothing
+    asides: list[str] = field(default_factory=list)  # come anywhere, state nothing
     informal: bool = False  # sentences do not start with a capital
+
+
+@cache
+def load_kinds(domain: str) -> list[Kind]:
+    return [Kind(**kind) for kind in yaml.safe_load((TEMPLATES / f"{domain}.yaml").read_text(encoding="utf-8"))]
 
 
 @dataclass(frozen=True)
 class Mention:
-    """Where a field of a thing stands: characters [start, end) of the text, in its `sentence`-th sentence."""
+    """Where the text mentions a field of a thing: characters [start, end), in sentence number `sentence`."""
 
     record: int
     field: str
@@ -50,13 +57,13 @@ class Passage:
     records: list[dict[str, str]]
     text: str = ""
     mentions: list[Mention] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)  # templates that stand in the text
+    used: set[str] = field(default_factory=set)  # templates of its sentences
 
-    def told(self, record: int) -> set[str]:
+    def stated(self, record: int) -> set[str]:
         return {mention.field for mention in self.mentions if mention.record == record}
 
     def add(self, template: str, subjects: tuple[int, ...], sentence: int) -> None:
-        """Append a sentence, its slots filled from the records `subjects` (first, second); note the mentions."""
+        """Appends a sentence, its slots filled from the records `subjects` (first, second), and its mentions."""
         self.used.add(template)
         text = f"{self.text} " if self.text else ""
         begin, cursor = len(text), 0
@@ -67,7 +74,7 @@ class Passage:
             name, value = slot[1], self.records[record].get(slot[1])
             if name == "short":
                 name, value = "name", self.records[record]["name"]
-                if "name" in self.told(record):
+                if "name" in self.stated(record):
                     value = value.split()[-1]
             self.mentions.append(Mention(record, name, len(text), len(text) + len(value), sentence))
             text += value
@@ -76,16 +83,16 @@ class Passage:
 
 
 def slots(template: str) -> tuple[frozenset[str], bool]:
-    """The fields a template states of its first thing, names left out, and whether it needs a second thing."""
-    found = _SLOT.findall(template)
-    return frozenset(name for name, _ in found) - {"name", "short"}, any(second for _, second in found)
+    """The fields that a template states of its first thing, without names, and whether it needs a second thing."""
+    pairs = _SLOT.findall(template)
+    return frozenset(name for name, _ in pairs) - {"name", "short"}, any(second for _, second in pairs)
 
 
 def draw_records(kind: Kind, world: World, count: int) -> list[dict[str, str]]:
     """`count` things that differ from each other in every field."""
     records: list[dict[str, str]] = []
     while len(records) < count:
-        record = {name: sample(world) for name, sample in kind.fields.items()}
+        record = {name: world.draw(value) for name, value in kind.fields.items()}
         if all(record[name] != other[name] for other in records for name in record):
             records.append(record)
     return records
@@ -94,33 +101,33 @@ def draw_records(kind: Kind, world: World, count: int) -> list[dict[str, str]]:
 def write_passage(kind: Kind, world: World, brief: bool = False) -> Passage:
     """A passage of three to seven sentences about two or three things of one kind.
 
-    A `brief` one states a single relation of two things and nothing else, in one or two sentences.
+    A `brief` passage states a single relation of two things and nothing else, in one or two sentences.
     """
     rng = world.rng
     count = 2 if brief else rng.choice((2, 3, 3))
     records = draw_records(kind, world, count)
     relations = rng.sample([name for name in kind.questions if name != "name"], 1 if brief else 2)
-    told: list[set[str]] = [set() for _ in records]
+    stated: list[set[str]] = [set() for _ in records]
     plan: list[tuple[str, tuple[int, ...]]] = []
     for rank, relation in enumerate(relations):
         order = [i for i in range(count) if rank == 0 or count == 2 or rng.random() < 0.6]
         rng.shuffle(order)
         while order:
             subject = order.pop()
-            if relation in told[subject]:
+            if relation in stated[subject]:
                 continue
-            partner = next((other for other in order if relation not in told[other]), None)
+            partner = next((other for other in order if relation not in stated[other]), None)
             options = []
             for template in kind.sentences:
-                stated, paired = slots(template)
+                fields, paired = slots(template)
                 subjects = (subject, partner) if paired else (subject,)
-                if relation in stated and None not in subjects and not any(stated & told[i] for i in subjects):
+                if relation in fields and None not in subjects and not any(fields & stated[i] for i in subjects):
                     options.append((template, subjects))
             fresh = [option for option in options if option[0] not in {template for template, _ in plan}]
             template, subjects = rng.choice(fresh or options)
             plan.append((template, subjects))
             for i in subjects:
-                told[i] |= slots(template)[0]
+                stated[i] |= slots(template)[0]
     rng.shuffle(plan)
     if kind.asides and not brief and (len(plan) < 3 or (len(plan) < 6 and rng.random() < 0.5)):
         plan.insert(rng.randint(0, len(plan)), (rng.choice(kind.asides), ()))
@@ -137,15 +144,15 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
     rng = world.rng
     candidates = []
     for record, values in enumerate(passage.records):
-        told = passage.told(record)
+        stated = passage.stated(record)
         for asked, templates in passage.kind.questions.items():
-            fitting = [t for t in templates if slots(t)[0] <= told]
-            if asked not in told or not fitting:
+            fitting = [t for t in templates if slots(t)[0] <= stated]
+            if asked not in stated or not fitting:
                 continue
             template = rng.choice(fitting)
             where = [m for m in passage.mentions if m.record == record and m.field == asked]
             if asked == "name":
-                # The name to mark is the one beside the fact that the question states.
+                # Of several mentions of the name, the answer is the one beside the fact that the question states.
                 beside = {m.sentence for m in passage.mentions if m.record == record and m.field in slots(template)[0]}
                 where = [m for m in where if m.sentence in beside and m.end - m.start == len(values["name"])]
             if where:

@@ -1,23 +1,23 @@
-"""Pretraining of the quick-start encoder: a small BERT, from the project's own generated text, without labels.
+"""Pretrains the quick-start encoder: a small BERT, on the project's own generated text, without labels.
 
-The text is made from the templates of all domains with the names of the `pretrain` pool, which no training or test
-text holds. It contains no question at all, let alone an answer. An example is a pair of segments, like BERT's: a
-STATEMENT, which restates one or two facts in other words, and a PASSAGE, which tells of several things of one kind.
-Three self-supervised objectives are summed; every target is a token or a span of the text itself:
+The text comes from the templates of all domains with the names of the `pretrain` pool, which no training or test text
+uses. It contains no question and no answer label. An example is a pair of segments, like BERT's: a STATEMENT, which
+restates one or two facts in other words, and a PASSAGE about two or three things of one kind. The loss is a sum of
+three self-supervised objectives, whose targets are tokens or spans of the text itself:
 
-    span selection          (Glass et al., ACL 2020; the recurring spans of Ram et al., ACL 2021) A name or value of
-                            the statement is blanked or left out, and its place in the passage has to be found: a value
-                            by the name beside it, a name by its value. So matching is learned in both directions.
-    restated tokens         Which tokens of the passage belong to a name or value that the statement restates, the
-                            blanked one included? A dense signal: it teaches to compare the segments token by token.
-    masked language model   (Devlin et al., NAACL 2019) Tokens are masked at random, and values that the statement
+    span selection          (Glass et al., ACL 2020; the recurring spans of Ram et al., ACL 2021) The statement hides a
+                            name or value, and the model finds its place in the passage: a value by the name beside
+                            it, a name by its value. So it learns to match in both directions.
+    restated tokens         The model marks the passage tokens of all names and values that the statement restates,
+                            the hidden one included: a dense signal to compare the segments token by token.
+    masked language model   (Devlin et al., NAACL 2019) Tokens are masked at random; some values that the statement
                             restates are masked whole in the passage, to be recovered from the other segment.
 
-The first `brief_updates` updates see passages of one or two sentences: attention between equal tokens comes about
-much sooner there than among a hundred tokens. The initialisation helps: query and key projections start equal, so that
-equal tokens attend to each other, and positions start as sinusoids (Vaswani et al., 2017).
+The first `brief_updates` updates see passages of one or two sentences: attention between equal tokens emerges much
+sooner there than among a hundred tokens. The initialisation helps: query and key projections start equal, so equal
+tokens attend to each other, and positions start as sinusoids (Vaswani et al., 2017).
 
-What is saved is the encoder alone. The heads are thrown away, and fine-tuning starts from a fresh one.
+Only the encoder is saved. The heads are discarded, and fine-tuning starts from a fresh one.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertTokenizer
 
-from swep_ds.data.quickstart import KINDS
-from swep_ds.data.quickstart.grammar import Mention, Passage, slots, write_passage
+from swep_ds.data.quickstart import DOMAINS
+from swep_ds.data.quickstart.grammar import Mention, Passage, load_kinds, slots, write_passage
 from swep_ds.data.quickstart.world import World
 
-_POOL = 16  # batches drawn together and sorted by length, so that little is padded
+_POOL = 16  # batches that are drawn together and sorted by length, against padding
 _LOG_EVERY = 100
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the encoder. The defaults are those of the shipped one."""
+    """Everything that determines the encoder. The defaults made the shipped one."""
 
     updates: int = 5000
     brief_updates: int = 1200
@@ -56,7 +56,7 @@ class Settings:
     warmup: int = 100
     language_weight: float = 0.3
     restated_weight: float = 3.0
-    left_out_rate: float = 0.3  # share of blanks without a [MASK] in their place
+    left_out_rate: float = 0.3  # share of hidden spans without a [MASK] in their place
     mask_rate: float = 0.08  # share of tokens masked at random
     whole_rate: float = 0.5  # share of the restated values of a passage that are masked whole
     layers: int = 4
@@ -77,27 +77,27 @@ class Pair:
 
     statement: str
     passage: str
-    found: tuple[int, int]  # where the blanked name or value of the statement stands in the passage
+    answer: tuple[int, int]  # the name or value that the statement hides
     values: tuple[tuple[int, int], ...]  # values of the passage that the statement still shows
     restated: tuple[tuple[int, int], ...]  # every name and value of the passage that the statement restates
 
 
 def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: str = "[MASK]") -> Pair:
-    """Draw a passage, restate some of its facts and blank one name or value of the restatement.
+    """Draws a passage, restates some of its facts and hides one name or value of the restatement.
 
-    In place of the blank stands `filler`, or nothing at the rate `left_out_rate`.
+    `filler` replaces what is hidden, or nothing at the rate `left_out_rate`.
     """
     rng = world.rng
     restatements: list[str] = []
     while not restatements:
-        kind = rng.choice(KINDS[rng.choice(list(KINDS))])
+        kind = rng.choice(load_kinds(rng.choice(DOMAINS)))
         passage = write_passage(kind, world, brief)
         record = rng.randrange(len(passage.records))
-        told = passage.told(record)
+        stated = passage.stated(record)
         restatements = [
             template
             for template in kind.sentences
-            if not slots(template)[1] and slots(template)[0] <= told and template not in passage.used
+            if not slots(template)[1] and slots(template)[0] <= stated and template not in passage.used
         ]
     statement = Passage(kind, passage.records)
     statement.add(rng.choice(restatements), (record,), 0)
@@ -107,14 +107,14 @@ def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: 
     return Pair(
         statement=statement.text[: blank.start] + filler + statement.text[blank.end :],
         passage=passage.text,
-        found=places[blank.field],
+        answer=places[blank.field],
         values=tuple(span for name, span in places.items() if name not in (blank.field, "name")),
         restated=tuple((m.start, m.end) for m in passage.mentions if m.record == record and m.field in places),
     )
 
 
 def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> tuple[int, int]:
-    """Where a name or value of the statement stands in the passage; a name: beside a fact that both state."""
+    """The span in the passage of a name or value of the statement; of a name, the one beside a fact that both state."""
     same = [m for m in passage.mentions if (m.record, m.field) == (mention.record, mention.field)]
     if mention.field == "name":
         stated = {m.field for m in statement.mentions} - {"name"}
@@ -123,19 +123,38 @@ def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> tuple
     return same[0].start, same[0].end
 
 
+def tokenizer_texts(passages: int, seed: int) -> Iterator[str]:
+    """Passages of the pretraining pool, of all kinds in turn."""
+    world = World(random.Random(f"swep-ds quickstart tokenizer {seed}"), "pretrain")
+    kinds = [kind for domain in DOMAINS for kind in load_kinds(domain)]
+    return (write_passage(kinds[i % len(kinds)], world).text for i in range(passages))
+
+
+def draw_batches(
+    world: World, *, batch_size: int, brief_updates: int, left_out_rate: float, filler: str = "[MASK]"
+) -> Iterator[list[Pair]]:
+    """Endless batches of pairs; the pairs of a batch are of similar length."""
+    for update in itertools.count():
+        if update % _POOL == 0:
+            brief = update < brief_updates
+            pool = [write_pair(world, left_out_rate, brief, filler) for _ in range(_POOL * batch_size)]
+            pool.sort(key=lambda pair: len(pair.statement) + len(pair.passage))
+            order = world.rng.sample(range(_POOL), _POOL)
+        first = order[update % _POOL] * batch_size
+        yield pool[first : first + batch_size]
+
+
 def train_tokenizer(settings: Settings) -> BertTokenizer:
     """An uncased WordPiece tokenizer, trained on passages of the pretraining pool."""
-    world = World(random.Random(f"swep-ds quickstart tokenizer {settings.seed}"), "pretrain")
-    kinds = [kind for domain in KINDS.values() for kind in domain]
-    texts = (write_passage(kinds[i % len(kinds)], world).text for i in range(settings.tokenizer_passages))
+    texts = tokenizer_texts(settings.tokenizer_passages, settings.seed)
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     trainer = trainers.WordPieceTrainer(
         vocab_size=settings.vocabulary,
-        # The trainer numbers inner pieces in the order of a hash map and breaks ties by number. Listed up front they
-        # have fixed numbers, and the same text always gives the same vocabulary.
+        # The trainer numbers inner pieces in the order of a hash map and breaks ties by number. With the pieces listed
+        # first their numbers are fixed, and the same text always gives the same vocabulary.
         special_tokens=[*_SPECIAL, *(f"##{character}" for character in characters)],
         initial_alphabet=characters,
         show_progress=False,
@@ -150,31 +169,29 @@ def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, 
     Yields:
         `input_ids`, `token_type_ids`, `attention_mask` (B, T) int64; `restated` (B, T) int64, 1 on the tokens of the
         passage that the statement restates; `labels` (B, T) int64, the tokens under a mask and -100 elsewhere;
-        `starts`, `ends` (B,) int64, the blanked span in the passage, last token included.
+        `starts`, `ends` (B,) int64, first and last token of the hidden span in the passage.
     """
     world = World(random.Random(f"swep-ds quickstart pretraining {settings.seed}"), "pretrain")
     special = torch.tensor(tokenizer.all_special_ids)
-    for update in itertools.count():
-        if update % _POOL == 0:
-            brief = update < settings.brief_updates
-            pool = [write_pair(world, settings.left_out_rate, brief) for _ in range(_POOL * settings.batch_size)]
-            pool.sort(key=lambda pair: len(pair.statement) + len(pair.passage))
-            order = world.rng.sample(range(_POOL), _POOL)
-        first = order[update % _POOL] * settings.batch_size
-        pairs = pool[first : first + settings.batch_size]
+    for pairs in draw_batches(
+        world,
+        batch_size=settings.batch_size,
+        brief_updates=settings.brief_updates,
+        left_out_rate=settings.left_out_rate,
+    ):
         encoded = tokenizer(
             [pair.statement for pair in pairs], [pair.passage for pair in pairs], padding=True, return_tensors="pt"
         )
         ids = encoded["input_ids"]
         masked = (torch.rand(ids.shape) < settings.mask_rate) & ~torch.isin(ids, special)
         restated = torch.zeros_like(ids)
-        found = []
+        answers = []
         for row, pair in enumerate(pairs):
             for span in pair.values:
                 if world.rng.random() < settings.whole_rate:
                     masked[row, _tokens(encoded, row, span)] = True
-            found.append(_tokens(encoded, row, pair.found))
-            masked[row, found[-1]] = False
+            answers.append(_tokens(encoded, row, pair.answer))
+            masked[row, answers[-1]] = False
             for span in pair.restated:
                 restated[row, _tokens(encoded, row, span)] = 1
         yield {
@@ -183,8 +200,8 @@ def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, 
             "attention_mask": encoded["attention_mask"],
             "restated": restated,
             "labels": ids.masked_fill(~masked, -100),
-            "starts": torch.tensor([span.start for span in found]),
-            "ends": torch.tensor([span.stop - 1 for span in found]),
+            "starts": torch.tensor([span.start for span in answers]),
+            "ends": torch.tensor([span.stop - 1 for span in answers]),
         }
 
 
@@ -215,7 +232,7 @@ class PretrainingModel(nn.Module):
 
     @torch.no_grad()
     def _favour_equal_tokens(self, settings: Settings) -> None:
-        """Sinusoidal positions, and query and key projections that start equal: q.k is largest for equal tokens."""
+        """Sets sinusoidal positions, and keys equal to queries, so that q.k is largest for equal tokens."""
         positions = self.masked_lm.bert.embeddings.position_embeddings.weight
         count, width = positions.shape
         angle = torch.arange(count)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
@@ -227,7 +244,7 @@ class PretrainingModel(nn.Module):
             attention.key.weight.copy_(attention.query.weight)
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The three losses (nats), scalars: "language", "selection", "restated"; "exact": share of spans found."""
+        """The losses "language", "selection" and "restated" (nats, scalars); "exact", the share of spans found."""
         hidden_BTd = self.masked_lm.bert(
             batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]
         ).last_hidden_state
@@ -244,7 +261,7 @@ class PretrainingModel(nn.Module):
 
 
 def pretrain(settings: Settings, folder: Path) -> None:
-    """Train tokenizer and encoder as `settings` say and `save` both to `folder`; the losses go to the screen."""
+    """Trains tokenizer and encoder, prints the losses and saves both to `folder`."""
     torch.manual_seed(settings.seed)
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
@@ -261,9 +278,9 @@ def train(
     learning_rate: float,
     warmup: int,
 ) -> None:
-    """AdamW with linear warm-up and decay on the sum of the losses that `model(batch)` gives, times their `weights`.
+    """AdamW with linear warm-up and decay on the weighted sum of the losses that `model(batch)` returns.
 
-    Means of everything that `model` gives go to the screen.
+    Prints the means of all values that `model` returns.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -287,7 +304,7 @@ def train(
 
 
 def save(model: PretrainingModel, tokenizer: BertTokenizer, folder: Path) -> None:
-    """Write the encoder as a `BertModel` in fp16; new heads on it start with BERT's usual deviation of 0.02."""
+    """Writes the encoder as a `BertModel` in fp16; new heads on it start with BERT's usual deviation of 0.02."""
     bert = model.masked_lm.bert
     bert.config.initializer_range = 0.02
     bert.half().save_pretrained(folder)

@@ -1,32 +1,30 @@
-"""Pretraining of the quick-start T5: a small encoder-decoder, from the project's own generated text, without labels.
+"""Pretrains the quick-start T5: a small encoder-decoder, on the project's own generated text, without labels.
 
 The text is that of `pretrain.py`: a STATEMENT, which restates one or two facts in other words, and a PASSAGE, with
-names of the `pretrain` pool. There is no question in it. The main objective is T5's (Raffel et al., JMLR 2020), span
-corruption, with a span that the passage lets one recover:
+names of the `pretrain` pool and without questions. The main objective is T5's span corruption (Raffel et al., JMLR
+2020), with a span that can be recovered from the passage:
 
     input     sentence: The birthplace of Ida Fenden is <extra_id_0>. context: Amos Hart came from Otterford. ...
     target    Amberwell
 
-It writes what a sentinel asks for and nothing else: some blanks have no sentinel, and then the target is empty. So
-fine-tuning has to teach what a question asks for, as it has to with any T5.
+Some hidden spans have no sentinel; then the target is empty. So the model writes what a sentinel asks for and nothing
+else, and fine-tuning has to teach what a question asks for, as with any T5.
 
-Auxiliary losses bring the matching about early. Their targets too are tokens of the text itself, and what they need
-beyond a `T5ForConditionalGeneration` is thrown away:
+Auxiliary losses make the model learn to match early. Their targets are tokens of the text too, and their heads are
+discarded:
 
-    span selection      (Glass et al., ACL 2020) the encoder finds the blanked span in the passage, sentinel or not
-    restated tokens     the encoder tells which tokens of the passage the statement restates
+    span selection      (Glass et al., ACL 2020) the encoder finds the hidden span in the passage, sentinel or not
+    restated tokens     the encoder marks the passage tokens that the statement restates
     segments            the encoder's first layer tells statement and passage apart, for which BERT has an embedding
-    shared tokens       its second layer tells which tokens stand in the other segment too
-    alignment           (guided alignment; Chen et al., AMTA 2016) to write a token of the span, the last layer of
-                        the decoder looks at that token in the passage
+    shared tokens       its second layer marks the tokens that are in the other segment too
+    alignment           (guided alignment; Chen et al., AMTA 2016) to write a token of the span, the decoder's last
+                        layer attends to that token in the passage
 
-As in `pretrain.py`, the first updates see brief passages, and query and key projections start equal, so that equal
-tokens attend to each other.
+As in `pretrain.py`, the first updates see brief passages, and query and key projections start equal.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,27 +36,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from swep_ds.data.quickstart import KINDS
-from swep_ds.data.quickstart.grammar import write_passage
-from swep_ds.data.quickstart.pretrain import train, write_pair
+from swep_ds.data.quickstart.pretrain import draw_batches, tokenizer_texts, train
 from swep_ds.data.quickstart.world import World
 
-_POOL = 16  # batches drawn together and sorted by length, so that little is padded
 _SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
-# Words, numbers in groups of two digits and single signs, each with the space before it ("\u2581").
+# Words, groups of two digits and single signs, each with the space before it ("\u2581").
 _WORD = r"\u2581?[a-z]+|\u2581?[0-9]{1,2}|\u2581?[^a-z0-9\u2581]"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the model. The defaults are those of the shipped one."""
+    """Everything that determines the model. The defaults made the shipped one."""
 
     updates: int = 4500
     brief_updates: int = 1500
     batch_size: int = 16
     learning_rate: float = 2e-3
     warmup: int = 100
-    left_out_rate: float = 0.25  # share of blanks without a sentinel in their place
+    left_out_rate: float = 0.25  # share of hidden spans without a sentinel in their place
     selection_weight: float = 1.0
     restated_weight: float = 3.0
     alignment_weight: float = 0.5
@@ -79,11 +74,8 @@ class Settings:
 def train_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
     """An uncased BPE tokenizer with T5's special tokens, trained on passages of the pretraining pool.
 
-    Decoding gives back the encoded text in lower case, spaces included.
+    Decoding restores the encoded text in lower case, spaces included.
     """
-    world = World(random.Random(f"swep-ds quickstart tokenizer {settings.seed}"), "pretrain")
-    kinds = [kind for domain in KINDS.values() for kind in domain]
-    texts = (write_passage(kinds[i % len(kinds)], world).text for i in range(settings.tokenizer_passages))
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -99,7 +91,7 @@ def train_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
         initial_alphabet=[chr(code) for code in range(33, 127) if not chr(code).isupper()],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(tokenizer_texts(settings.tokenizer_passages, settings.seed), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", _SPECIAL.index("</s>"))]
     )
@@ -117,36 +109,31 @@ def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[
     """Endless batches of B pairs: inputs of T tokens, targets of S tokens.
 
     Yields:
-        `input_ids`, `attention_mask` (B, T) int64; `labels` (B, S) int64, the blanked span (nothing without a
-        sentinel) and </s>, -100 behind; `in_passage` (B, T) bool; `restated` (B, T) int64, 1 on the tokens of the
-        passage that the statement restates; `starts`, `ends` (B,) int64, the blanked span in the input, last token
-        included.
+        `input_ids`, `attention_mask` (B, T) int64; `labels` (B, S) int64, the hidden span (nothing without a
+        sentinel), </s> and -100 as padding; `in_passage` (B, T) bool; `restated` (B, T) int64, 1 on the tokens of the
+        passage that the statement restates; `starts`, `ends` (B,) int64, first and last token of the hidden span.
     """
     world = World(random.Random(f"swep-ds quickstart pretraining t5 {settings.seed}"), "pretrain")
-    for update in itertools.count():
-        if update % _POOL == 0:
-            brief = update < settings.brief_updates
-            pool = [
-                write_pair(world, settings.left_out_rate, brief, filler="<extra_id_0>")
-                for _ in range(_POOL * settings.batch_size)
-            ]
-            pool.sort(key=lambda pair: len(pair.statement) + len(pair.passage))
-            order = world.rng.sample(range(_POOL), _POOL)
-        first = order[update % _POOL] * settings.batch_size
-        pairs = pool[first : first + settings.batch_size]
+    for pairs in draw_batches(
+        world,
+        batch_size=settings.batch_size,
+        brief_updates=settings.brief_updates,
+        left_out_rate=settings.left_out_rate,
+        filler="<extra_id_0>",
+    ):
         prefixes = [f"sentence: {pair.statement} context: " for pair in pairs]
         texts = [prefix + pair.passage for prefix, pair in zip(prefixes, pairs, strict=True)]
         encoded = tokenizer(texts, padding=True, return_tensors="pt")
         in_passage = encoded["attention_mask"].bool()
         restated = torch.zeros_like(encoded["input_ids"])
-        found = []
+        answers = []
         for row, pair in enumerate(pairs):
             offset = len(prefixes[row])
             in_passage[row, : _tokens(encoded, row, texts[row], offset, offset + 1).start] = False
-            found.append(_tokens(encoded, row, texts[row], offset + pair.found[0], offset + pair.found[1]))
+            answers.append(_tokens(encoded, row, texts[row], offset + pair.answer[0], offset + pair.answer[1]))
             for start, end in pair.restated:
                 restated[row, _tokens(encoded, row, texts[row], offset + start, offset + end)] = 1
-        written = [p.passage[slice(*p.found)] if "<extra_id_0>" in p.statement else "" for p in pairs]
+        written = [p.passage[slice(*p.answer)] if "<extra_id_0>" in p.statement else "" for p in pairs]
         targets = tokenizer(written, padding=True, return_tensors="pt")
         yield {
             "input_ids": encoded["input_ids"],
@@ -154,13 +141,13 @@ def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[
             "labels": targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100),
             "in_passage": in_passage,
             "restated": restated,
-            "starts": torch.tensor([span.start for span in found]),
-            "ends": torch.tensor([span.stop - 1 for span in found]),
+            "starts": torch.tensor([span.start for span in answers]),
+            "ends": torch.tensor([span.stop - 1 for span in answers]),
         }
 
 
 def _tokens(encoded: BatchEncoding, row: int, text: str, start: int, end: int) -> slice:
-    """The tokens that cover the characters [start, end) of `text`, which is row `row`, and the space before them."""
+    """The tokens of row `row` that cover the characters [start, end) of its `text` and the space before them."""
     start -= text[start - 1] == " "
     return slice(encoded.char_to_token(row, start), encoded.char_to_token(row, end - 1) + 1)
 
@@ -193,10 +180,10 @@ class PretrainingModel(nn.Module):
 
     @torch.no_grad()
     def _favour_equal_tokens(self, settings: Settings) -> None:
-        """Query and key projections that start equal: q.k is largest for equal tokens.
+        """Sets keys equal to queries, so that q.k is largest for equal tokens.
 
-        The first two heads of the encoder start by looking at the token before and the token after, the others away
-        from the token itself, so that an equal token elsewhere is seen.
+        The encoder's first two heads start by attending to the token before and the token after, the others away from
+        the token itself, towards equal tokens elsewhere.
         """
         bias = self.t5.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         after = bias.shape[0] // 2  # buckets: 0 the token itself, i the i-th before, `after` + i the i-th after
@@ -209,9 +196,9 @@ class PretrainingModel(nn.Module):
                 module.k.weight.copy_(module.q.weight)
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The six losses (nats), scalars: "generation", "selection", "restated", "alignment", "segment", "shared".
+        """The losses "generation", "selection", "restated", "alignment", "segment" and "shared" (nats, scalars).
 
-        Beside them "exact": the share of targets that greedy decoding would write token for token.
+        "exact" is the share of targets that greedy decoding would write token for token.
         """
         ids_BT, real_BT, in_passage_BT = batch["input_ids"], batch["attention_mask"].bool(), batch["in_passage"]
         labels_BS, first_B, last_B = batch["labels"], batch["starts"], batch["ends"]
@@ -230,7 +217,7 @@ class PretrainingModel(nn.Module):
         )
         other_BTT = (in_passage_BT[:, :, None] != in_passage_BT[:, None, :]) & real_BT[:, None, :]
         shared_BT = ((ids_BT[:, :, None] == ids_BT[:, None, :]) & other_BTT).any(-1)
-        # The s-th token of the span stands at first + s; </s> stands nowhere.
+        # Token s of the span is at first + s; </s> is not in the input.
         source_BS = first_B[:, None] + torch.arange(labels_BS.shape[1])
         aligned_BS = labels_BS > _SPECIAL.index("</s>")
         weight_BST = output.cross_attentions[-1].mean(1)
@@ -250,7 +237,7 @@ class PretrainingModel(nn.Module):
 
 
 def pretrain(settings: Settings, folder: Path) -> None:
-    """Train tokenizer and T5 as `settings` say and `save` both to `folder`; the losses go to the screen."""
+    """Trains tokenizer and T5, prints the losses and saves both to `folder`."""
     torch.manual_seed(settings.seed)
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
@@ -267,6 +254,6 @@ def pretrain(settings: Settings, folder: Path) -> None:
 
 
 def save(model: PretrainingModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the `T5ForConditionalGeneration` in bf16."""
+    """Writes the `T5ForConditionalGeneration` in bf16."""
     model.t5.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

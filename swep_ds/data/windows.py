@@ -1,0 +1,198 @@
+"""Windows of token ids: a question beside a part of its context. Training, analysis and SSMBA all cut them here.
+
+An extractive window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a
+pair; a generative one is "question: ... context: ..." with a part of the context, in those for one text.
+Windows follow the rules of Google's BERT for SQuAD:
+  - the next window of a context starts `doc_stride` tokens after the one before (a STEP, where a Hugging Face
+    tokenizer's `stride` is the overlap), until one reaches the end of the context;
+  - a context token belongs to the window that gives it the most context (the maximum-context rule).
+"""
+
+import copy
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from swep_ds.data.readers import Example
+from swep_ds.data.tokens import TextTokens, require_tokens
+from swep_ds.errors import InputError
+
+
+@dataclass(frozen=True)
+class WindowSettings:
+    """Sizes in tokens: longest window, step between windows, longest question and target (longer ones are cut).
+
+    Extractive answers are spans of a window; generative answers are targets to write.
+    """
+
+    max_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    task: Literal["extractive", "generative"] = "extractive"
+    max_target_length: int = 30
+
+
+class ContextWindow(NamedTuple):
+    """Context tokens [begin, end), of which the window owns [own_begin, own_end)."""
+
+    begin: int
+    end: int
+    own_begin: int
+    own_end: int
+
+
+def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
+    """The windows of a context of `tokens` tokens when `room` of them fit beside the question; step <= room.
+
+    A token's owner is the window with the largest min(tokens to its left, tokens to its right) + 0.01 * length,
+    the earlier one of equals. What a window owns is contiguous: the score of a later window minus that of an
+    earlier one never falls from left to right within their overlap, so owners never go back.
+    """
+    if tokens <= room:
+        return [ContextWindow(0, tokens, 0, tokens)]
+    begins = range(0, tokens - room + step, step)
+    last = begins[-1]
+    # Windows of one length: a token's owner is the window with the nearest middle, so a window owns what lies beyond
+    # the middle of its overlap with the one before. The last window may be shorter and is compared token by token.
+    owned = [0, *((begin + begin - step + room + 1) // 2 for begin in begins[1:-1])]
+
+    def is_last(token: int) -> bool:
+        before = begins[bisect_right(owned, token) - 1]
+        return _score(token, last, tokens) > _score(token, before, before + room)
+
+    owned.append(bisect_left(range(tokens), True, lo=last, hi=last - step + room, key=is_last))
+    owned = [min(begin, owned[-1]) for begin in owned]
+    ends = [*(begin + room for begin in begins[:-1]), tokens]
+    return list(map(ContextWindow, begins, ends, owned, [*owned[1:], tokens]))
+
+
+def _score(token: int, begin: int, end: int) -> int:
+    """How much context the window [begin, end) gives its token, in hundredths: exact."""
+    return 100 * min(token - begin, end - 1 - token) + end - begin
+
+
+def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """A copy of the tokenizer without padding and truncation, which its last caller may have left in the shared one."""
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+class Template(NamedTuple):
+    """The special tokens around a question and a context, and the token types of a whole window."""
+
+    prefix: np.ndarray  # int32 ids before the question
+    middle: np.ndarray  # int32 ids between question and context
+    suffix: np.ndarray  # int32 ids after the context
+    types: np.ndarray  # int8, with one entry each for the whole question and the whole context
+
+    @classmethod
+    def learn(cls, backend: Tokenizer, example: Example) -> "Template":
+        """Reads them off the encoding of a text paired with itself: the start of a context, which may be long.
+
+        Raises:
+            InputError: the context of the example has no token.
+        """
+        for text in (example.context[:1000], example.context):
+            if count := len(backend.encode(text, add_special_tokens=False)):
+                break
+        require_tokens(count, example)
+        pair = backend.encode(text, text)
+        first, second = pair.sequence_ids.index(0), pair.sequence_ids.index(1)
+        ids, types = np.array(pair.ids, np.int32), pair.type_ids
+        return cls(
+            prefix=ids[:first],
+            middle=ids[first + count : second],
+            suffix=ids[second + count :],
+            types=np.array(types[: first + 1] + types[first + count : second + 1] + types[second + count :], np.int8),
+        )
+
+    @classmethod
+    def prompt(cls, backend: Tokenizer, gap: str) -> "Template":
+        """The template of "question: ... context: ...", in the tokenizer's special tokens for one text."""
+        around = backend.encode("question:")
+        end = len(around) - around.special_tokens_mask[::-1].index(0)
+        ids, middle = np.array(around.ids, np.int32), backend.encode(f"{gap}context:", add_special_tokens=False).ids
+        types = np.zeros(len(ids) + 1 + len(middle) + 1, np.int8)
+        return cls(ids[:end], np.array(middle, np.int32), ids[end:], types)
+
+    @property
+    def specials(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+    def context_begin(self, question: int) -> int:
+        """Position of the first context token beside a question of so many tokens."""
+        return len(self.prefix) + question + len(self.middle)
+
+    def pieces(self, question: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The ids of a window, to be joined."""
+        return self.prefix, question, self.middle, context, self.suffix
+
+    def type_ids(self, questions: list[int], contexts: list[int]) -> np.ndarray:
+        """int8 token types of W windows, one after the other, with so many question and context tokens each."""
+        repeats = np.ones((len(contexts), len(self.types)), np.int64)
+        repeats[:, len(self.prefix)] = questions
+        repeats[:, len(self.prefix) + 1 + len(self.middle)] = contexts
+        return np.repeat(np.tile(self.types, len(contexts)), repeats.ravel())
+
+
+class WindowCutter:
+    """Cuts windows for one tokenizer and one setting.
+
+    Args:
+        example: any example; its context shows the tokenizer's special tokens.
+
+    Raises:
+        InputError: the tokenizer has no character offsets, the sizes leave no room for context, or the context of
+            the example has no token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: WindowSettings, example: Example):
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"model.name: its {type(tokenizer).__name__} is a slow tokenizer, without character offsets; "
+                "choose a model with a fast one (a tokenizer.json)"
+            )
+        self.settings, self.backend = settings, plain_backend(tokenizer)
+        if settings.task == "generative":
+            self.gap = _gap(self.backend)
+            self.template = Template.prompt(self.backend, self.gap)
+        else:
+            self.gap, self.template = "", Template.learn(self.backend, example)
+        _check_sizes(settings, self.template.specials)
+
+    def encode(self, text: str) -> TextTokens:
+        """The tokens of a question or a context."""
+        return TextTokens.of(self.backend.encode(self.gap + text, add_special_tokens=False), -len(self.gap))
+
+    def windows(self, question: int, context: int) -> list[ContextWindow]:
+        """The windows of a context of so many tokens beside a question of so many."""
+        room = self.settings.max_length - self.template.specials - question
+        return context_windows(context, room, min(self.settings.doc_stride, room))
+
+
+def _gap(backend: Tokenizer) -> str:
+    """The text that gives a piece of a sentence the same tokens as after other words.
+
+    Byte-level tokenizers need a space, or they glue the first word to the one before; others add it themselves.
+    """
+    alone, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
+    return "" if alone == after else " "
+
+
+def _check_sizes(settings: WindowSettings, specials: int) -> None:
+    for name in ("doc_stride", "max_query_length"):
+        if getattr(settings, name) < 1:
+            raise InputError(f"data.{name} is {getattr(settings, name)}; it must be at least 1 token")
+    needed = specials + settings.max_query_length + 1
+    if settings.max_length < needed:
+        raise InputError(
+            f"data.max_length {settings.max_length} leaves no room for context beside a question of "
+            f"data.max_query_length {settings.max_query_length} and {specials} special tokens; raise max_length to "
+            f"at least {needed}, or lower max_query_length"
+        )
