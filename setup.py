@@ -15,6 +15,7 @@ setup(
             "data/quickstart/encoder/*",
             "data/quickstart/t5/*",
             "analysis/*.jinja",
+            "pipeline/*.jinja",
             "analysis/paper.yaml",
         ]
     },

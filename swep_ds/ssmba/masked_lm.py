@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.errors import InputError
-from swep_ds.models.configs import load_config
+from swep_ds.models.folders import load_config
 from swep_ds.models.hub import fit_tokenizer, load_tokenizer, resolve_model
 from swep_ds.models.loading import load_weights, make_hollow
 
@@ -25,12 +25,8 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
         raise InputError(f"--model {name}: its tokenizer has no mask token: {FIX}")
     source, named = resolve_model(name, "--model"), f"--model {name}"
     config = load_config(source, "--model")
-    if type(config) not in AutoModelForMaskedLM._model_mapping:
-        raise InputError(f"{named}: no masked language model to load there ({config.model_type}): {FIX}")
-    hollow = make_hollow(AutoModelForMaskedLM, config, source, named)
-    model = load_weights(
-        AutoModelForMaskedLM, config, hollow, source, named, new_head=False, advice=FIX, dtype=torch.float32
-    )
+    hollow = make_hollow(AutoModelForMaskedLM, config, source, named, task="masked language model", advice=FIX)
+    model = load_weights(AutoModelForMaskedLM, config, hollow, source, named, fix=FIX, dtype=torch.float32)
     fit_tokenizer(tokenizer, model, named)
     return model.eval().to(device), tokenizer
 

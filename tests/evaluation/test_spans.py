@@ -126,7 +126,7 @@ def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed)
     expected = {f"id{i}": answers_by_loops(windows, sizes, i) for i in seen}
     assert decoder.answers() == {id_: found[0][0] if found else "" for id_, found in expected.items()}
     assert best.answers() == decoder.answers()
-    with pytest.raises(ValueError, match="best answers only"):
+    with pytest.raises(ValueError, match="best_only"):
         best.n_best()
     n_best = decoder.n_best()
     assert n_best.keys() == expected.keys()

@@ -8,8 +8,8 @@ import pytest
 from transformers.utils import import_utils
 
 from swep_ds.errors import InputError, printable
-from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.folders import load_config
 from swep_ds.models.hub import load_tokenizer, resolve_model
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models

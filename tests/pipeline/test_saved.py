@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from swep_ds.errors import InputError
-from swep_ds.pipeline.export import READING, WINDOWS
-from swep_ds.pipeline.saved import answer_question, load_saved
+from swep_ds.pipeline.saved import READING, WINDOWS, answer_question, load_saved
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
 
