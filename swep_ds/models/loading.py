@@ -97,7 +97,7 @@ def make_hollow(
     except InputError as error:
         if options and isinstance(error.__cause__, ImportError | ValueError):
             raise InputError(
-                f"model.attention {attention}: not available for {config.model_type} on this machine "
+                f"model.attention {attention}: not available for {config.model_type} "
                 f"({reason(error.__cause__)}): set it to auto"
             ) from None
         settings, _ = PreTrainedConfig.get_config_dict(source)

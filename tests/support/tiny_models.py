@@ -1,5 +1,8 @@
 """Tiny random models of every supported architecture: 2 layers, 16 wide, word embeddings of width 8 where possible."""
 
+import json
+from pathlib import Path
+
 import torch
 from transformers import (
     AlbertConfig,
@@ -17,6 +20,9 @@ from transformers import (
     RobertaConfig,
     T5Config,
 )
+
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
 
 COMMON = {
     "vocab_size": 64,
@@ -70,9 +76,9 @@ def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
                 qa_dropout=dropout,
             )
         case "t5" | "t5-v1.1" | "mt5":
-            made = {"t5": T5Config, "t5-v1.1": T5Config, "mt5": MT5Config}[architecture]
+            config_class = MT5Config if architecture == "mt5" else T5Config
             gated = {} if architecture == "t5" else {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-            return made(
+            return config_class(
                 vocab_size=64,
                 d_model=16,
                 d_kv=8,
@@ -115,12 +121,19 @@ UNTIED = ("t5-v1.1", "mt5")  # as published, with an output layer of their own
 
 def model(architecture: str = "bert", dropout: float = 0.0, seed: int = 0, **changes) -> PreTrainedModel:
     torch.manual_seed(seed)
-    made = config(architecture, dropout)
-    made.update(changes)
-    auto_class = AutoModelForSeq2SeqLM if made.is_encoder_decoder else AutoModelForQuestionAnswering
-    plain = auto_class.from_config(made)
+    settings = config(architecture, dropout)
+    settings.update(changes)
+    auto_class = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForQuestionAnswering
+    plain = auto_class.from_config(settings)
     if architecture in UNTIED:  # transformers 5 ties them, unless the weights that it reads differ
         plain.lm_head.weight = torch.nn.Parameter(torch.randn_like(plain.lm_head.weight))
         del plain.all_tied_weights_keys["lm_head.weight"]
         plain.config.tie_word_embeddings = False
     return plain
+
+
+def load(folder: Path | str, **load_kwargs) -> ExtractiveQA | GenerativeQA:
+    """The model of a folder as a run loads it, by default without activation checkpointing."""
+    generative = json.loads(Path(folder, "config.json").read_text())["model_type"] in ("t5", "mt5", "bart")
+    kind = GenerativeQA if generative else ExtractiveQA
+    return kind.load(str(folder), **{"activation_checkpointing": False} | load_kwargs)
