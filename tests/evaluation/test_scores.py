@@ -73,7 +73,7 @@ def test_score_is_in_percent_of_all_questions_and_a_missing_prediction_scores_no
     assert score(predictions, golds) == {"exact_match": 25.0, "f1": pytest.approx(45.0), "total": 4}
 
 
-def test_a_missing_prediction_is_worse_than_an_empty_one_where_the_answer_normalises_to_nothing():
+def test_an_empty_prediction_is_right_where_the_answer_normalises_to_nothing_and_a_missing_one_is_not():
     golds = {"1": ["the"], "2": ["dog"]}
     assert score({"1": ""}, golds)["exact_match"] == 50.0
     assert score({}, golds) == {"exact_match": 0.0, "f1": 0.0, "total": 2}

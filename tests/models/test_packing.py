@@ -142,7 +142,7 @@ def test_what_keeps_windows_from_one_kernel_is_named(architecture, ampere):
     assert packing.slow_because(plain, "autocast", GPU) is None
     assert packing.slow_because(dropping, "fp32", torch.device("cpu")) is None
     assert "set train.precision to bf16" in packing.slow_because(plain, "fp32", GPU)
-    assert "asks for 0.1: set attention_probs_dropout_prob to 0" in packing.slow_because(dropping, "fp16", GPU)
+    assert "the model's is 0.1: set attention_probs_dropout_prob to 0" in packing.slow_because(dropping, "fp16", GPU)
     plain.num_attention_heads = 4
     assert "the model's are 4 wide" in packing.slow_because(plain, "bf16", GPU)
 

@@ -1,14 +1,14 @@
-"""Saved models: which are taken, and what their reading.json may say."""
+"""Saved models: which of them load, and what their reading.json may hold."""
 
 import json
 import shutil
 
 import pytest
 
-from swep_ds.errors import InputError
 from swep_ds.pipeline.saved import READING, WINDOWS, answer_question, load_saved
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
+from tests.support.bad_input import refused
 
 READ = {"data": {"max_length": 48, "doc_stride": 16}, "eval": {"beams": 2, "max_answer_tokens": 9}}
 
@@ -25,13 +25,6 @@ def model(tmp_path_factory):
 @pytest.fixture
 def folder(model, tmp_path):
     return shutil.copytree(model, tmp_path / "model")
-
-
-def refused(action, *arguments) -> str:
-    with pytest.raises(InputError) as caught:
-        action(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_model_is_read_as_its_run_did(folder):
