@@ -39,25 +39,22 @@ class ExtractiveQA(QAModel):
         Raises:
             InputError: as `load_trainable`, or the model's windows cannot be packed.
         """
-        model = load_trainable(
-            AutoModelForQuestionAnswering,
-            name,
-            task="question-answering",
-            advice="take an encoder such as bert, electra, roberta or deberta-v2",
-            attention=attention,
-            **load_kwargs,
-        )
+        model = load_trainable(AutoModelForQuestionAnswering, name, attention=attention, **load_kwargs)
         first_position = packing.prepare(model, attention) if packed else None
         if compiled:
             model.compile(dynamic=True)  # in place: parameter names stay
         return cls(model, first_position)
 
     def embed(self, batch: Batch) -> Tensor:
+        """Word embeddings e [N, T, d]; the model adds position and type embeddings later."""
         return self.model.get_input_embeddings()(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> QAOutput:
-        """The loss is the mean of the start's and the end's cross-entropy over all positions, as in Hugging Face's
-        heads; if packed, over the window's own positions (`packing`)."""
+        """-log p(y | embeddings) per window, never computed in half precision; with h if `hidden`.
+
+        It is the mean of the start's and the end's cross-entropy over all positions, as in Hugging Face's heads; if
+        packed, over the window's positions (`packing`).
+        """
         run = self._padded if self.first_position is None else self._packed
         start, end, states = run(embeddings, batch, hidden)
         logits_NKT = torch.stack([start, end], 1)

@@ -1,23 +1,35 @@
-"""Loads a Hugging Face model; whatever is wrong with it is one line."""
+"""Loads a Hugging Face model for a task; whatever is wrong with it is one line."""
 
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from swep_ds.errors import InputError, reason
 from swep_ds.models.folders import BAD_CONFIG, CORRECT, blaming_a_field, load_config, reading
 from swep_ds.models.masks import use_given_masks
 from swep_ds.models.weights import check_complete, check_dtypes, check_finite, check_mapped_finite, check_size
 
+# the head in words, and a model that has one
+HEADS = {
+    AutoModelForQuestionAnswering: ("question-answering", "an encoder such as bert, electra, roberta or deberta-v2"),
+    AutoModelForSeq2SeqLM: ("sequence-to-sequence", "a model such as t5, mt5 or bart, or set task to extractive"),
+    AutoModelForMaskedLM: ("masked-language-model", "a masked language model such as bert-base-uncased"),
+}
+
 
 def load_trainable(
     auto_class,
     name: str,
     *,
-    task: str,
-    advice: str,
     activation_checkpointing: bool,
     attention: str = "auto",
     mapped: bool = False,
@@ -26,15 +38,15 @@ def load_trainable(
     """Loads a hub id or a local folder to train, in float32 (the engine decides the training precision) or `mapped`.
 
     Args:
-        task, advice: as `make_hollow`.
+        auto_class: one of `HEADS`.
         attention: transformers' `attn_implementation`; "auto" = its default.
         mapped: leaves the weights in their files and dtypes, mapped into memory that the system can take back;
             `training.sharding.shard` spreads them over the ranks from there.
         weights: False reads the config alone; the model is then on the meta device.
 
     Raises:
-        InputError: as `make_hollow` and `load_weights`; or the model does not take word embeddings, or does not
-            support activation checkpointing.
+        InputError: as `load_weights`; or the model does not take word embeddings, or does not support activation
+            checkpointing.
     """
     use_given_masks()
     label, config = f"model.name {name}", load_config(name)
@@ -43,21 +55,13 @@ def load_trainable(
             f"task extractive: {name} is a sequence-to-sequence model ({config.model_type}): set task to generative"
         )
     config.dtype = None  # it need not be the files' dtype
-    hollow = model = make_hollow(auto_class, config, name, label, task=task, advice=advice, attention=attention)
+    source = (auto_class, config, name, label, attention)
     if weights:
-        model = load_weights(
-            auto_class,
-            config,
-            hollow,
-            name,
-            label,
-            fix="name a folder with all weights",
-            attention=attention,
-            mapped=mapped,
-            new_head=not config.is_encoder_decoder,
-        )
+        model = load_weights(*source, mapped=mapped, new_head=not config.is_encoder_decoder)
         model = model if mapped else model.float()
-    _check_takes_embeddings(hollow if mapped else model, label)
+    else:
+        model = make_hollow(*source)
+    _check_takes_embeddings(make_hollow(*source) if mapped else model, label)
     if activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise InputError(
@@ -68,68 +72,31 @@ def load_trainable(
     return model
 
 
-def make_hollow(
-    auto_class, config: PreTrainedConfig, source: str, label: str, *, task: str, advice: str, attention: str = "auto"
-) -> PreTrainedModel:
-    """Makes the model on the meta device, without memory for its weights.
-
-    Args:
-        auto_class: transformers' class for the task, such as `AutoModelForQuestionAnswering`.
-        source: a folder or a hub id, of which `config` is.
-        label: how the user named the model, as in "model.name ./bert".
-        task: in words, as in "no question-answering head".
-        advice: what to name instead of a model without a head for the task.
-
-    Raises:
-        InputError: no head for the task, a config that makes no model, or an attention that the model does not have.
-    """
-    if type(config) not in auto_class._model_mapping:
-        raise InputError(f"{label}: transformers has no {task} head for model type {config.model_type!r}: {advice}")
-    options = _options(attention)
-
-    def make(config: PreTrainedConfig) -> PreTrainedModel:
-        with torch.device("meta"):
-            return auto_class.from_config(config, trust_remote_code=False, **options)
-
-    try:
-        with reading(label, BAD_CONFIG, CORRECT):
-            return make(config)
-    except InputError as error:
-        if options and isinstance(error.__cause__, ImportError | ValueError):
-            raise InputError(
-                f"model.attention {attention}: not available for {config.model_type} "
-                f"({reason(error.__cause__)}): set it to auto"
-            ) from None
-        settings, _ = PreTrainedConfig.get_config_dict(source)
-        raise blaming_a_field(error, settings, lambda others: make(AutoConfig.for_model(**others))) from None
-
-
 def load_weights(
     auto_class,
     config: PreTrainedConfig,
-    hollow: PreTrainedModel,
     source: str,
     label: str,
-    *,
-    fix: str,
     attention: str = "auto",
+    *,
     mapped: bool = False,
     new_head: bool = False,
     dtype: torch.dtype | str = "auto",
 ) -> PreTrainedModel:
-    """Loads the model that `make_hollow` made, with weights that all come from its files, except for a new head.
+    """Loads a model whose weights all come from its files, except for a new head.
 
     Args:
-        fix: what to do about a missing head, in the imperative.
+        config: from `load_config`, for `source`: a folder or a hub id.
+        label: how the user named the model, as in "model.name ./bert".
         mapped: as `load_trainable`; rank 0 alone then checks that the weights are finite.
-        new_head: whether the task's head may be missing; transformers then draws it.
-        dtype: "auto" = the config's, else the files'. A head is drawn alike at any dtype.
+        new_head: whether the task's head may be missing; transformers then draws it, alike at any dtype.
+        dtype: "auto" = the config's, else the files'.
 
     Raises:
-        InputError: files that are damaged or need own code; weights that are missing, of other shapes, not in
-            floating point, not finite, or far fewer than the config asks for.
+        InputError: as `make_hollow`; or files that are damaged or need own code; weights that are missing, of other
+            shapes, not in floating point, not finite, or far fewer than the config asks for.
     """
-    check_size(hollow, source, label)
+    check_size(make_hollow(auto_class, config, source, label, attention), source, label)
     with reading(label, "cannot load", "correct the folder or name another model"):
         model, report = auto_class.from_pretrained(
             source,
@@ -140,13 +107,44 @@ def load_weights(
             trust_remote_code=False,
             **_options(attention),
         )
-    check_complete(model, report, label, new_head=new_head, fix=fix)
+    check_complete(model, report, label, HEADS[auto_class][0], new_head=new_head)
     check_dtypes(source, report, label)
     if not mapped:
         check_finite(model, label)
     elif not dist.is_initialized() or dist.get_rank() == 0:
         check_mapped_finite(model, source, report, label)
     return model
+
+
+def make_hollow(
+    auto_class, config: PreTrainedConfig, source: str, label: str, attention: str = "auto"
+) -> PreTrainedModel:
+    """Makes the model on the meta device, without memory for its weights; arguments as `load_weights`.
+
+    Raises:
+        InputError: no head for the task, a config that makes no model, or an attention that the model does not have.
+    """
+    if type(config) not in auto_class._model_mapping:
+        head, advice = HEADS[auto_class]
+        raise InputError(
+            f"{label}: transformers has no {head} head for model type {config.model_type!r}: name {advice}"
+        )
+
+    def make(config: PreTrainedConfig) -> PreTrainedModel:
+        with torch.device("meta"):
+            return auto_class.from_config(config, trust_remote_code=False, **_options(attention))
+
+    try:
+        with reading(label, BAD_CONFIG, CORRECT):
+            return make(config)
+    except InputError as error:
+        if attention != "auto" and isinstance(error.__cause__, ImportError | ValueError):
+            raise InputError(
+                f"model.attention {attention}: not available for {config.model_type} ({reason(error.__cause__)}): set "
+                "it to auto"
+            ) from None
+        settings, _ = PreTrainedConfig.get_config_dict(source)
+        raise blaming_a_field(error, settings, lambda others: make(AutoConfig.for_model(**others))) from None
 
 
 def _options(attention: str) -> dict[str, Any]:

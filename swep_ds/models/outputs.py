@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from swep_ds.data.batches import Batch
-
 
 class QAOutput(NamedTuple):
     """The output for N windows, each with K predictions among V choices.
@@ -27,7 +25,7 @@ class QAOutput(NamedTuple):
 
 
 class QAModel(nn.Module):
-    """A Hugging Face model behind the interface that the methods use; `model` is what gets exported."""
+    """A Hugging Face model behind the interface that the methods use: `embed`, `forward`, and `predict` unperturbed."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -42,18 +40,6 @@ class QAModel(nn.Module):
     def embedding_size(self) -> int:
         """d, the width of the word-embedding table (ELECTRA-small: 128, with a hidden width of 256)."""
         return self.model.get_input_embeddings().embedding_dim
-
-    def embed(self, batch: Batch) -> Tensor:
-        """Word embeddings e [N, T, d]; the model adds position and type embeddings later."""
-        raise NotImplementedError
-
-    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> QAOutput:
-        """-log p(y | embeddings) per window, never computed in half precision; with h if `hidden`."""
-        raise NotImplementedError
-
-    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The unperturbed model's raw predictions, for a decoder of `swep_ds.evaluation`."""
-        raise NotImplementedError
 
 
 def symmetric_divergence(first: QAOutput, second: QAOutput) -> Tensor:

@@ -89,46 +89,38 @@ def prepare(model: PreTrainedModel, attention: str) -> int:
 
 
 def slow_because(config: PreTrainedConfig, precision: str, device: torch.device) -> str | None:
-    """Why windows will attend one after the other in training, and the fix; None if they will not, or without a GPU.
+    """What keeps the windows from sharing one kernel in training, on a GPU; None if they share it.
 
     Args:
         config: that of a model that `prepare` accepts.
         precision: the recipe's `train.precision`.
     """
-    if device.type != "cuda":
-        return None  # a launch costs next to nothing
     width = config.hidden_size // config.num_attention_heads
-    return _obstacle(device, HALF.get(precision, torch.float32), width, config.attention_probs_dropout_prob)
+    dtype, dropout = HALF.get(precision, torch.float32), config.attention_probs_dropout_prob
+    if device.type != "cuda" or _one_kernel(device, dtype, width, dropout):
+        return None  # on CPU a launch costs next to nothing
+    return (
+        f"the single kernel needs half precision (train.precision is {precision}), attention_probs_dropout_prob 0 in "
+        f"config.json (it is {dropout}), heads of a multiple of 8 up to 256 (they are {width} wide), and an Ampere GPU "
+        f"and PyTorch 2.11 with FlashAttention, or later ones (it is {torch.__version__})"
+    )
 
 
-def _obstacle(device: torch.device, dtype: torch.dtype, head_width: int, dropout: float) -> str | None:
-    """What rules out the single kernel for all windows."""
-    if device.type != "cuda":
-        return "no GPU"
-    if dtype not in HALF.values():
-        return "the single kernel needs half precision: set train.precision to bf16"
-    if dropout:
-        return (
-            f"the single kernel has no attention dropout, and the model's is {dropout}: set "
-            "attention_probs_dropout_prob to 0 in the config.json of a local copy"
-        )
-    if head_width % 8 or head_width > 256:
-        return f"the single kernel takes heads of a multiple of 8 up to 256, and the model's are {head_width} wide"
-    return _missing_kernel(device)
+def _one_kernel(device: torch.device, dtype: torch.dtype, head_width: int, dropout: float) -> bool:
+    fits = dtype in HALF.values() and not dropout and head_width % 8 == 0 and head_width <= 256
+    return device.type == "cuda" and fits and _has_kernel(device)
 
 
 @cache
-def _missing_kernel(device: torch.device) -> str | None:
-    """What this machine lacks for `varlen_attn`; PyTorch 2.9 does not have it, and 2.10 has it without `scale`."""
+def _has_kernel(device: torch.device) -> bool:
+    """PyTorch 2.9 lacks `varlen_attn`, and 2.10 its `scale`."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        varlen_attn = None
-    if varlen_attn is None or "scale" not in inspect.signature(varlen_attn).parameters:
-        return f"PyTorch {torch.__version__} lacks the single kernel (varlen_attn with a scale): install a later one"
-    if not torch.backends.cuda.is_flash_attention_available() or torch.cuda.get_device_capability(device) < (8, 0):
-        return "the single kernel needs FlashAttention in PyTorch and an Ampere GPU or a later one"
-    return None
+        return False
+    has_scale = "scale" in inspect.signature(varlen_attn).parameters
+    flash = torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+    return has_scale and flash
 
 
 def attend(
@@ -145,7 +137,7 @@ def attend(
     """Attention as transformers calls it: query, key, value [1, heads, L, width] to [1, L, heads, width]."""
     if windows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    if _obstacle(query.device, query.dtype, query.shape[-1], dropout) is None:
+    if _one_kernel(query.device, query.dtype, query.shape[-1], dropout):
         from torch.nn.attention.varlen import varlen_attn
 
         tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

@@ -75,14 +75,7 @@ class GenerativeQA(QAModel):
         Raises:
             InputError: as `load_trainable`, or as the class.
         """
-        model = load_trainable(
-            AutoModelForSeq2SeqLM,
-            name,
-            task="sequence-to-sequence",
-            advice="take a model such as t5, mt5 or bart, or set task to extractive",
-            **load_kwargs,
-        )
-        return cls(model, beams, max_answer_tokens)
+        return cls(load_trainable(AutoModelForSeq2SeqLM, name, **load_kwargs), beams, max_answer_tokens)
 
     def embed(self, batch: Batch) -> Tensor:
         """The encoder's word embeddings e [N, T, d], scaled where the model scales them (BART)."""
@@ -90,7 +83,7 @@ class GenerativeQA(QAModel):
         return self.model.get_encoder().get_input_embeddings()(batch.input_ids)
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> QAOutput:
-        """The loss is the mean over a window's K target tokens, end of sequence included."""
+        """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included."""
         output = self.model(
             inputs_embeds=embeddings,
             attention_mask=batch.attention_mask,

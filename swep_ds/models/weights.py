@@ -1,6 +1,8 @@
 """Checks that a model's weights are what its files promise: transformers fills in what is missing without an error.
 
 Only the head of the task may be new. Everything else must be in the files, in the model's shapes, and finite.
+Each function raises an InputError that names the first weight at fault. `source` is a folder or a hub id, `label` how
+the user named the model, `report` transformers' `output_loading_info`.
 """
 
 from collections.abc import Iterable
@@ -20,14 +22,7 @@ NOT_IN_FILES = 2**24  # numbers that need not be in the files: a new head, buffe
 
 
 def check_size(hollow: PreTrainedModel, source: str, label: str) -> None:
-    """Refuses a model that is far larger than its files, before memory is taken for it.
-
-    Args:
-        hollow: the model on the meta device.
-
-    Raises:
-        InputError: the files are too small, even at one byte a number.
-    """
+    """Refuses a model, on the meta device, with far more numbers than its files have bytes."""
     if not Path(source).is_dir():
         return  # not yet downloaded
     numbers = sum({id(tensor): tensor.numel() for tensor in (*hollow.parameters(), *hollow.buffers())}.values())
@@ -40,16 +35,12 @@ def check_size(hollow: PreTrainedModel, source: str, label: str) -> None:
         )
 
 
-def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, *, new_head: bool, fix: str) -> None:
+def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, head: str, *, new_head: bool) -> None:
     """Checks that all weights came from the files.
 
     Args:
-        report: transformers' `output_loading_info`.
-        new_head: whether the task's head, which is all that lies outside of `model.base_model`, may be missing.
-        fix: what to do about a missing head, in the imperative.
-
-    Raises:
-        InputError: names the first weight that is missing or has another shape, and says how many do.
+        head: the task's head in words; its weights are all that lie outside of `model.base_model`.
+        new_head: whether these may all be missing.
     """
     order = {name: place for place, name in enumerate(model.state_dict())}
     if report["mismatched_keys"]:
@@ -60,26 +51,24 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, *
         )
     missing = sorted(report["missing_keys"], key=order.__getitem__)
     base = f"{model.base_model_prefix}."
-    head = {name for name in order if hasattr(model, model.base_model_prefix) and not name.startswith(base)}
-    if lacking := [name for name in missing if name not in head]:
+    head_names = {name for name in order if hasattr(model, base[:-1]) and not name.startswith(base)}
+    if lacking := [name for name in missing if name not in head_names]:
         others = sorted(map(str, report["unexpected_keys"]))
         hint = f"; its files hold {len(others)} weights of other names, such as {others[0][:100]}" if others else ""
         raise InputError(
-            f"{label}: its files lack {len(lacking)} of the {len(order.keys() - head)} weights that its config.json "
-            f"asks for, first {lacking[0]}{hint}: name a folder with all weights, or correct config.json"
+            f"{label}: its files lack {len(lacking)} of the {len(order.keys() - head_names)} weights that its "
+            f"config.json asks for, first {lacking[0]}{hint}: name a folder with all weights, or correct config.json"
         )
-    # a head's layer that is half there was damaged
-    layers = {name.rpartition(".")[0] for name in head.difference(missing)}
+    # a layer of the head that is half there was damaged
+    layers = {name.rpartition(".")[0] for name in head_names.difference(missing)}
     if refused := [name for name in missing if not new_head or name.rpartition(".")[0] in layers]:
-        raise InputError(f"{label}: has no weights for {', '.join(refused[:3])}: {fix}")
+        raise InputError(
+            f"{label}: has no weights for {', '.join(refused[:3])}: name a model with a whole, trained {head} head"
+        )
 
 
 def check_dtypes(source: str, report: dict[str, Any], label: str) -> None:
-    """Checks that the files hold floating-point weights: transformers takes the codes of quantised ones for values.
-
-    Raises:
-        InputError: names the first weight of another dtype.
-    """
+    """Refuses weights that are not in floating point: transformers takes the codes of quantised ones for values."""
     for file in weight_files(source, label):
         with reading(label, f"its {file.name} is damaged", "fetch it again"):
             if file.suffix == ".safetensors":
@@ -97,14 +86,7 @@ def check_dtypes(source: str, report: dict[str, Any], label: str) -> None:
 
 
 def check_finite(model: PreTrainedModel, label: str, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
-    """Refuses NaN, and infinity in a parameter; a buffer may be a mask.
-
-    Args:
-        tensors: names and values; None = the model's own.
-
-    Raises:
-        InputError: names the first damaged weight.
-    """
+    """Refuses NaN, and infinity in a parameter (a buffer may be a mask), in `tensors` or else in all of the model's."""
     buffers = dict(model.named_buffers())
     for name, tensor in model.state_dict().items() if tensors is None else tensors:
         if not tensor.is_floating_point() or not tensor.numel():

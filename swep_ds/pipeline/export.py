@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from swep_ds.errors import WriteFailed
 from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
 from swep_ds.pipeline.saved import READING, ReadingSettings
 from swep_ds.ranks import group as ranks
@@ -28,12 +27,7 @@ LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": Tr
 
 
 def export_model(
-    engine,
-    tokenizer: PreTrainedTokenizerFast,
-    folder: Path,
-    recipe: Recipe,
-    scores: Scores,
-    keep_fp32: bool = False,
+    engine, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, scores: Scores, keep_fp32: bool = False
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card, without the method's parameters. Collective.
 
@@ -46,33 +40,29 @@ def export_model(
         WriteFailed: on all ranks; an existing model stays.
     """
     model = engine.module.qa.model
-    half = recipe.train.precision in ("bf16", "fp16")
+    masters = keep_fp32 and recipe.train.precision in ("bf16", "fp16")
     unfinished = folder.with_name(f".{folder.name}.unfinished")
 
-    def write_all() -> None:
+    def write() -> None:
         if ranks.is_main():
-            shutil.rmtree(unfinished, ignore_errors=True)
-        weights = full_weights(engine, model, masters=keep_fp32 and half)
+            shutil.rmtree(unfinished, ignore_errors=True)  # a killed run's
+        weights = full_weights(engine, model, masters=masters)
         try:
             write_model(model, weights, unfinished)
+            if ranks.is_main():
+                save_tokenizer(tokenizer, unfinished)
+                reading = ReadingSettings.of(recipe).model_dump()
+                (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
+                (unfinished / "README.md").write_text(model_card(recipe, scores), encoding="utf-8")
+                shutil.rmtree(folder, ignore_errors=True)
+                unfinished.rename(folder)
         finally:
             for _ in weights:  # after a full disk: the other ranks still send the rest
                 pass
-        if not ranks.is_main():
-            return
-        save_tokenizer(tokenizer, unfinished)
-        reading = ReadingSettings.of(recipe).model_dump()
-        (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
-        (unfinished / "README.md").write_text(model_card(recipe, scores), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+            if ranks.is_main():
+                shutil.rmtree(unfinished, ignore_errors=True)
 
-    try:
-        write_on_all_ranks(write_all, folder)
-    except WriteFailed:
-        if ranks.is_main():
-            shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+    write_on_all_ranks(write, folder)
 
 
 def export_noise(engine, file: Path) -> None:

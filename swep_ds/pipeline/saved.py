@@ -21,7 +21,7 @@ from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
-from swep_ds.models.loading import load_weights, make_hollow
+from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.ranks import group as ranks
 from swep_ds.recipe import DataSection, EvalSection, Recipe, Section, check_data_set_names, validate
@@ -79,9 +79,7 @@ def load_saved(name: str) -> SavedModel:
     config = load_config(source, "model")
     generative = config.is_encoder_decoder
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
-    fix = "name a model trained for question answering"
-    hollow = make_hollow(auto_class, config, source, label, task="question-answering", advice=fix)
-    model = load_weights(auto_class, config, hollow, source, label, fix=fix)
+    model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
     model = model.eval().to(ranks.device())
     windows, spans, generation_kwargs = (

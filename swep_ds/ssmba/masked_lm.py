@@ -8,7 +8,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokeni
 from swep_ds.errors import InputError
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import fit_tokenizer, load_tokenizer, resolve_model
-from swep_ds.models.loading import load_weights, make_hollow
+from swep_ds.models.loading import load_weights
 
 PLACES_AT_A_TIME = 256  # of which float64 probabilities over the vocabulary are in memory
 
@@ -25,8 +25,7 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
         raise InputError(f"--model {name}: its tokenizer has no mask token: {FIX}")
     source, named = resolve_model(name, "--model"), f"--model {name}"
     config = load_config(source, "--model")
-    hollow = make_hollow(AutoModelForMaskedLM, config, source, named, task="masked language model", advice=FIX)
-    model = load_weights(AutoModelForMaskedLM, config, hollow, source, named, fix=FIX, dtype=torch.float32)
+    model = load_weights(AutoModelForMaskedLM, config, source, named, dtype=torch.float32)
     fit_tokenizer(tokenizer, model, named)
     return model.eval().to(device), tokenizer
 

@@ -129,9 +129,9 @@ def ampere(monkeypatch):
     """A machine that has the kernel."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    packing._missing_kernel.cache_clear()
+    packing._has_kernel.cache_clear()
     yield
-    packing._missing_kernel.cache_clear()
+    packing._has_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -141,20 +141,21 @@ def test_what_keeps_windows_from_one_kernel_is_named(architecture, ampere):
     assert packing.slow_because(plain, "bf16", GPU) is None
     assert packing.slow_because(plain, "autocast", GPU) is None
     assert packing.slow_because(dropping, "fp32", torch.device("cpu")) is None
-    assert "set train.precision to bf16" in packing.slow_because(plain, "fp32", GPU)
-    assert "the model's is 0.1: set attention_probs_dropout_prob to 0" in packing.slow_because(dropping, "fp16", GPU)
+    assert "train.precision is fp32" in packing.slow_because(plain, "fp32", GPU)
+    assert "attention_probs_dropout_prob 0 in config.json (it is 0.1)" in packing.slow_because(dropping, "fp16", GPU)
     plain.num_attention_heads = 4
-    assert "the model's are 4 wide" in packing.slow_because(plain, "bf16", GPU)
+    assert "they are 4 wide" in packing.slow_because(plain, "bf16", GPU)
 
 
 def test_a_machine_without_the_kernel_is_named(ampere, monkeypatch):
     plain = tiny_models.config("bert")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "an Ampere GPU or a later one" in packing.slow_because(plain, "fp16", GPU)
+    assert "an Ampere GPU" in packing.slow_because(plain, "fp16", GPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     for lacking in (SimpleNamespace(varlen_attn=lambda query, is_causal=False: None), None):  # PyTorch 2.10, and 2.9
-        packing._missing_kernel.cache_clear()
+        packing._has_kernel.cache_clear()
         monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", lacking)
-        assert f"PyTorch {torch.__version__} lacks the single kernel" in packing.slow_because(plain, "fp16", GPU)
+        assert "PyTorch 2.11" in packing.slow_because(plain, "fp16", GPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

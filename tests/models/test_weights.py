@@ -55,7 +55,7 @@ FAULTS = {
     "no embeddings of T5": ("t5", without("shared|embed_tokens|lm_head"), {}, "weights that its config.json asks for"),
     "no decoder": ("bart", without("decoder"), {}, r"lack \d+ of the .*first model\.decoder\.embed_positions"),
     "more decoder layers": ("t5", dict, {"num_decoder_layers": 3}, r"lack 13 of the .*first decoder\.block\.2"),
-    "half a head": ("bert", without(r"qa_outputs\.bias"), {}, r"has no weights for qa_outputs\.bias: name a folder"),
+    "half a head": ("bert", without(r"qa_outputs\.bias"), {}, r"has no weights for qa_outputs\.bias: name a model"),
     "another width": ("bert", dict, {"intermediate_size": 48}, r"6 of its weights are of other shapes .*\[32, 16\] in"),
     "more words": ("distilbert", dict, {"vocab_size": 70}, r"1 of its weights .*word_embeddings\.weight of \[64, 16"),
     "a wider head": ("bert", dict, {"num_labels": 3}, r"2 of its weights .*first qa_outputs"),
