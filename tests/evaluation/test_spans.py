@@ -165,11 +165,8 @@ def test_question_and_separator_are_never_answers_and_white_space_is_stripped():
     assert (second.text, second.score) == ("cd", 2.0)
 
 
-def test_an_answer_is_at_most_max_answer_tokens_long():
+def test_answers_have_at_most_max_answer_tokens_and_start_in_the_window_that_owns_the_start():
     assert decode(window(), sizes=SpanSettings(20, 1)).answers() == {"id0": "cd"}
-
-
-def test_starts_count_in_the_window_that_owns_them_only():
     left, right = window(own_end=2), window(own_begin=4)
     assert [a.text for a in decode(left, right).n_best()["id0"]] == ["ab cd ef", "ab", "ab cd"]
 
