@@ -23,38 +23,22 @@ from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.export import write_model
 from swep_ds.ranks.group import process_group
 
-T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "vocab_size": 32128}
-T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-# the published settings that decide the size
+T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "decoder_start_token_id": 0}
+# as published, where transformers' defaults are other ones
 CONFIGS = {
     "deberta-v2-xxlarge": {
         "model_type": "deberta-v2",
-        "hidden_size": 1536,
         "num_hidden_layers": 48,
-        "num_attention_heads": 24,
-        "intermediate_size": 6144,
-        "vocab_size": 128100,
         "relative_attention": True,
         "position_buckets": 256,
         "norm_rel_ebd": "layer_norm",
         "share_att_key": True,
         "pos_att_type": "p2c|c2p",
         "position_biased_input": False,
-        "type_vocab_size": 0,
         "conv_kernel_size": 3,
         "conv_act": "gelu",
     },
-    "xlm-roberta-xl": {
-        "model_type": "xlm-roberta-xl",
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "intermediate_size": 10240,
-        "vocab_size": 250880,
-        "max_position_embeddings": 514,
-        "type_vocab_size": 1,
-        "pad_token_id": 1,
-    },
+    "xlm-roberta-xl": {"model_type": "xlm-roberta-xl"},
     "t5-3b": T5 | {"d_ff": 16384, "num_heads": 32},
     "t5-11b": T5 | {"d_ff": 65536, "num_heads": 128},
 }

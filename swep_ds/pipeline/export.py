@@ -23,7 +23,7 @@ from swep_ds.training.sharding import full_weights
 
 NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis` alone
 FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is written
-LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+TEMPLATE_LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 
 
 def export_model(
@@ -133,23 +133,11 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
 
 def model_card(recipe: Recipe, scores: Scores) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
-    pipeline, kind, auto_class = {
-        "extractive": ("question-answering", "Extractive", "AutoModelForQuestionAnswering"),
-        "generative": ("text-generation", "Generative", "AutoModelForSeq2SeqLM"),
-    }[recipe.task]
-    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **LINES)
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
     return templates.get_template("model_card.md.jinja").render(
         recipe=recipe,
-        data=recipe.data,
-        train=recipe.train,
-        pipeline=pipeline,
-        kind=kind,
-        auto_class=auto_class,
-        method=recipe.method.name,
-        settings=", ".join(f"{name} {value}" for name, value in recipe.method.model_dump().items() if name != "name"),
-        hub_id=re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists(),
+        on_hub=re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists(),
         scores=scores,
         mean=out_of_domain_mean(scores),
-        percent="{:.0%}".format,
-        versions=", ".join(f"{name} {number}" for name, number in versions().items()),
+        versions=versions(),
     )
