@@ -12,7 +12,7 @@ from swep_ds.data.batches import Padding
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.predict import Decoder, Outputs, predict
+from swep_ds.evaluation.predict import Decoder, Outputs, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import score
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
@@ -77,7 +77,9 @@ class Evaluation:
     def score(self, outputs: Outputs, test: EvalSet) -> tuple[dict[str, str], Score]:
         """Answers by question id, and their score, on every rank. Collective."""
         decoder = self.decoder(test.examples, best_only=True)
-        answers = predict(outputs, decoder, test.features.dataset, self.padding, self.batch_size)
+        decode(outputs, decoder, test.features.dataset, self.padding, self.batch_size)
+        by_id = {id_: answer for part in ranks.gather(decoder.answers()) for id_, answer in part.items()}
+        answers = {example.id: by_id[example.id] for example in test.examples}
         return answers, score(answers, {example.id: example.answers for example in test.examples})
 
     def decoder(self, examples: list[Example], *, best_only: bool = False) -> Decoder:

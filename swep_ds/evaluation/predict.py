@@ -1,7 +1,7 @@
 """Predicts answers for a data set, spread over the ranks: exactly one rank answers each question."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from swep_ds.console import Console
 from swep_ds.data.batches import Batch, Padding
-from swep_ds.data.readers import Example
 from swep_ds.ranks import group as ranks
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay in Arrow
@@ -25,22 +24,9 @@ SECONDS_BETWEEN_LINES = 60
 class Decoder(Protocol):
     """Turns a model's outputs into answers: `SpanDecoder`, `GeneratedAnswers`."""
 
-    examples: Sequence[Example]
-
     def add(self, columns: Columns, *outputs: Tensor) -> None: ...
 
     def answers(self) -> dict[str, str]: ...
-
-
-def predict(
-    outputs: Outputs, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int
-) -> dict[str, str]:
-    """Answers by question id, the same on every rank. Collective; arguments as `decode`."""
-    decode(outputs, decoder, features, padding, batch_size)
-    answers: dict[str, str] = {}
-    for part in ranks.gather(decoder.answers()):
-        answers |= part
-    return {example.id: answers[example.id] for example in decoder.examples}
 
 
 @torch.no_grad()
