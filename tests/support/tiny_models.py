@@ -24,14 +24,8 @@ from transformers import (
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 
-COMMON = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
-COMMON |= {"max_position_embeddings": 64, "pad_token_id": 0}
+COMMON = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+COMMON |= {"intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
 MODERNBERT = {"global_attn_every_n_layers": 2, "local_attention": 8}
 MODERNBERT |= {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 DISTILBERT = {"vocab_size": 64, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64}
@@ -41,13 +35,8 @@ UNTIED_T5 = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": Fals
 BART = {"vocab_size": 64, "d_model": 16, "max_position_embeddings": 64, "scale_embedding": True}
 for part in ("encoder", "decoder"):
     BART |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 32}
-BART |= {
-    "pad_token_id": 0,
-    "decoder_start_token_id": 1,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-    "forced_eos_token_id": None,
-}
+BART |= {"pad_token_id": 0, "decoder_start_token_id": 1, "bos_token_id": 2, "eos_token_id": 1}
+BART |= {"forced_eos_token_id": None}
 
 
 def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
