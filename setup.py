@@ -16,6 +16,7 @@ setup(
             "data/quickstart/t5/*",
             "data/quickstart/templates/*.yaml",
             "analysis/*.jinja",
+            "pipeline/*.jinja",
             "analysis/paper.yaml",
         ]
     },

@@ -1,11 +1,11 @@
-"""Answers a question over a text, from a saved model.
+"""Answers a question about a text with a saved model.
 
     python scripts/answer.py runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
     python scripts/answer.py MODEL --question "Who ...?" --text_file article.txt --n_best 3
 
-Prints the best answers with their probabilities among the best spans (20 unless the model says otherwise), and the
-text around each.
-Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+Prints the best answers, each with its probability among the best spans (20 unless the model says otherwise) and the
+text around it.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
 from swep_ds.cli import Parser, main
@@ -20,29 +20,27 @@ def answer() -> None:
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text")
     text.add_argument("--text_file", type=path_of("--text_file"))
-    parser.add_argument(
-        "--n_best", type=int, default=1, help="answers to print (default: 1); extractive models have several"
-    )
+    parser.add_argument("--n_best", type=int, default=1, help="answers to print (default: 1; a generative model: 1)")
     arguments = parser.parse_args()
     if arguments.n_best < 1:
         raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
 
-    from swep_ds.evaluation.spans import Answer
+    from swep_ds.evaluation.spans import Answer  # after the arguments: these imports take seconds
     from swep_ds.pipeline.saved import answer_question
-    from swep_ds.ranks.group import process_group  # after the arguments: these imports take seconds
+    from swep_ds.ranks.group import process_group
 
     context = arguments.text
     if arguments.text_file:
         context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")
-    for option, text in (("--question", arguments.question), ("--text", context)):
-        if any("\ud800" <= character <= "\udfff" for character in text):
+    for option, value in (("--question", arguments.question), ("--text", context)):
+        if any("\ud800" <= character <= "\udfff" for character in value):
             raise InputError(f"{option}: holds bytes that are no UTF-8 text: give it as UTF-8")
     with process_group():
-        for one in answer_question(arguments.model, arguments.question, context, arguments.n_best):
+        for best in answer_question(arguments.model, arguments.question, context, arguments.n_best):
             place = ""
-            if isinstance(one, Answer):  # a generated answer stands nowhere
-                place = f"    ...{context[max(0, one.start - 40) : one.end + 40]}...".replace("\n", " ")
-            print(f"{one.probability:6.1%}  {printable(one.text + place)}")
+            if isinstance(best, Answer):  # a generated answer has no place in the text
+                place = f"    ...{context[max(0, best.start - 40) : best.end + 40]}...".replace("\n", " ")
+            print(f"{best.probability:6.1%}  {printable(best.text + place)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Evaluates a saved model on any number of data sets and writes predictions, scores and a table.
+"""Evaluates a saved model on any number of data sets: predictions, scores and a table.
 
     python scripts/evaluate.py runs/quickstart-swep-seed0/model --data news=quickstart:news --output_dir scores
     deepspeed scripts/evaluate.py MODEL --data squad=dev-v1.1.json --data bioasq=BioASQ.jsonl.gz --output_dir scores
 
-MODEL is a Hugging Face folder or hub id; one that a run exported is read with that run's window settings.
+MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that run's window settings.
 Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
-Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
 import argparse
@@ -28,8 +28,8 @@ def evaluate() -> None:
     arguments = parser.parse_args()
     check_output_folder("--output_dir", arguments.output_dir)
 
-    from swep_ds.pipeline.saved import evaluate_saved
-    from swep_ds.ranks.group import process_group  # after the arguments: these imports take seconds
+    from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: these imports take seconds
+    from swep_ds.ranks.group import process_group
 
     with process_group():
         evaluate_saved(

@@ -1,4 +1,4 @@
-"""Writes a model of random weights, with a tokenizer and questions on long texts, to measure what a model's size takes.
+"""Writes a model with random weights, a tokenizer and long texts, to measure what a model of that size costs.
 
     python scripts/random_model.py t5-11b FOLDER
     python scripts/random_model.py path/to/config.json FOLDER
@@ -23,47 +23,31 @@ from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.export import write_model
 from swep_ds.ranks.group import process_group
 
-T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "vocab_size": 32128}
-T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-# as published: what decides the size
+T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "decoder_start_token_id": 0}
+# as published, where transformers' defaults are other ones
 CONFIGS = {
     "deberta-v2-xxlarge": {
         "model_type": "deberta-v2",
-        "hidden_size": 1536,
         "num_hidden_layers": 48,
-        "num_attention_heads": 24,
-        "intermediate_size": 6144,
-        "vocab_size": 128100,
         "relative_attention": True,
         "position_buckets": 256,
         "norm_rel_ebd": "layer_norm",
         "share_att_key": True,
         "pos_att_type": "p2c|c2p",
         "position_biased_input": False,
-        "type_vocab_size": 0,
         "conv_kernel_size": 3,
         "conv_act": "gelu",
     },
-    "xlm-roberta-xl": {
-        "model_type": "xlm-roberta-xl",
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "intermediate_size": 10240,
-        "vocab_size": 250880,
-        "max_position_embeddings": 514,
-        "type_vocab_size": 1,
-        "pad_token_id": 1,
-    },
+    "xlm-roberta-xl": {"model_type": "xlm-roberta-xl"},
     "t5-3b": T5 | {"d_ff": 16384, "num_heads": 32},
     "t5-11b": T5 | {"d_ff": 65536, "num_heads": 128},
 }
 QUESTIONS = 64
-CHARACTERS = 4000  # of a text: more than one window
+CHARACTERS = 4000  # per text: more than one window
 
 
 def random_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """In bf16: matrices from a narrow normal distribution, scales 1, biases 0."""
+    """Names and bf16 values: matrices from N(0, 0.02^2), scales 1, biases 0; tied weights once."""
     tied = model.all_tied_weights_keys.keys()
     for name, hollow in model.state_dict().items():
         if name in tied:
@@ -75,13 +59,13 @@ def random_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def write_texts(file: Path) -> None:
-    """SQuAD JSON whose windows are full: the quick start's questions, each text with those that follow it behind."""
+    """SQuAD JSON whose windows are full: the quick start's questions, each text continued by the next ones."""
     examples = read_examples("quickstart:encyclopedia", training=True)[: 4 * QUESTIONS]
     paragraphs = []
-    for number, one in enumerate(examples[:QUESTIONS]):
-        text = " ".join([one.context, *(other.context for other in examples[number + 1 :])])[:CHARACTERS]
-        answer = {"text": one.answers[0], "answer_start": text.index(one.answers[0])}
-        qa = {"id": one.id, "question": one.question, "answers": [answer]}
+    for number, example in enumerate(examples[:QUESTIONS]):
+        text = " ".join(other.context for other in examples[number:])[:CHARACTERS]
+        answer = {"text": example.answers[0], "answer_start": text.index(example.answers[0])}
+        qa = {"id": example.id, "question": example.question, "answers": [answer]}
         paragraphs.append({"context": text, "qas": [qa]})
     file.write_text(json.dumps({"data": [{"title": "long texts", "paragraphs": paragraphs}]}), encoding="utf-8")
 
@@ -97,7 +81,7 @@ def write() -> None:
         if not file.is_file():
             raise InputError(f"{arguments.model}: no such file; known are {', '.join(CONFIGS)}")
         settings = read_json(file)
-    with parsing(f"{arguments.model}: is no config of a model", "name another file"):
+    with parsing(f"{arguments.model}: is not a model's config", "name another file"):
         config = AutoConfig.for_model(**settings)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForQuestionAnswering
         with torch.device("meta"):
@@ -108,7 +92,7 @@ def write() -> None:
         write_model(model, random_weights(model), arguments.folder)
     tokenizer = load_tokenizer("quickstart:t5" if config.is_encoder_decoder else "quickstart:encoder")
     tokenizer.model_max_length = 512
-    if getattr(config, "type_vocab_size", 0) == 1:  # as RoBERTa's, whose tokenizers give no token types
+    if getattr(config, "type_vocab_size", 0) == 1:  # as in RoBERTa, whose tokenizers give no token types
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.save_pretrained(arguments.folder)
     write_texts(arguments.folder / "train.json")

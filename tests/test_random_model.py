@@ -1,4 +1,4 @@
-"""Models of random weights for measuring: every weight is there, and texts fill their windows."""
+"""Models with random weights for measuring: every weight is there, and texts fill their windows."""
 
 import json
 import runpy
@@ -9,7 +9,6 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
-from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.hub import fit_tokenizer, load_tokenizer
 from tests.support import tiny_models
 from tests.support.tiny_run import ROOT
@@ -31,10 +30,9 @@ def test_named_models_have_their_published_sizes(name, billions):
 @pytest.mark.parametrize("architecture", ["deberta-v2", "t5"])
 def test_every_weight_is_made_once(architecture):
     model = tiny_models.model(architecture)
-    made = dict(SCRIPT["random_weights"](model))
-    left = model.load_state_dict(made, strict=False)
-    assert not left.unexpected_keys
-    assert set(left.missing_keys) == set(model.all_tied_weights_keys)
+    mismatch = model.load_state_dict(dict(SCRIPT["random_weights"](model)), strict=False)
+    assert not mismatch.unexpected_keys
+    assert set(mismatch.missing_keys) == set(model.all_tied_weights_keys)
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
@@ -42,22 +40,21 @@ def test_windows_are_full(tmp_path):
     file = tmp_path / "train.json"
     SCRIPT["write_texts"](file)
     settings = WindowSettings(384, 128, 64, "extractive", 32)
-    how = {"training": True, "windows_without_answer": "cls", "cache_dir": tmp_path}
-    tokenizer = load_tokenizer("quickstart:encoder")
-    features = build_features(read_examples(str(file), training=True), tokenizer, settings, **how)
+    examples, tokenizer = read_examples(str(file), training=True), load_tokenizer("quickstart:encoder")
+    features = build_features(
+        examples, tokenizer, settings, training=True, windows_without_answer="cls", cache_dir=tmp_path
+    )
     lengths = features.dataset["length"]
     assert len(lengths) > 64
     assert sum(length == 384 for length in lengths) > len(lengths) / 2
 
 
-def test_the_tokenizer_gives_what_the_model_takes(tmp_path):
-    """XLM-R's kind has one token type, so its windows must carry none."""
+def test_the_tokenizer_gives_what_the_model_takes(tmp_path, monkeypatch):
+    """XLM-R has one token type, so its windows must carry none."""
     settings = {"model_type": "xlm-roberta-xl", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings |= {"intermediate_size": 32, "vocab_size": 9000, "max_position_embeddings": 514, "type_vocab_size": 1}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     folder = tmp_path / "model"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sys.argv", ["random_model.py", str(tmp_path / "config.json"), str(folder)])
-        SCRIPT["write"]()
-    model = ExtractiveQA.load(str(folder), activation_checkpointing=False).model
-    fit_tokenizer(load_tokenizer(str(folder)), model, "model x")
+    monkeypatch.setattr("sys.argv", ["random_model.py", str(tmp_path / "config.json"), str(folder)])
+    SCRIPT["write"]()
+    fit_tokenizer(load_tokenizer(str(folder)), tiny_models.load(folder).model, "model x")

@@ -1,4 +1,4 @@
-"""From generated token ids to answer texts: of the windows of a context, the surest answer counts."""
+"""Turns generated token ids into answer texts: the most probable answer of a context's windows wins."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,18 +17,18 @@ class GeneratedAnswer(NamedTuple):
 
 
 class GeneratedAnswers:
-    """Collects the windows of `examples` batch by batch, in any order, and answers those it has seen windows of.
+    """Collects the windows of `examples`, batch by batch and in any order, and answers the examples seen so far.
 
-    Every window proposes one answer; the one of the largest mean log probability wins, the earlier in text order of
-    equals.
+    Every window proposes one answer. The largest mean log probability wins; ties go to the first text in alphabetical
+    order.
     """
 
     def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast):
         self.examples, self.tokenizer = examples, tokenizer
-        self._best: dict[int, tuple[float, str]] = {}
+        self._best: dict[int, tuple[float, str]] = {}  # example -> (negative log probability, text)
 
     def add(self, columns: Mapping[str, Iterable[int]], token_ids_NK: Tensor, log_probability_N: Tensor) -> None:
-        """Takes in N windows: their evaluation columns (`Features.dataset`) and what `GenerativeQA.predict` gave."""
+        """Adds N windows: their evaluation columns (`Features.dataset`), and the output of `GenerativeQA.predict`."""
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
         texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
         for example, text, score in zip(map(int, columns["example"]), texts, log_probability_N.tolist(), strict=True):
@@ -40,6 +40,6 @@ class GeneratedAnswers:
         return {id_: best[0].text for id_, best in self.n_best().items()}
 
     def n_best(self) -> dict[str, list[GeneratedAnswer]]:
-        """The best answer by example id, in a list like `SpanDecoder`'s."""
+        """The best answer by example id, in a list as from `SpanDecoder`."""
         best = sorted(self._best.items())
         return {self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss))] for row, (loss, text) in best}

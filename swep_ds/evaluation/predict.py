@@ -1,7 +1,7 @@
-"""Predictions of a model for a data set, spread over ranks: every question answered once, by one rank."""
+"""Predicts answers for a data set, spread over the ranks: exactly one rank answers each question."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Protocol
 
@@ -14,68 +14,54 @@ from torch import Tensor
 
 from swep_ds.console import Console
 from swep_ds.data.batches import Batch, Padding
-from swep_ds.data.readers import Example
 from swep_ds.ranks import group as ranks
 
-Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay as Arrow has them
-Outputs = Callable[[Batch], tuple[Tensor, ...]]  # what a model's `predict` gives for a batch
+Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay in Arrow
+Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 SECONDS_BETWEEN_LINES = 60
 
 
 class Decoder(Protocol):
-    """Makes answers of a model's outputs: `SpanDecoder`, `GeneratedAnswers`."""
-
-    examples: Sequence[Example]
+    """Turns a model's outputs into answers: `SpanDecoder`, `GeneratedAnswers`."""
 
     def add(self, columns: Columns, *outputs: Tensor) -> None: ...
 
     def answers(self) -> dict[str, str]: ...
 
 
-def predict(
-    outputs: Outputs, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int
-) -> dict[str, str]:
-    """Answers by question id, the same on every rank. Arguments as `decode`."""
-    decode(outputs, decoder, features, padding, batch_size)
-    answers: dict[str, str] = {}
-    for part in ranks.gather(decoder.answers()):
-        answers |= part
-    return {example.id: answers[example.id] for example in decoder.examples}
-
-
 @torch.no_grad()
 def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:
-    """Runs this rank's share of the windows through the model; the decoder then knows this rank's answers.
+    """Runs this rank's share of the windows through the model and adds the outputs to the decoder. Collective.
 
-    All ranks make the same number of calls, as ZeRO-3 needs; one that has no windows left repeats the first one and
+    All ranks make the same number of calls, as ZeRO-3 requires: a rank without windows left repeats the first one and
     drops the result.
 
     Args:
-        outputs: the model's (in evaluation mode), for a batch.
+        outputs: `predict` of a model in evaluation mode.
         features: the windows of the decoder's examples (`build_features`).
         batch_size: windows per rank and call.
     """
-    mine = _batches(features, batch_size, ranks.rank(), ranks.world_size())
+    batches = _batches(features, batch_size, ranks.rank(), ranks.world_size())
     stored = features.with_format("arrow")
 
     def read(number: int) -> tuple[Columns, Batch]:
-        columns = read_columns(stored, mine[number] if number < len(mine) else np.array([0]))
+        columns = read_columns(stored, batches[number] if number < len(batches) else np.array([0]))
         return columns, _batch(columns, padding)
 
-    calls = max(ranks.gather(len(mine)))
-    coming = read(0)
-    for number in _told(calls):
+    calls = max(ranks.gather(len(batches)))
+    following = read(0)
+    for number in _with_progress(calls):
         ranks.progress(f"evaluation, batch {number + 1}")
-        columns, batch = coming
+        columns, batch = following
         result = outputs(batch.to(ranks.device()))
         if number + 1 < calls:
-            coming = read(number + 1)  # while a GPU is at the result
-        if number < len(mine):
+            following = read(number + 1)  # while a GPU computes the result
+        if number < len(batches):
             decoder.add(columns, *result)
 
 
 def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
-    """Some rows of a data set in "arrow" format."""
+    """Rows of a data set in "arrow" format, by column."""
     [table] = stored[rows.tolist()].combine_chunks().to_batches()
     return {
         field.name: column if pa.types.is_list(field.type) else column.to_numpy()
@@ -84,14 +70,12 @@ def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
 
 
 def _batch(columns: Columns, padding: Padding) -> Batch:
-    rows = {name: _rows(columns[name]) for name in ("input_ids", "token_type_ids") if name in columns}
+    rows = {}
+    for name in {"input_ids", "token_type_ids"} & columns.keys():
+        values = columns[name].values.to_numpy()  # if the list is a slice, those of other rows as well
+        rows[name] = [values[begin:end] for begin, end in pairwise(columns[name].offsets.to_numpy().tolist())]
     lengths = tuple(columns["length"].tolist())
     return Batch(**padding.inputs(rows, max(lengths)), lengths=lengths)
-
-
-def _rows(lists: pa.ListArray) -> list[np.ndarray]:
-    values = lists.values.to_numpy()  # those of other rows too, where `lists` is a slice
-    return [values[begin:end] for begin, end in pairwise(lists.offsets.to_numpy().tolist())]
 
 
 def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
@@ -102,15 +86,15 @@ def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size:
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
-def _told(count: int) -> Iterator[int]:
-    """0 .. count - 1, with a progress bar on rank 0; where there is no terminal, with a line a minute."""
+def _with_progress(count: int) -> Iterator[int]:
+    """0 .. count - 1, with a progress bar on rank 0; without a terminal, with a line a minute."""
     console = Console(quiet=not ranks.is_main(), highlight=False)
     if console.is_terminal and ranks.is_main():
         yield from track(range(count), "predicting", console=console, transient=True)
         return
-    told = time.monotonic()
+    last_line = time.monotonic()
     for number in range(count):
         yield number
-        if time.monotonic() - told > SECONDS_BETWEEN_LINES:
+        if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
             console.print(f"  {number + 1}/{count} batches")
-            told = time.monotonic()
+            last_line = time.monotonic()

@@ -1,9 +1,9 @@
-"""From start and end logits to answer texts: n-best span decoding over the windows of a context.
+"""Turns start and end logits into answer texts: n-best span decoding over the windows of a context.
 
-The rule, that of Google's BERT for SQuAD: in every window take the `n_best` best starts and the `n_best` best
-ends, keep the pairs with start <= end < start + max_answer_tokens, score = start logit + end logit, and let the
-best pairs of all windows of an example compete. A start counts only in the window that owns its token (the
-maximum-context rule, columns own_begin and own_end), so no pair of tokens competes twice.
+The rule is that of Google's BERT for SQuAD: every window pairs its `n_best` best starts with its `n_best` best ends,
+keeps the pairs with start <= end < start + max_answer_tokens, and scores them by start logit + end logit; the pairs of
+all windows of an example compete. A start counts only in the window that owns its token (the maximum-context rule,
+columns own_begin and own_end), so no pair of tokens competes twice.
 
 Shapes: B windows of at most T tokens, W in all; K = `n_best` candidates each.
 """
@@ -25,14 +25,12 @@ NEVER = np.float32(-np.inf)
 
 @dataclass(frozen=True)
 class SpanSettings:
-    """Starts, ends and answers considered per window, and the longest answer."""
-
-    n_best: int = 20
+    n_best: int = 20  # starts, ends and answers per window, and answers per question
     max_answer_tokens: int = 30
 
 
 class Candidates(NamedTuple):
-    """The C best spans of some windows, by window, best first; ties: the earlier start, then the earlier end."""
+    """The C best spans, by window, best first; ties go to the earlier start, then the earlier end."""
 
     window: np.ndarray  # [C] int64
     score: np.ndarray  # [C] float32, start logit + end logit
@@ -42,7 +40,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer to a question: characters [start, end) of the context, which read `text`."""
+    """Characters [start, end) of the context, which read `text`."""
 
     text: str
     start: int
@@ -62,10 +60,10 @@ def window_candidates(
     *,
     best_only: bool = False,
 ) -> Candidates:
-    """At most K spans of every window by the module's rule; with `best_only` those that no other one beats.
+    """At most K spans per window by the module's rule; with `best_only` all spans with the window's highest score.
 
-    Logits [B, T] of any float type and on any device are scored in float32, on the host;
-    the integer arrays [B] are positions, `end` exclusive.
+    Logits [B, T] of any float dtype, on any device, are scored in float32 on the host. The integer arrays [B] are
+    positions, `end` exclusive.
     """
     score_2BT = torch.cat((start_logits_BT, end_logits_BT)).cpu().float().numpy()
     begin_2B = np.concatenate((own_begin_B, context_begin_B)).astype(np.int32)
@@ -74,16 +72,16 @@ def window_candidates(
     inside_2BT = (position_T >= begin_2B[:, None]) & (position_T < end_2B[:, None])
     score_2BT = np.where(inside_2BT & ~np.isnan(score_2BT), score_2BT, NEVER)
     best = min(settings.n_best, score_2BT.shape[1])
-    position_2BN = np.sort(_top(score_2BT, best))  # from left to right: pairs are then in the order of ties
+    position_2BN = np.sort(_top(score_2BT, best))  # from left to right: equal pairs are then in the order of ties
     best_2BN = np.take_along_axis(score_2BT, position_2BN, axis=1)
     (start_BN, start_score_BN), (end_BN, end_score_BN) = (
         (position_2BN[half], best_2BN[half]) for half in np.s_[: len(start_logits_BT), len(start_logits_BT) :]
     )
 
-    with np.errstate(over="ignore", invalid="ignore"):  # of infinite logits
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite logits
         score_BNN = start_score_BN[:, :, None] + end_score_BN[:, None, :]
-    length_BNN = end_BN[:, None, :] - start_BN[:, :, None]  # tokens less one; as unsigned, below 0 is very long
-    allowed_BNN = (length_BNN.view(np.uint64) < settings.max_answer_tokens) & (score_BNN > -np.inf)  # and a number
+    length_BNN = end_BN[:, None, :] - start_BN[:, :, None]  # less one; as unsigned, a negative length is very long
+    allowed_BNN = (length_BNN.view(np.uint64) < settings.max_answer_tokens) & (score_BNN > -np.inf)  # also no NaN
     score_BP = np.where(allowed_BNN, score_BNN, NEVER).reshape(len(score_BNN), best * best)  # P = N * N
     if best_only:
         unbeaten_BP = (score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > -np.inf)
@@ -96,9 +94,9 @@ def window_candidates(
 
 
 def _top(score: np.ndarray, count: int) -> np.ndarray:
-    """Columns of the `count` largest float32 values of every row, best first, of equal values the first ones.
+    """Columns of the `count` largest float32 values of every row, best first; ties go to the first columns.
 
-    Every value becomes an integer of its own that sorts like it, so that one partition finds them, ties included.
+    Each value becomes a distinct integer with the same order, so that one partition resolves ties as well.
     """
     bits = (score + np.float32(0)).view(np.int32)  # -0.0 + 0 is 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
@@ -111,26 +109,27 @@ def _top(score: np.ndarray, count: int) -> np.ndarray:
 
 
 class SpanDecoder:
-    """Collects the windows of `examples` batch by batch, in any order, and answers those it has seen windows of.
+    """Collects the windows of `examples`, batch by batch and in any order, and answers the examples seen so far.
 
-    Ties of score go to the answer that starts, then ends, earlier in the context. An example without an answer,
-    because its best starts and its best ends form no allowed pair in any window, gets "".
+    Ties go to the answer that starts, then ends, earlier in the context. An example whose best starts and best ends
+    form no allowed pair in any window gets "".
+
+    Args:
+        best_only: keeps the best candidates alone, which is faster: for `answers`, not `n_best`.
     """
 
     def __init__(self, examples: Sequence[Example], settings: SpanSettings, *, best_only: bool = False):
-        """`best_only`: for `answers`, not `n_best`: faster, as it keeps the best candidates alone."""
         self.examples, self.settings, self.best_only = examples, settings, best_only
         self._seen: set[int] = set()
-        # by batch, of its candidates: example, score, first and end character
+        # per batch: its candidates' example, score, first and end character
         self._parts = [(np.empty(0, np.int64), np.empty(0, np.float32), *np.empty((2, 0), np.int32))]
 
     def add(
         self, columns: Mapping[str, np.ndarray | pa.ListArray], start_logits_BT: Tensor, end_logits_BT: Tensor
     ) -> None:
-        """Takes in B windows that were not added before.
+        """Adds B windows, each of them once: their evaluation columns (`read_columns`) and logits [B, T].
 
-        `columns` are their evaluation columns (`Features.dataset`), lists as Arrow has them; the logits [B, T] may be
-        of any float type, on any device, and padded on the right to any T.
+        The logits may have any float dtype, be on any device, and be padded on the right to any T.
         """
         bounds = (columns[name] for name in ("own_begin", "own_end", "context_begin", "context_end"))
         window, score, *spans = window_candidates(
@@ -138,7 +137,7 @@ class SpanDecoder:
         )
         characters = []
         for name, position in zip(("offset_start", "offset_end"), spans, strict=True):
-            # of token t of window b: flat[first[b] + t]
+            # token t of window b is flat[first[b] + t]
             first = columns[name].offsets.to_numpy()[:-1] - columns["context_begin"]
             flat = columns[name].values.to_numpy()
             characters.append(flat[first[window] + position])
@@ -150,7 +149,7 @@ class SpanDecoder:
         answers = {self.examples[row].id: "" for row in sorted(self._seen)}
         example, _, begin, end = self._ordered()
         _, first = np.unique(example, return_index=True)
-        for row, start, stop in zip(*(one[first].tolist() for one in (example, begin, end)), strict=True):
+        for row, start, stop in zip(*(column[first].tolist() for column in (example, begin, end)), strict=True):
             source = self.examples[row]
             answers[source.id] = source.context[start:stop].strip()
         return answers
@@ -159,15 +158,15 @@ class SpanDecoder:
         """At most `settings.n_best` answers by example id, best first.
 
         Raises:
-            ValueError: only the best ones were kept.
+            ValueError: the decoder is `best_only`.
         """
         if self.best_only:
-            raise ValueError("a decoder of the best answers only has no others")
+            raise ValueError("a decoder with best_only has no other answers")
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._seen)}
         example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
         kept = np.arange(len(group)) - first[group] < self.settings.n_best
-        score = score.astype(np.float64).clip(max=np.finfo(np.float64).max)  # inf - inf would be no number
+        score = score.astype(np.float64).clip(max=np.finfo(np.float64).max)  # inf - inf would be NaN
         weight = np.where(kept, np.exp(score - score[first][group]), 0.0)  # relative to the best, so none overflows
         probability = weight / np.bincount(group, weight)[group]
         for i in np.flatnonzero(kept).tolist():
@@ -180,7 +179,8 @@ class SpanDecoder:
         return answers
 
     def _ordered(self) -> list[np.ndarray]:
-        """Example, score, first and end character of all candidates, by example, best first."""
-        example, score, begin, end = found = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
+        """All candidates' example, score, first and end character, by example, best first."""
+        columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
+        example, score, begin, end = columns
         order = np.lexsort((end, begin, -score, example))
-        return [one[order] for one in found]
+        return [column[order] for column in columns]

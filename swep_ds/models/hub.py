@@ -1,4 +1,4 @@
-"""Model names: a hub id, a local folder, or one that comes with this package; and their tokenizers."""
+"""Model names (a hub id, a local folder, or a model of this package) and tokenizers."""
 
 import inspect
 import math
@@ -11,23 +11,19 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
 from swep_ds.files import user_path
-from swep_ds.models.configs import load_config
-from swep_ds.models.folders import check_folder, reading
+from swep_ds.models.folders import check_folder, load_config, reading
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
-TRIED = "The quick brown fox jumps over 13 lazy dogs."
-FREE_NUMBERS = 100_000  # that no token has; the tokenizers library goes through all of them
-KNOWN = 0.5  # the share of a text's characters that a tokenizer must know at least
+SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
+UNUSED_IDS = 100_000  # a vocabulary may leave so many out; the tokenizers library iterates over all of them
+LEAST_KNOWN = 0.5  # share of a text's characters
 
 
 def resolve_model(name: str, option: str = "model.name") -> str:
-    """What transformers is to be given: a folder, with `~` expanded, or a hub id.
-
-    Args:
-        option: what the user named the model with.
+    """A folder, with `~` expanded, or a hub id; `option` is the option or field that the user named the model with.
 
     Raises:
-        InputError: the path cannot be looked up, or is no folder.
+        InputError: the path cannot be looked up, or is not a folder.
     """
     if name in QUICKSTART:
         return str(QUICKSTART[name])
@@ -35,97 +31,100 @@ def resolve_model(name: str, option: str = "model.name") -> str:
     if path.is_dir():
         return str(path)
     if path.exists():
-        raise InputError(f"{option} {name}: is no folder: name the folder that holds its config.json")
+        raise InputError(f"{option} {name}: is not a folder: name the folder that holds its config.json")
     return name
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a model; `option` is what the user named it with.
+    """The fast tokenizer of a model; `option` as `resolve_model`.
 
     Raises:
-        InputError: none there, or one that cannot be read; only a slow one (no character offsets), without words,
-            without a padding token or with own code.
+        InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
+            token, or needs its own code.
     """
-    source, named = resolve_model(name, option), f"{option} {name}"
-    check_folder(source, named)
+    source, label = resolve_model(name, option), f"{option} {name}"
+    check_folder(source, label)
     if Path(source, "config.json").is_file():
-        load_config(source, option)  # transformers reads it for the tokenizer, too, and would blame that
+        load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
     fix = "give a hub id that can be reached or a local folder with tokenizer files"
-    with reading(named, "no tokenizer to load there", fix):
+    with reading(label, "no tokenizer to load there", fix):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if not tokenizer.is_fast:
-        raise InputError(f"{named}: its tokenizer has no fast version, which gives the answers' offsets")
-    with reading(named, "its tokenizer cannot be used", "correct its tokenizer files"):
-        vocabulary = tokenizer.get_vocab()
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        special.update(tokenizer.all_special_tokens)
-        # of a folder without tokenizer files transformers makes a tokenizer without words
-        if not any(letter.isalnum() for token in vocabulary.keys() - special for letter in token):
-            raise InputError(
-                f"{named}: its tokenizer knows no words, for the folder has no tokenizer files, or empty ones: add the "
-                "model's own, such as tokenizer.json"
-            )
-        highest = max(vocabulary.values())
-        if highest > 2 * len(vocabulary) + FREE_NUMBERS:
-            raise InputError(
-                f"{named}: its tokenizer.json numbers {len(vocabulary)} tokens up to {highest}: number them one by one"
-            )
-        longest = tokenizer.model_max_length
-        if not _is_length(longest):
-            raise InputError(
-                f"{named}: its tokenizer_config.json has model_max_length {longest!r:.80}: give a number of tokens"
-            )
-        if tokenizer.pad_token_id is None:
-            raise InputError(f"{named}: its tokenizer has no padding token: set pad_token in its configuration")
-        encoded = tokenizer(TRIED, TRIED, return_offsets_mapping=True)
-        if not {0, 1} <= set(encoded.sequence_ids()):
-            raise InputError(f"{named}: its tokenizer leaves out texts: correct post_processor in its tokenizer.json")
-        tokenizer.decode(encoded.input_ids, skip_special_tokens=True)
-        tokenizer.backend_tokenizer.to_str()
-        _ = tokenizer.unk_token_id
+        raise InputError(f"{label}: its tokenizer has no fast version, which gives the answers' offsets")
+    with reading(label, "its tokenizer cannot be used", "correct its tokenizer files"):
+        if fault := _fault(tokenizer):
+            raise InputError(f"{label}: its {fault}")
     return tokenizer
 
 
-def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, named: str) -> None:
-    """Checks that a model takes all ids that its tokenizer gives, and leaves out token types that it has no input for.
+def _fault(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """What is wrong with a tokenizer that could be loaded. May raise anything."""
+    vocabulary, longest = tokenizer.get_vocab(), tokenizer.model_max_length
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special.update(tokenizer.all_special_tokens)
+    # without tokenizer files transformers makes a tokenizer of special tokens alone
+    if not any(letter.isalnum() for token in vocabulary.keys() - special for letter in token):
+        return (
+            "tokenizer knows no words (no tokenizer files, or empty ones): add the model's own, such as tokenizer.json"
+        )
+    highest = max(vocabulary.values())
+    if highest > 2 * len(vocabulary) + UNUSED_IDS:
+        return f"tokenizer.json numbers {len(vocabulary)} tokens up to {highest}: number them one by one"
+    if not _is_length(longest):
+        return f"tokenizer_config.json has model_max_length {longest!r:.80}: give a number of tokens"
+    if tokenizer.pad_token_id is None:
+        return "tokenizer has no padding token: set pad_token in its configuration"
+    encoded = tokenizer(SAMPLE, SAMPLE, return_offsets_mapping=True)
+    if not {0, 1} <= set(encoded.sequence_ids()):
+        return "tokenizer leaves out texts: correct post_processor in its tokenizer.json"
+    # whatever else a run calls
+    tokenizer.decode(encoded.input_ids, skip_special_tokens=True)
+    tokenizer.backend_tokenizer.to_str()
+    _ = tokenizer.unk_token_id
+    return None
+
+
+def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, label: str) -> None:
+    """Checks that a model takes every id of its tokenizer, and drops token types that it has no input for.
 
     transformers gives DistilBERT the tokenizer of BERT, token types included.
 
     Args:
-        named: how the user named the model, as in "model.name ./bert".
+        label: how the user named the model, as in "model.name ./bert".
 
     Raises:
         InputError: the model has too few word embeddings or token types.
     """
-    tried = tokenizer(TRIED, TRIED, return_token_type_ids=True)
-    numbers = [*tokenizer.get_vocab().values(), *tried.input_ids, *tokenizer(TRIED).input_ids]
-    tokens = max(len(tokenizer), 1 + max(numbers))
-    rows = model.get_input_embeddings().num_embeddings
+    fix = "name a folder with the model's own tokenizer files"
+    encoded = tokenizer(SAMPLE, SAMPLE, return_token_type_ids=True)
+    ids = [*tokenizer.get_vocab().values(), *encoded.input_ids, *tokenizer(SAMPLE).input_ids]
+    tokens, rows = max(len(tokenizer), 1 + max(ids)), model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise InputError(
-            f"{named}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
-            "not belong together, name a folder with the model's own tokenizer files"
+            f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
+            f"not belong together, {fix}"
         )
     inputs = tokenizer.model_input_names
     if "token_type_ids" not in inspect.signature(model.forward).parameters:
         tokenizer.model_input_names = [name for name in inputs if name != "token_type_ids"]
     elif "token_type_ids" in inputs:
-        types = 1 + max(*tried.token_type_ids, tokenizer.pad_token_type_id)
-        if 0 < getattr(model.config, "type_vocab_size", 0) < types:  # 0: takes them, and reads none
+        types = 1 + max(*encoded.token_type_ids, tokenizer.pad_token_type_id)
+        if 0 < getattr(model.config, "type_vocab_size", 0) < types:  # 0: takes token types and ignores them
             raise InputError(
-                f"{named}: its tokenizer gives {types} token types, and its config.json has type_vocab_size "
-                f"{model.config.type_vocab_size}: name a folder with the model's own tokenizer files"
+                f"{label}: its tokenizer gives {types} token types, and its config.json has type_vocab_size "
+                f"{model.config.type_vocab_size}: {fix}"
             )
 
 
-def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], named: str, source: str) -> None:
-    """Whether a tokenizer knows at least `KNOWN` of what some texts consist of, by characters without spaces.
+def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:
+    """Checks that a tokenizer knows enough of some texts; otherwise most words would be the same unknown token.
 
     Args:
-        source: what the user named the texts with.
+        label: how the user named the model, as in "model.name ./bert".
+        data: how the user named the texts, as in "data.train".
 
     Raises:
-        InputError: it does not; most words would be one and the same unknown token, or none.
+        InputError: less than `LEAST_KNOWN` of their characters, spaces aside, are known.
     """
     known = total = 0
     for text in texts:
@@ -136,22 +135,22 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], named:
                 covered.update(range(begin, end))
         letters = {place for place, letter in enumerate(text) if not letter.isspace()}
         known, total = known + len(covered & letters), total + len(letters)
-    if known < KNOWN * total:
+    if known < LEAST_KNOWN * total:
         raise InputError(
-            f"{named}: its tokenizer knows {known / total:.0%} of the first texts of {source}: name a model for this "
+            f"{label}: its tokenizer knows {known / total:.0%} of the first texts of {data}: name a model for this "
             "language, in a folder with the model's own tokenizer files"
         )
 
 
 def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> int:
-    """Tokens that the model takes at most, special ones included.
+    """The most tokens that the model takes, special ones included.
 
     Raises:
         InputError: its config gives no number.
     """
     positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     for name, module in model.named_modules():
-        # RoBERTa's kind counts positions from its padding index on
+        # RoBERTa counts positions from its padding index on
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             positions = module.num_embeddings - module.padding_idx - 1
     if not _is_length(positions):

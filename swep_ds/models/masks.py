@@ -1,9 +1,9 @@
-"""Masks for SDPA and eager attention that are made without a look at the device.
+"""SDPA and eager attention masks, built without a host-device synchronisation.
 
-transformers asks a padding mask in every forward whether anything is padded, to leave it out where nothing is; on a
-GPU the host then waits for all that is under way. Here the host knows (`Batch.padding_mask`): a mask that is given is
-used. With flash_attention_2 the host still waits wherever windows are padded, in every layer: transformers takes the
-padding out there, and reads from the device how much is left. `packing` is free of that.
+In every forward pass transformers checks whether a padding mask masks anything, to leave it out where nothing is
+padded; on a GPU the host then waits for all queued work. Here the host already knows (`Batch.padding_mask`), so a
+given mask is used as it is. flash_attention_2 still synchronises in every layer of a padded batch: transformers
+removes the padding there and reads from the device how much is left. `packing` avoids that.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from transformers import AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 
-def unasked(make: Callable) -> Callable:
-    """One of transformers' functions that make masks, which uses the mask that it is given."""
+def without_sync(make_mask: Callable) -> Callable:
+    """Wraps one of transformers' mask functions so that it uses the padding mask that it is given."""
 
-    @wraps(make)
-    def made(*args, attention_mask: Tensor | None = None, allow_is_bidirectional_skip: bool = False, **more):
+    @wraps(make_mask)
+    def make(*args, attention_mask: Tensor | None = None, allow_is_bidirectional_skip: bool = False, **kwargs):
         skip = allow_is_bidirectional_skip and attention_mask is None
-        return make(*args, attention_mask=attention_mask, allow_is_bidirectional_skip=skip, **more)
+        return make_mask(*args, attention_mask=attention_mask, allow_is_bidirectional_skip=skip, **kwargs)
 
-    return made
+    return make
 
 
 @cache
 def use_given_masks() -> None:
-    """From now on, in all models of this process."""
+    """Registers such masks for all models of this process."""
     for name in ("sdpa", "eager"):
-        AttentionMaskInterface.register(name, unasked(ALL_MASK_ATTENTION_FUNCTIONS[name]))
+        AttentionMaskInterface.register(name, without_sync(ALL_MASK_ATTENTION_FUNCTIONS[name]))

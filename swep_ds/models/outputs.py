@@ -1,20 +1,21 @@
-"""What a QA model makes of a batch, the same for spans and for generated answers."""
+"""What every QA model offers the methods: word embeddings in; loss, logits and encoder states out."""
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 class QAOutput(NamedTuple):
-    """Of N windows, each with K predictions among V choices.
+    """The output for N windows, each with K predictions among V choices.
 
     Extractive: K = 2 (start, end) and V = T positions; generative: K target tokens and V words.
 
     nll: [N], -log p(y | e): the mean of a window's K cross-entropies.
     logits: [N, K, V].
-    shares: [N, K], weights of a window's predictions; they sum to 1.
-    hidden: h [N, T, hidden], the encoder's last hidden state, or None where not asked for.
+    shares: [N, K], the weights of a window's predictions; they sum to 1.
+    hidden: h [N, T, hidden], the encoder's last hidden state, or None if it was not requested.
     """
 
     nll: Tensor
@@ -23,10 +24,28 @@ class QAOutput(NamedTuple):
     hidden: Tensor | None = None
 
 
-def symmetric_divergence(one: QAOutput, other: QAOutput) -> Tensor:
-    """(KL(p || q) + KL(q || p)) / 2 in nats, [N]: of each prediction's distributions, weighted by their shares."""
-    precision = torch.promote_types(one.logits.dtype, torch.float32)
-    log_p, log_q = (reading.logits.to(precision).log_softmax(-1) for reading in (one, other))
+class QAModel(nn.Module):
+    """A Hugging Face model behind the interface that the methods use: `embed`, `forward`, and `predict` unperturbed."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of h, the encoder's last hidden state."""
+        return self.model.config.hidden_size
+
+    @property
+    def embedding_size(self) -> int:
+        """d, the width of the word-embedding table (ELECTRA-small: 128, with a hidden width of 256)."""
+        return self.model.get_input_embeddings().embedding_dim
+
+
+def symmetric_divergence(first: QAOutput, second: QAOutput) -> Tensor:
+    """(KL(p || q) + KL(q || p)) / 2 in nats, [N]: the mean over each window's predictions, weighted by their shares."""
+    precision = torch.promote_types(first.logits.dtype, torch.float32)
+    log_p, log_q = (output.logits.to(precision).log_softmax(-1) for output in (first, second))
     # both sums at once: sum_v (p - q) (log p - log q)
     divergence_NK = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
-    return (divergence_NK * one.shares).sum(-1)
+    return (divergence_NK * first.shares).sum(-1)

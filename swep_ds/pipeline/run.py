@@ -30,8 +30,8 @@ from swep_ds.kernels.dispatch import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models import packing
-from swep_ds.models.configs import load_config
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples

@@ -6,9 +6,9 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.errors import InputError
-from swep_ds.models.configs import load_config
+from swep_ds.models.folders import load_config
 from swep_ds.models.hub import fit_tokenizer, load_tokenizer, resolve_model
-from swep_ds.models.loading import load_weights, make_hollow
+from swep_ds.models.loading import load_weights
 
 PLACES_AT_A_TIME = 256  # with their float64 probabilities over the vocabulary in memory
 FIX = "name a masked language model, such as bert-base-uncased, or the local folder of one"
@@ -26,12 +26,7 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
         raise InputError(f"--model {name}: its tokenizer has no mask token: {FIX}")
     source, named = resolve_model(name, "--model"), f"--model {name}"
     config = load_config(source, "--model")
-    if type(config) not in AutoModelForMaskedLM._model_mapping:
-        raise InputError(f"{named}: no masked language model to load there ({config.model_type}): {FIX}")
-    hollow = make_hollow(AutoModelForMaskedLM, config, source, named)
-    model = load_weights(
-        AutoModelForMaskedLM, config, hollow, source, named, new_head=False, advice=FIX, dtype=torch.float32
-    )
+    model = load_weights(AutoModelForMaskedLM, config, source, named, dtype=torch.float32)
     fit_tokenizer(tokenizer, model, named)
     return model.eval().to(device), tokenizer
 

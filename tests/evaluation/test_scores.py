@@ -73,7 +73,7 @@ def test_score_is_in_percent_of_all_questions_and_a_missing_prediction_scores_no
     assert score(predictions, golds) == {"exact_match": 25.0, "f1": pytest.approx(45.0), "total": 4}
 
 
-def test_a_missing_prediction_is_worse_than_an_empty_one_where_the_answer_normalises_to_nothing():
+def test_an_empty_prediction_is_right_where_the_answer_normalises_to_nothing_and_a_missing_one_is_not():
     golds = {"1": ["the"], "2": ["dog"]}
     assert score({"1": ""}, golds)["exact_match"] == 50.0
     assert score({}, golds) == {"exact_match": 0.0, "f1": 0.0, "total": 2}
@@ -96,24 +96,10 @@ def f1_by_hand(prediction: str, answer: str) -> float:
     return 2 * same / total if same else 0.0
 
 
-@given(texts)
-def test_normalize_answer_equals_the_rule(text):
-    assert normalize_answer(text) == normalize_by_hand(text)
-
-
 @given(texts, st.lists(texts, min_size=1, max_size=3))
-def test_f1_and_exact_match_equal_the_rule(prediction, answers):
+def test_normalisation_f1_and_exact_match_equal_the_rule(prediction, answers):
+    assert normalize_answer(prediction) == normalize_by_hand(prediction)
     assert f1(prediction, answers) == pytest.approx(max(f1_by_hand(prediction, answer) for answer in answers))
     assert exact_match(prediction, answers) == float(
         normalize_by_hand(prediction) in {normalize_by_hand(answer) for answer in answers}
     )
-
-
-@given(st.dictionaries(st.sampled_from("abcdef"), texts), st.dictionaries(st.sampled_from("abcdef"), texts, min_size=1))
-def test_score_is_the_mean_over_the_gold_questions(predictions, gold_texts):
-    golds = {id_: [text] for id_, text in gold_texts.items()}
-    result = score(predictions, golds)
-    each = [f1(predictions[id_], golds[id_]) if id_ in predictions else 0.0 for id_ in golds]
-    assert result["total"] == len(golds)
-    assert result["f1"] == pytest.approx(100 * sum(each) / len(each))
-    assert 0 <= result["exact_match"] <= 100

@@ -59,27 +59,26 @@ def candidates_by_loops(window, sizes):
 
     starts = best(window["start_logits"], window["own_begin"], window["own_end"])
     ends = best(window["end_logits"], window["context_begin"], window["context_end"])
-    found = [
+    candidates = [
         (window["start_logits"][start] + window["end_logits"][end], start, end)
         for start in starts
         for end in ends
         if start <= end < start + sizes.max_answer_tokens
     ]
-    return sorted(found, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
+    return sorted(candidates, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
 
 
 def answers_by_loops(windows, sizes, example):
-    found = []
+    spans = []
     for window in windows:
         if window["example"] == example:
             for score, start, end in candidates_by_loops(window, sizes):
                 begin = window["offset_start"][start - window["context_begin"]]
                 stop = window["offset_end"][end - window["context_begin"]]
-                found.append((score, begin, stop))
-    found.sort(key=lambda c: (-c[0], c[1], c[2]))
-    found = found[: sizes.n_best]
-    total = sum(math.exp(score) for score, _, _ in found)
-    return [(CONTEXT[b:e].strip(), score, math.exp(score) / total) for score, b, e in found]
+                spans.append((score, begin, stop))
+    spans = sorted(spans, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
+    total = sum(math.exp(score) for score, _, _ in spans)
+    return [(CONTEXT[b:e].strip(), score, math.exp(score) / total) for score, b, e in spans]
 
 
 def logits_of(windows, fill=9.0):
@@ -92,9 +91,8 @@ def logits_of(windows, fill=9.0):
 
 
 def columns_of(windows):
-    columns = {name: [window[name] for window in windows] for name in windows[0]}
-    read = (*NAMES, "example", "offset_start", "offset_end")
-    return {name: pa.array(columns[name]) if "offset" in name else np.array(columns[name]) for name in read}
+    columns = {name: [window[name] for window in windows] for name in (*NAMES, "example", "offset_start", "offset_end")}
+    return {name: pa.array(values) if "offset" in name else np.array(values) for name, values in columns.items()}
 
 
 def examples(count=2):
@@ -106,10 +104,10 @@ def examples(count=2):
 def test_window_candidates_equal_the_loops(decoding):
     sizes, windows = decoding
     bounds = (np.array([window[name] for window in windows]) for name in NAMES)
-    found = window_candidates(*logits_of(windows), *bounds, sizes)
-    assert found.score.dtype == np.float32
+    candidates = window_candidates(*logits_of(windows), *bounds, sizes)
+    assert candidates.score.dtype == np.float32
     expected = [(b, *span) for b, window in enumerate(windows) for span in candidates_by_loops(window, sizes)]
-    assert [*zip(*(part.tolist() for part in found), strict=True)] == expected
+    assert [*zip(*(part.tolist() for part in candidates), strict=True)] == expected
 
 
 @settings(deadline=None)
@@ -124,9 +122,9 @@ def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed)
         best.add(columns_of(some), *logits_of(some))
     seen = sorted({window["example"] for window in windows})
     expected = {f"id{i}": answers_by_loops(windows, sizes, i) for i in seen}
-    assert decoder.answers() == {id_: found[0][0] if found else "" for id_, found in expected.items()}
+    assert decoder.answers() == {id_: answers[0][0] if answers else "" for id_, answers in expected.items()}
     assert best.answers() == decoder.answers()
-    with pytest.raises(ValueError, match="best answers only"):
+    with pytest.raises(ValueError, match="best_only"):
         best.n_best()
     n_best = decoder.n_best()
     assert n_best.keys() == expected.keys()
@@ -167,11 +165,8 @@ def test_question_and_separator_are_never_answers_and_white_space_is_stripped():
     assert (second.text, second.score) == ("cd", 2.0)
 
 
-def test_an_answer_is_at_most_max_answer_tokens_long():
+def test_answers_have_at_most_max_answer_tokens_and_start_in_the_window_that_owns_the_start():
     assert decode(window(), sizes=SpanSettings(20, 1)).answers() == {"id0": "cd"}
-
-
-def test_starts_count_in_the_window_that_owns_them_only():
     left, right = window(own_end=2), window(own_begin=4)
     assert [a.text for a in decode(left, right).n_best()["id0"]] == ["ab cd ef", "ab", "ab cd"]
 
@@ -183,17 +178,12 @@ def test_best_starts_behind_all_best_ends_leave_no_answer():
     assert decoder.n_best()["id0"] == []
 
 
-def test_ties_go_to_the_earlier_and_shorter_answer():
+def test_ties_go_to_the_earlier_and_shorter_answer_whatever_the_order_of_windows():
     flat = {"start_logits": [0.0] * 5, "end_logits": [0.0] * 5}
-    assert [a.text for a in decode(window(**flat)).n_best()["id0"]] == ["ab", "ab cd", "ab cd ef", "cd", "cd ef", "ef"]
-
-
-def test_ties_between_windows_do_not_depend_on_their_order():
-    flat = {"start_logits": [0.0] * 5, "end_logits": [0.0] * 5}
-    left, right = window(**flat, own_end=2), window(**flat, own_begin=2)
-    expected = ["ab", "ab cd", "ab cd ef", "cd", "cd ef", "ef"]
-    for windows in ((left, right), (right, left)):
-        assert [a.text for a in decode(*windows).n_best()["id0"]] == expected
+    whole, left, right = window(**flat), window(**flat, own_end=2), window(**flat, own_begin=2)
+    for windows in ((whole,), (left, right), (right, left)):
+        texts = [answer.text for answer in decode(*windows).n_best()["id0"]]
+        assert texts == ["ab", "ab cd", "ab cd ef", "cd", "cd ef", "ef"]
 
 
 def test_half_precision_logits_are_added_in_float32():
@@ -224,15 +214,15 @@ def test_extreme_logits_and_both_zeros_are_ordered_like_numbers(logits, n_best, 
     sizes = SpanSettings(n_best, 3)
     with np.errstate(over="ignore"):
         expected = candidates_by_loops(window(start_logits=start_logits, end_logits=end_logits), sizes)
-    expected = [found for found in expected if found[0] > -math.inf]
+    expected = [candidate for candidate in expected if candidate[0] > -math.inf]
     bounds = (np.array([window()[name]]) for name in NAMES)
     _, *parts = window_candidates(*torch.tensor(logits)[:, None], *bounds, sizes, best_only=best_only)
-    found = [*zip(*(part.tolist() for part in parts), strict=True)]
+    candidates = [*zip(*(part.tolist() for part in parts), strict=True)]
     if best_only:
-        expected = [one for one in expected if one[0] == expected[0][0]]
-        assert {one[0] for one in found} == {one[0] for one in expected}
-        found = found[: len(expected)]  # of equals there may be more than n_best
-    assert found == expected
+        expected = [candidate for candidate in expected if candidate[0] == expected[0][0]]
+        assert {score for score, *_ in candidates} == {score for score, *_ in expected}
+        candidates = candidates[: len(expected)]  # more than n_best may be equal
+    assert candidates == expected
 
 
 def test_what_is_no_number_is_no_answer():
@@ -240,19 +230,19 @@ def test_what_is_no_number_is_no_answer():
     decoder = decode(window(**unknown))
     assert decoder.answers() == {"id0": "cd ef"}
     assert [a.text for a in decoder.n_best()["id0"]] == ["cd ef", "ef"]
-    assert decode(window(**unknown), sizes=SpanSettings(1)).answers() == {"id0": "cd ef"}  # nor takes one's place
+    assert decode(window(**unknown), sizes=SpanSettings(1)).answers() == {"id0": "cd ef"}  # nor does it displace one
 
 
 def test_infinite_logits_have_probabilities():
     sure = {"start_logits": [0.0, math.inf, 2.0, 1.0, 0.0], "end_logits": [0.0, math.inf, 0.0, 2.0, 0.0]}
-    probabilities = [one.probability for one in decode(window(**sure)).n_best()["id0"]]
+    probabilities = [answer.probability for answer in decode(window(**sure)).n_best()["id0"]]
     assert sum(probabilities) == pytest.approx(1)
-    assert all(0 <= one <= 1 for one in probabilities)
+    assert all(0 <= probability <= 1 for probability in probabilities)
 
 
 def test_a_rank_without_windows_has_no_answers():
-    assert SpanDecoder(examples(), SpanSettings()).answers() == {}
-    assert SpanDecoder(examples(), SpanSettings()).n_best() == {}
+    decoder = SpanDecoder(examples(), SpanSettings())
+    assert decoder.answers() == decoder.n_best() == {}
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)

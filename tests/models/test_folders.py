@@ -1,18 +1,17 @@
-"""What stands where a model's folder or its files should be."""
+"""What can be in the place of a model's folder or its files."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 from transformers.utils import import_utils
 
-from swep_ds.errors import InputError, printable
-from swep_ds.models.configs import load_config
-from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.errors import printable
+from swep_ds.models.folders import load_config
 from swep_ds.models.hub import load_tokenizer, resolve_model
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models
+from tests.support.bad_input import change_json, refused
 
 
 @pytest.fixture
@@ -23,16 +22,9 @@ def folder(tmp_path) -> Path:
     return folder
 
 
-def refused(load, *arguments) -> str:
-    with pytest.raises(InputError) as caught:
-        load(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def load(folder: Path | str):
     load_tokenizer(str(folder))
-    return ExtractiveQA.load(resolve_model(str(folder)), activation_checkpointing=False)
+    return tiny_models.load(resolve_model(str(folder)))
 
 
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "notes.txt")
@@ -41,13 +33,11 @@ FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safete
 @pytest.mark.parametrize("name", FILES)
 def test_a_pipe_or_a_device_in_the_folder_is_not_waited_for(name, folder):
     file = folder / name
-    file.unlink(missing_ok=True)
-    os.mkfifo(file)
-    assert refused(load, folder) == f"model.name {folder}: its {name}: is no regular file: name one"
-    file.unlink()
-    file.symlink_to("/dev/zero")
-    for option, loader in (("model.name", load_tokenizer), ("model.name", load_config), ("model", load_saved)):
-        assert refused(loader, str(folder)) == f"{option} {folder}: its {name}: is no regular file: name one"
+    for put in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        file.unlink(missing_ok=True)
+        put(file)
+        for option, loader in (("model.name", load_tokenizer), ("model.name", load_config), ("model", load_saved)):
+            assert refused(loader, str(folder)) == f"{option} {folder}: its {name}: is no regular file: name one"
 
 
 def test_a_pipe_among_the_shards(folder):
@@ -63,7 +53,7 @@ def test_a_link_that_leads_nowhere(folder):
     load(folder)
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to(folder / "nowhere")
-    assert refused(load, folder) == f"model.name {folder}: its config.json: no such file"
+    assert refused(load_tokenizer, str(folder)) == f"model.name {folder}: its config.json: no such file"
 
 
 @pytest.mark.parametrize("name", ["~nobody_of_this_name/bert", "x" * 5000, "a/" * 3000, "bert\0base"])
@@ -77,13 +67,13 @@ def test_a_name_that_cannot_be_looked_up(name):
 def test_a_file_and_no_folder(folder):
     file = folder / "config.json"
     for loader in (load_tokenizer, resolve_model):
-        assert refused(loader, str(file)).startswith(f"model.name {file}: is no folder: name the folder that holds")
+        assert refused(loader, str(file)).startswith(f"model.name {file}: is not a folder: name the folder that holds")
 
 
 def test_a_folder_of_ones_home(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     assert resolve_model("~/model") == str(folder)
-    load("~/model")
+    load_tokenizer("~/model")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -95,13 +85,14 @@ def test_a_folder_without_permission(folder):
         folder.chmod(0o755)
 
 
+CONTENTS = {text: text for text in ("", "[]", "null", "7", "{")}
+CONTENTS |= {"nested": '{"a": ' + "[" * 100_000, "long": '{"a": ' + "9" * 5000 + "}", "bytes": "\udcff\udcfe{"}
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"])
-@pytest.mark.parametrize(
-    "content", ["", "[]", "null", "7", "{", '{"a": ' + "[" * 100_000, '{"a": ' + "9" * 5000 + "}", b"\xff\xfe{"]
-)
+@pytest.mark.parametrize("content", CONTENTS)
 def test_files_that_are_no_json_objects(name, content, folder):
-    content = {"nested": '{"a": ' + "[" * 100_000, "long": '{"a": ' + "9" * 5000 + "}"}.get(content, content)
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / name).write_bytes(CONTENTS[content].encode(errors="surrogateescape"))
     message = refused(load, folder)
     assert message.startswith(f"model.name {folder}: ")
     assert name in message or name == "tokenizer.json"
@@ -122,19 +113,16 @@ FOREIGN = {
 def test_settings_that_ask_for_code_or_other_files(field, value, folder, monkeypatch):
     """As if Hugging Face's `kernels` were installed, which fetches attention from the hub and runs it."""
     monkeypatch.setattr(import_utils, "is_kernels_available", lambda *_: True)
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    for settings in (config | {field: value}, config | {"decoder": {field: value}}):
-        file.write_text(json.dumps(settings))
-        for loader in (load, load_saved):
+    for settings in ({field: value}, {field: None, "decoder": {field: value}}):
+        change_json(folder / "config.json", **settings)
+        for loader in (load_tokenizer, load_saved):
             assert f"its config.json has {field} {value!r}, which " in refused(loader, str(folder))
 
 
 def test_settings_that_only_look_like_it(folder):
     """transformers 4.46 to 4.51 wrote the first one; names of labels are free."""
-    file = folder / "config.json"
     free = {"_attn_implementation_autoset": True, "label2id": {"drop": 7, "n_layers": -1}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | free))
+    change_json(folder / "config.json", **free)
     load(folder)
 
 
@@ -143,6 +131,5 @@ COUNTS = {"num_hidden_layers": [0, -1, 10**9], "num_labels": [0, 10**9], "num_ex
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in COUNTS.items() for value in values])
 def test_counts_out_of_range(field, value, folder):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    change_json(folder / "config.json", **{field: value})
     assert f"its config.json has {field} {value}, which must be from " in refused(load_config, str(folder))

@@ -1,21 +1,35 @@
-"""A config.json that makes no model is refused in one line, whether weights are there or not."""
-
-import json
-from pathlib import Path
+"""Loading: in float32, with activation checkpointing or mapped; what cannot be trained is refused in one line."""
 
 import pytest
+import torch
+import transformers.models.bert.modeling_bert as bert
+from transformers import ViTConfig
 
-from swep_ds.errors import InputError
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from tests.support import tiny_models
+from tests.support import tiny_batches, tiny_models
+from tests.support.bad_input import change_json, refused
 
 
-def refused(name: Path, kind=GenerativeQA, **how) -> str:
-    with pytest.raises(InputError) as caught:
-        kind.load(str(name), activation_checkpointing=False, **how)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_loads_in_float32_or_mapped_as_the_file_has_it(architecture, mapped, tmp_path):
+    tiny_models.model(architecture).bfloat16().save_pretrained(tmp_path)
+    dtypes = {p.dtype for p in tiny_models.load(tmp_path, mapped=mapped).parameters()}
+    assert dtypes == {torch.bfloat16 if mapped else torch.float32}
+
+
+@pytest.mark.parametrize("architecture", ["bert", "t5", "bart"])
+def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
+    tiny_models.model(architecture).save_pretrained(tmp_path)
+    batch = tiny_batches.batch() if architecture == "bert" else tiny_batches.generative()
+    losses = []
+    for checkpointing in (False, True):
+        qa = tiny_models.load(tmp_path, activation_checkpointing=checkpointing).train()
+        assert qa.model.is_gradient_checkpointing == checkpointing
+        losses.append(qa(qa.embed(batch), batch).nll.sum())
+        losses[-1].backward()
+    assert losses[0].item() == losses[1].item()
 
 
 FAULTS = {
@@ -32,20 +46,42 @@ FAULTS = {
 def test_a_config_that_makes_no_model(fault, weights, tmp_path):
     tiny_models.model("t5").save_pretrained(tmp_path)
     changes, said = FAULTS[fault]
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    message = refused(tmp_path, weights=weights)
+    change_json(tmp_path / "config.json", **changes)
+    message = refused(GenerativeQA.load, str(tmp_path), weights=weights, activation_checkpointing=False)
     assert message.startswith(f"model.name {tmp_path}: ")
     assert said in message
 
 
-@pytest.mark.parametrize("content", ["[1, 2]", '{"model_type": ', "7"])
-def test_a_config_that_is_none(content, tmp_path):
-    (tmp_path / "config.json").write_text(content)
-    assert refused(tmp_path).startswith(f"model.name {tmp_path}: its config.json: ")
+def test_models_without_a_head_for_the_task(tmp_path):
+    for config, loader, said in (
+        (ViTConfig(), ExtractiveQA, "model.name {}: transformers has no question-answering head for model type 'vit':"),
+        (tiny_models.config("t5"), ExtractiveQA, "task extractive: {} is a sequence-to-sequence model (t5): set task"),
+        (tiny_models.config("bert"), GenerativeQA, "model.name {}: transformers has no sequence-to-sequence head for"),
+    ):
+        config.save_pretrained(tmp_path)
+        message = refused(loader.load, str(tmp_path), activation_checkpointing=False)
+        assert message.startswith(said.format(tmp_path))
 
 
-def test_a_sequence_to_sequence_model_extracts_nothing(tmp_path):
-    tiny_models.model("t5").save_pretrained(tmp_path)
-    said = f"task extractive: {tmp_path} is a sequence-to-sequence model (t5): set task to generative"
-    assert refused(tmp_path, ExtractiveQA) == said
+def test_a_missing_model_is_named(tmp_path):
+    message = refused(ExtractiveQA.load, str(tmp_path / "nowhere"), activation_checkpointing=False)
+    assert message.startswith(f"model.name {tmp_path}/nowhere: neither a model on the hub")
+
+
+def test_a_model_that_refuses_embeddings(tmp_path, monkeypatch):
+    tiny_models.model("bert").save_pretrained(tmp_path)
+    forward = bert.BertForQuestionAnswering.forward
+    monkeypatch.setattr(
+        bert.BertForQuestionAnswering, "forward", lambda self, input_ids, **rest: forward(self, input_ids, **rest)
+    )
+    assert "cannot be run on inputs_embeds" in refused(tiny_models.load, tmp_path)
+
+
+def test_attention_is_chosen_or_refused(tmp_path):
+    tiny_models.model("bert").save_pretrained(tmp_path / "bert")
+    for name in ("eager", "sdpa"):
+        assert tiny_models.load(tmp_path / "bert", attention=name).model.config._attn_implementation == name
+    tiny_models.model("deberta-v2").save_pretrained(tmp_path / "deberta")
+    message = refused(tiny_models.load, tmp_path / "deberta", attention="sdpa")
+    assert message.startswith("model.attention sdpa: not available for deberta-v2 (")
+    assert message.endswith("): set it to auto")

@@ -1,4 +1,4 @@
-"""Each field of a model's settings with values of every kind: it loads and works, or one line says why it does not."""
+"""Every field of a model's settings with values of every kind: it loads and works, or one line says why not."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from tests.support import tiny, tiny_models
 
 VALUES = (None, [], [1, "a"], {}, {"a": [None]}, "", "seven", True, -1, 0, 0.5, 10**9, 1e400, 10**30)
 TEXT = "The old bridge over the river."
-# published files have them beside those that a tiny model writes
+# fields of published files beside those that a tiny model writes
 OF_CONFIG = """
     id2label label2id torch_dtype dtype architectures auto_map tie_word_embeddings is_decoder decoder_start_token_id
     forced_eos_token_id attn_implementation pruned_heads num_labels output_attentions return_dict name_or_path
@@ -27,11 +27,16 @@ OF_TOKENIZER = """
     truncation_side do_lower_case additional_special_tokens pad_token_type_id max_len split_special_tokens
     add_prefix_space max_length stride
 """
-MORE = {"config.json": OF_CONFIG, "tokenizer_config.json": OF_TOKENIZER, "tokenizer.json": ""}
-MORE["generation_config.json"] = ""
+FILES = {
+    "config.json": OF_CONFIG,
+    "tokenizer_config.json": OF_TOKENIZER,
+    "tokenizer.json": "",
+    "generation_config.json": "",
+}
+KINDS = {"bert": (ExtractiveQA, {}), "t5": (GenerativeQA, {"beams": 1, "max_answer_tokens": 3})}
 
 
-@pytest.fixture(scope="module", params=["bert", "t5"])
+@pytest.fixture(scope="module", params=KINDS)
 def model(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("malformed") / request.param
     tiny_models.model(request.param, vocab_size=200).save_pretrained(folder)
@@ -40,13 +45,11 @@ def model(request, tmp_path_factory) -> Path:
 
 
 def try_out(folder: Path) -> None:
-    """All that a run does with the folder before its first long wait, and a forward as in its first update."""
+    """All that a run does with the folder before its first long wait, and the forward pass of an update."""
     tokenizer = load_tokenizer(str(folder))
     check_knows(tokenizer, [TEXT], "model.name x", "data.train")
-    if "t5" in folder.name:
-        qa = GenerativeQA.load(str(folder), beams=1, max_answer_tokens=3, activation_checkpointing=False)
-    else:
-        qa = ExtractiveQA.load(str(folder), activation_checkpointing=False)
+    loader, options = KINDS[folder.name]
+    qa = loader.load(str(folder), activation_checkpointing=False, **options)
     fit_tokenizer(tokenizer, qa.model, "model.name x")
     if longest_window(tokenizer, qa.model) < 40:
         return  # a window of data.max_length is refused
@@ -65,14 +68,13 @@ def try_out(folder: Path) -> None:
         token_weight=torch.ones(1),
     )
     qa.train()
-    reading = qa(qa.embed(batch), batch, hidden=True)
-    assert reading.nll.isfinite().all()
+    assert qa(qa.embed(batch), batch, hidden=True).nll.isfinite().all()
     qa.eval()
     qa.predict(batch)
 
 
 def fields(tree: object, path: tuple = ()) -> list[tuple]:
-    """Paths of a JSON tree's values, but of long lists and vocabularies the first and the last alone."""
+    """Paths of a JSON tree's values; of long lists and vocabularies the first and the last alone."""
     below = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     below = list(below)
     below = below if len(below) < 30 else [below[0], below[-1]]
@@ -88,13 +90,13 @@ def replaced(tree: object, path: tuple, value: object) -> object:
     return tree
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", FILES)
 def test_every_field_with_values_of_every_kind(name, model, tmp_path):
     folder = tmp_path / model.name
     shutil.copytree(model, folder)
     file = folder / name
     tree = json.loads(file.read_text()) if file.is_file() else {"num_beams": 2, "eos_token_id": 1}
-    places = [*fields(tree), *((field,) for field in MORE[name].split() if field not in tree)]
+    places = [*fields(tree), *((field,) for field in FILES[name].split() if field not in tree)]
     faults, loaded, shift = {}, 0, 0 if model.name == "bert" else len(VALUES) // 2
     for number, place in enumerate(places):
         value = VALUES[(number + shift) % len(VALUES)]  # in turn: each kind meets many fields

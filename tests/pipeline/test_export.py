@@ -1,4 +1,4 @@
-"""The exported model: loads with transformers alone, computes what the engine computed, says what it is."""
+"""The exported model loads with transformers alone, computes what the engine computed, and says what it is."""
 
 import errno
 import json
@@ -41,10 +41,10 @@ def keep_logits(engine, tokenizer, folder, *rest):
 
 swep_ds.pipeline.run.export_model = keep_logits
 with ranks.process_group():
-    for one in json.loads(Path(sys.argv[-1]).read_text()):
-        recipe = Recipe.load(one["recipe"], one["set"])
-        swep_ds.pipeline.export.FILE_BYTES = one["file_bytes"]
-        swep_ds.pipeline.run.run(recipe, one["ds_config"], Path(one["output_dir"]), "never")
+    for run in json.loads(Path(sys.argv[-1]).read_text()):
+        recipe = Recipe.load(run["recipe"], run["set"])
+        swep_ds.pipeline.export.FILE_BYTES = run["file_bytes"]
+        swep_ds.pipeline.run.run(recipe, run["ds_config"], Path(run["output_dir"]), "never")
 """
 
 LOAD = """
@@ -64,13 +64,7 @@ for run in sys.argv[1:]:
         output = model.eval()(**inputs)
     torch.save([output.start_logits.float(), output.end_logits.float()], f"{run}.loaded")
 """
-RUNS = {
-    "zero0": [],
-    "zero3": [],
-    "zero2-bf16": ["train.precision=bf16"],
-    "zero2-files": [],
-    "zero3-files": [],
-}
+RUNS = ("zero0", "zero2-bf16", "zero2-files", "zero3", "zero3-files")  # ZeRO-3 last: see `runs`
 FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
 
 
@@ -78,16 +72,16 @@ FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
 def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     recipe = prepare(folder)
-    # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+    # after a run at ZeRO-3 DeepSpeed leaves torch's `linear` replaced by one that rounds differently
     listed = [
         {
             "recipe": str(recipe),
-            "set": ["train.max_updates=3", *RUNS[name]],
+            "set": ["train.max_updates=3", f"train.precision={'bf16' if 'bf16' in name else 'fp32'}"],
             "ds_config": str(ds_config(folder, int(name[4]))),
             "output_dir": str(folder / name),
             "file_bytes": FILE_BYTES if "-files" in name else 2**30,
         }
-        for name in sorted(RUNS)
+        for name in RUNS
     ]
     (folder / "runs.json").write_text(json.dumps(listed))
     (folder / "train.py").write_text(TRAIN)
@@ -113,8 +107,8 @@ def test_weights_are_safetensors_and_the_backbones_alone(runs, name):
     assert {"config.json", "tokenizer.json", "README.md"} <= files
     assert not [file for file in files if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
     written = [load_file(file) for file in sorted((runs / name / "model").glob("*.safetensors"))]
-    names = [one for content in written for one in content]
-    assert sorted(names) == sorted(load_file(runs / "model" / "model.safetensors"))  # what training started from
+    before = load_file(runs / "model" / "model.safetensors")
+    assert sorted(name for content in written for name in content) == sorted(before)
     assert ("model.safetensors" in files) == ("-files" not in name)
     assert not list((runs / name).glob(".model*"))
 
@@ -131,7 +125,7 @@ def test_a_large_model_is_written_in_several_files(runs, name):
     for file in files:
         content = load_file(file)
         assert len(content) == 1 or sum(value.nbytes for value in content.values()) <= FILE_BYTES
-        assert all(index["weight_map"][one] == file.name for one in content)
+        assert all(index["weight_map"][name] == file.name for name in content)
 
 
 @pytest.mark.slow
@@ -157,9 +151,9 @@ def test_a_full_disk_under_the_tokenizer_is_an_error_of_the_system(tmp_path):
         save_tokenizer(tokenizer, 3)
 
 
-def card(method: dict, scores: dict, **more: dict) -> tuple[dict, str]:
+def card(method: dict, scores: dict, **sections: dict) -> tuple[dict, str]:
     recipe = Recipe.model_validate(
-        more
+        sections
         | {
             "model": {"name": "owner/encoder"},
             "method": method,
@@ -193,16 +187,12 @@ def test_model_card_states_method_data_and_scores():
         assert part in text
 
 
-def test_model_card_of_a_method_without_settings_and_one_data_set():
-    head, text = card({"name": "mle"}, {"wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10}})
+def test_model_card_of_two_stages_and_a_chosen_checkpoint_with_one_data_set():
+    score = {"exact_match": 80.0, "f1": 90.0, "total": 10}
+    head, text = card({"name": "mle"}, {"x": score}, pretrain={"train": "pairs.json"}, eval={"select_on": "x"})
     assert "mle" in head["tags"]
     assert "- Method: mle\n" in text
     assert "mean out of domain" not in text
-
-
-def test_model_card_of_two_stages_and_a_chosen_checkpoint():
-    score = {"exact_match": 80.0, "f1": 90.0, "total": 10}
-    _, text = card({"name": "mle"}, {"x": score}, pretrain={"train": "pairs.json"}, eval={"select_on": "x"})
     assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
     assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
 

@@ -1,15 +1,14 @@
-"""Saved models: which are taken, and what their reading.json may say."""
+"""Saved models: which of them load, and what their reading.json may hold."""
 
 import json
 import shutil
 
 import pytest
 
-from swep_ds.errors import InputError
-from swep_ds.pipeline.export import READING, WINDOWS
-from swep_ds.pipeline.saved import answer_question, load_saved
+from swep_ds.pipeline.saved import READING, WINDOWS, answer_question, load_saved
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
+from tests.support.bad_input import refused
 
 READ = {"data": {"max_length": 48, "doc_stride": 16}, "eval": {"beams": 2, "max_answer_tokens": 9}}
 
@@ -26,13 +25,6 @@ def model(tmp_path_factory):
 @pytest.fixture
 def folder(model, tmp_path):
     return shutil.copytree(model, tmp_path / "model")
-
-
-def refused(action, *arguments) -> str:
-    with pytest.raises(InputError) as caught:
-        action(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_model_is_read_as_its_run_did(folder):
@@ -53,7 +45,7 @@ def test_a_model_is_read_as_its_run_did(folder):
         (READ | {"eval": {"beams": 0}}, "eval.beams: 0"),
         (READ | {"data": {"doc_strid": 3}}, "data.doc_strid is not a field; did you mean 'doc_stride'?"),
         ({"data": {}}, "eval is required"),
-        ([], "no JSON object"),
+        ([], "not a JSON object"),
         ("{", "not JSON"),
     ],
 )

@@ -1,6 +1,6 @@
 """Tiny fast tokenizers of the three kinds in use, made from a few sentences, and examples to feed them.
 
-The same in every process: the tokenizers library breaks the ties of its trainings by the order of a hash table.
+They are the same in every process, although the tokenizers library breaks ties by the order of a hash table.
 """
 
 import functools
@@ -32,7 +32,7 @@ def wordpiece() -> PreTrainedTokenizerFast:
         words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(sentence)))
     splits = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in words}
     vocabulary = [*special, *sorted({piece for split in splits.values() for piece in split})]
-    while len(vocabulary) < 200:  # as WordPiece is trained: the most frequent pair becomes a piece
+    while len(vocabulary) < 200:  # WordPiece training: the most frequent pair becomes a piece
         pairs = Counter()
         for word, split in splits.items():
             pairs.update(dict.fromkeys(pairwise(split), words[word]))

@@ -23,11 +23,10 @@ def batch(lengths=(12, 7, 9), seed: int = 0, dtype=torch.float64) -> Batch:
 
 
 def generative(lengths=(12, 7, 9), targets=(3, 5, 1), seed: int = 0, dtype=torch.float64) -> Batch:
-    """The same windows with answers of `targets` tokens in front of the end of sequence, 1."""
-    made = batch(lengths, seed, dtype)
+    """The same windows; answers of `targets` tokens, then 1, the end of sequence."""
     generator = torch.Generator().manual_seed(seed + 1)
     ids = torch.full((len(targets), max(targets) + 1), IGNORED)
     for row, count in enumerate(targets):
         ids[row, :count] = torch.randint(5, 64, (count,), generator=generator)
         ids[row, count] = 1
-    return made._replace(start_position=None, end_position=None, target_ids=ids)
+    return batch(lengths, seed, dtype)._replace(start_position=None, end_position=None, target_ids=ids)

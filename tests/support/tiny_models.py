@@ -1,5 +1,8 @@
 """Tiny random models of every supported architecture: 2 layers, 16 wide, word embeddings of width 8 where possible."""
 
+import json
+from pathlib import Path
+
 import torch
 from transformers import (
     AlbertConfig,
@@ -18,15 +21,22 @@ from transformers import (
     T5Config,
 )
 
-COMMON = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.seq2seq import GenerativeQA
+
+COMMON = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+COMMON |= {"intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
+MODERNBERT = {"global_attn_every_n_layers": 2, "local_attention": 8}
+MODERNBERT |= {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+DISTILBERT = {"vocab_size": 64, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64}
+T5 = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+UNTIED_T5 = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+BART = {"vocab_size": 64, "d_model": 16, "max_position_embeddings": 64, "scale_embedding": True}
+for part in ("encoder", "decoder"):
+    BART |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 32}
+BART |= {"pad_token_id": 0, "decoder_start_token_id": 1, "bos_token_id": 2, "eos_token_id": 1}
+BART |= {"forced_eos_token_id": None}
 
 
 def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
@@ -39,72 +49,23 @@ def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
         case "roberta":
             return RobertaConfig(**COMMON | {"max_position_embeddings": 66, "pad_token_id": 1}, **drops)
         case "deberta-v2":
-            return DebertaV2Config(
-                **COMMON, **drops, relative_attention=True, pos_att_type=["p2c", "c2p"], type_vocab_size=0
-            )
+            relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
+            return DebertaV2Config(**COMMON, **drops, **relative)
         case "modernbert":
-            return ModernBertConfig(
-                **COMMON,
-                attention_dropout=dropout,
-                embedding_dropout=dropout,
-                mlp_dropout=dropout,
-                global_attn_every_n_layers=2,
-                local_attention=8,
-                bos_token_id=1,
-                eos_token_id=2,
-                cls_token_id=1,
-                sep_token_id=2,
-            )
+            drops = dict.fromkeys(("attention_dropout", "embedding_dropout", "mlp_dropout"), dropout)
+            return ModernBertConfig(**COMMON, **MODERNBERT, **drops)
         case "albert":
             return AlbertConfig(**COMMON, **drops, embedding_size=8, classifier_dropout_prob=dropout)
         case "distilbert":
-            return DistilBertConfig(
-                vocab_size=64,
-                dim=16,
-                n_layers=2,
-                n_heads=2,
-                hidden_dim=32,
-                max_position_embeddings=64,
-                dropout=dropout,
-                attention_dropout=dropout,
-                qa_dropout=dropout,
-            )
-        case "t5" | "t5-v1.1" | "mt5":
-            made = {"t5": T5Config, "t5-v1.1": T5Config, "mt5": MT5Config}[architecture]
-            gated = {} if architecture == "t5" else {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-            return made(
-                vocab_size=64,
-                d_model=16,
-                d_kv=8,
-                d_ff=32,
-                num_layers=2,
-                num_heads=2,
-                decoder_start_token_id=0,
-                pad_token_id=0,
-                eos_token_id=1,
-                dropout_rate=dropout,
-                **gated,
-            )
+            return DistilBertConfig(**DISTILBERT, dropout=dropout, attention_dropout=dropout, qa_dropout=dropout)
+        case "t5":
+            return T5Config(**T5, dropout_rate=dropout)
+        case "t5-v1.1":
+            return T5Config(**UNTIED_T5, dropout_rate=dropout)
+        case "mt5":
+            return MT5Config(**UNTIED_T5, dropout_rate=dropout)
         case "bart":
-            return BartConfig(
-                vocab_size=64,
-                d_model=16,
-                encoder_layers=2,
-                decoder_layers=2,
-                encoder_attention_heads=2,
-                decoder_attention_heads=2,
-                encoder_ffn_dim=32,
-                decoder_ffn_dim=32,
-                max_position_embeddings=64,
-                dropout=dropout,
-                attention_dropout=dropout,
-                bos_token_id=2,
-                eos_token_id=1,
-                pad_token_id=0,
-                decoder_start_token_id=1,
-                forced_eos_token_id=None,
-                scale_embedding=True,
-            )
+            return BartConfig(**BART, dropout=dropout, attention_dropout=dropout)
     raise ValueError(architecture)
 
 
@@ -115,12 +76,19 @@ UNTIED = ("t5-v1.1", "mt5")  # as published, with an output layer of their own
 
 def model(architecture: str = "bert", dropout: float = 0.0, seed: int = 0, **changes) -> PreTrainedModel:
     torch.manual_seed(seed)
-    made = config(architecture, dropout)
-    made.update(changes)
-    auto_class = AutoModelForSeq2SeqLM if made.is_encoder_decoder else AutoModelForQuestionAnswering
-    plain = auto_class.from_config(made)
+    settings = config(architecture, dropout)
+    settings.update(changes)
+    auto_class = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForQuestionAnswering
+    plain = auto_class.from_config(settings)
     if architecture in UNTIED:  # transformers 5 ties them, unless the weights that it reads differ
         plain.lm_head.weight = torch.nn.Parameter(torch.randn_like(plain.lm_head.weight))
         del plain.all_tied_weights_keys["lm_head.weight"]
         plain.config.tie_word_embeddings = False
     return plain
+
+
+def load(folder: Path | str, **load_kwargs) -> ExtractiveQA | GenerativeQA:
+    """The model of a folder as a run loads it, by default without activation checkpointing."""
+    generative = json.loads(Path(folder, "config.json").read_text())["model_type"] in ("t5", "mt5", "bart")
+    kind = GenerativeQA if generative else ExtractiveQA
+    return kind.load(str(folder), **{"activation_checkpointing": False} | load_kwargs)

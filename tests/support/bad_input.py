@@ -1,0 +1,27 @@
+"""Makes files wrong, and reads the line that refuses them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swep_ds.errors import InputError
+
+
+def refused(action: Callable, *arguments, **options) -> str:
+    """The message of the InputError that the call raises, which is one line."""
+    with pytest.raises(InputError) as caught:
+        action(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change_json(file: Path, *path: str | int, **fields: Any) -> None:
+    """Sets fields of the object at `path` in a JSON file."""
+    tree = place = json.loads(file.read_text())
+    for key in path:
+        place = place[key]
+    place |= fields
+    file.write_text(json.dumps(tree))
