@@ -53,7 +53,8 @@ from swep_ds.training.ds_config import (
 )
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
-from swep_ds.training.tracking import Table, Tracker, peak_memory_bytes
+from swep_ds.training.metrics import peak_memory_bytes
+from swep_ds.training.tracking import Table, Tracker
 
 log = logging.getLogger(__name__)
 MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # of a run's folder; gives the page and tables in it
@@ -201,7 +202,10 @@ def _carry_out(
     updates, batch = job.batches.updates, Batch.of(recipe, job.batches.global_batch)
 
     def validate() -> Score:
-        return job.evaluation.score(engine, job.validation)[1]
+        engine.eval()
+        _, score = job.evaluation.score(engine, job.validation)
+        engine.train()
+        return score
 
     checkpoints = Checkpoints(
         folder.checkpoints,

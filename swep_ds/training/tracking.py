@@ -7,14 +7,12 @@ it, and it is waited for no longer than `WANDB_START_SECONDS` and `WANDB_END_SEC
 
 import json
 import logging
-import resource
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deepspeed.accelerator import get_accelerator
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -28,9 +26,9 @@ from swep_ds.console import Console
 from swep_ds.errors import InputError, RunExit
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
-from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
+from swep_ds.training.metrics import peak_memory_bytes
 
 log = logging.getLogger(__name__)
 WANDB_START_SECONDS = 30  # for its server to answer, after 10 more for the log-in
@@ -147,13 +145,6 @@ class Tracker:
         if self.active and self.wandb:
             self.wandb.show(page, tables or {})
             self.wandb.finish(exit_code=0)
-
-
-def peak_memory_bytes() -> int:
-    """Largest memory so far: allocated on the GPU where there is one, else resident in the process."""
-    if accelerator.on_gpu():
-        return get_accelerator().max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Lines:

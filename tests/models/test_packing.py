@@ -75,7 +75,7 @@ def test_methods_on_packed_windows_equal_those_on_windows_of_one_length(method):
     made[1].qa.first_position = packing.prepare(made[1].qa.model, "auto")
     found = []
     for one in made:
-        loss, _, statistics = one(batch, tiny_objective.UPDATE)
+        loss, _, statistics = one(batch, tiny_objective.JOINT)
         found.append((loss, tiny_objective.gradients(one, loss), statistics))
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
 
@@ -84,12 +84,14 @@ def test_swep_keeps_its_noise_and_kl_on_windows_of_several_lengths():
     batch = tiny_batches.batch((12, 7, 9))
     padded, qa = (tiny_objective.objective("swep") for _ in range(2))
     qa.qa.first_position = packing.prepare(qa.qa.model, "auto")
-    expected, found = (one(batch, tiny_objective.UPDATE)[2]["kl_per_token"] for one in (padded, qa))
+    expected, found = (one(batch, tiny_objective.JOINT)[2]["kl_per_token"] for one in (padded, qa))
     torch.testing.assert_close(found, expected)
-    assert all(one.isfinite().all() for one in tiny_objective.gradients(qa, qa(batch, 1)[0]).values())
+    assert all(
+        one.isfinite().all() for one in tiny_objective.gradients(qa, qa(batch, tiny_objective.JOINT)[0]).values()
+    )
     r_drop = tiny_objective.objective("r_drop", dropout=0.3)
     r_drop.qa.first_position = packing.prepare(r_drop.qa.model, "auto")
-    assert r_drop(batch, 1)[0].isfinite()  # a divergence over the lowest logits at padding
+    assert r_drop(batch, tiny_objective.JOINT)[0].isfinite()  # a divergence over the lowest logits at padding
 
 
 def test_lengths_on_the_host_change_nothing_and_evaluation_is_padded(monkeypatch):

@@ -26,6 +26,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.recipe import Recipe
 from tests.support.fork_server import run_script
+from tests.support.tiny_objective import split
 from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
@@ -223,9 +224,8 @@ def without_an_engine(folder: Path, settings: dict) -> list[float]:
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
     batches, seen = training_batches(folder)[1], []
     for update in range(UPDATES):
-        carried, total = None, 0.0
-        for part in range(objective.micro_steps("split")):
-            loss, carried, _ = objective(batches[update], update, update / UPDATES, part, carried)
+        total = 0.0
+        for loss, _, _ in split(objective, batches[update], update):
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
