@@ -39,16 +39,13 @@ def meet(faults: list[str]) -> None:
 
 def train(one: dict, folder: Path, rank: int) -> None:
     faults = one.get("faults", {}).get(str(rank), [None])
-    progress = ranks.progress
+    due = iter([faults])
 
-    def progress_and_meet(step: str) -> None:
-        progress(step)
-        if step == faults[0] and not met:
-            met.append(step)
+    def listen(step: str) -> None:
+        if step == faults[0] and next(due, None):
             meet(faults[1:])
 
-    met = []
-    ranks.progress = progress_and_meet
+    ranks.step_listeners.append(listen)
     stop_signals.JOIN_SECONDS = LONGEST
     stop_signals.REPEAT_SECONDS = one.get("repeat_seconds", stop_signals.REPEAT_SECONDS)
     if faults[0] == "imports":

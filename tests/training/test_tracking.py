@@ -149,19 +149,10 @@ def test_what_fails_in_wandb_after_its_start_is_told_once_and_fails_no_run(tmp_p
 
 
 @pytest.mark.parametrize("fault", [Fake.errors.CommError("timed out"), ConnectionError("refused")])
-def test_a_server_that_cannot_be_reached_leaves_a_run_offline_and_says_how_to_send_it(tmp_path, fake, caplog, fault):
-    wandb = fake({"online": fault})
-    whole_run("online", tmp_path)
-    assert [start["mode"] for start in wandb.started] == ["online", "offline"]
-    assert [name for name, *_ in wandb.calls] == ["teardown", "log", "summary", "log", "finish"]
-    [record] = caplog.records
-    assert f"wandb sync SYNC_DIR` ({type(fault).__name__}: {fault})" in record.getMessage()
-
-
-def test_where_offline_fails_as_well_a_run_goes_untracked(tmp_path, fake, caplog):
-    fake({"online": Fake.errors.CommError("timed out"), "offline": OSError("no room")})
+def test_a_server_that_cannot_be_reached_leaves_a_run_untracked(tmp_path, fake, caplog, fault):
+    fake({"online": fault})
     assert whole_run("online", tmp_path).wandb is None
-    assert "goes untracked (CommError: timed out; offline: OSError: no room)" in caplog.text
+    assert f"this run goes untracked ({type(fault).__name__}: {fault})" in caplog.text
     assert updates(tmp_path / "metrics.jsonl") == [1]
 
 
@@ -173,9 +164,9 @@ def test_where_offline_fails_as_well_a_run_goes_untracked(tmp_path, fake, caplog
         ("offline", Fake.errors.Error("no")),
     ],
 )
-def test_what_the_user_can_mend_ends_a_run_before_it_trains(tmp_path, fake, mode, fault):
+def test_what_the_user_can_fix_ends_a_run_before_it_trains(tmp_path, fake, mode, fault):
     wandb = fake({mode: fault})
-    with pytest.raises(InputError, match=rf"^tracking\.wandb: wandb cannot start \(.*{fault}\): set it to"):
+    with pytest.raises(InputError, match=rf"^tracking\.wandb: wandb cannot start \(.*{fault}\): .* set it to"):
         whole_run(mode, tmp_path)
     assert len(wandb.started) == 1
     assert not (tmp_path / "wandb_id").exists()
@@ -183,7 +174,7 @@ def test_what_the_user_can_mend_ends_a_run_before_it_trains(tmp_path, fake, mode
 
 @pytest.mark.parametrize("how", ["updates", "id"])
 def test_a_run_that_began_already_goes_on_without_what_ends_a_first_start(tmp_path, fake, caplog, monkeypatch, how):
-    """Nobody may be there to mend it: a queue has started the run again."""
+    """Nobody may be there to fix it: a queue has started the run again."""
     (tmp_path / "wandb_id").write_text("known" if how == "id" else "")  # empty: killed while it was written
     before = TrainState(updates=3) if how == "updates" else TrainState()
 
@@ -191,33 +182,29 @@ def test_a_run_that_began_already_goes_on_without_what_ends_a_first_start(tmp_pa
         with Tracker(recipe(mode), tmp_path, 10, before, active=True) as tracker:
             return tracker
 
-    wandb = fake({"online": Fake.errors.AuthenticationError("expired key")})
+    fake({"online": Fake.errors.AuthenticationError("expired key")})
+    assert again("online").wandb is None
+    assert "this run goes untracked (AuthenticationError: expired key)" in caplog.text
+    wandb = fake({})
     assert again("online").wandb
-    assert [start["mode"] for start in wandb.started] == ["online", "offline"]
-    assert "tracked offline; later send it with `wandb sync SYNC_DIR` (AuthenticationError: expired key)" in caplog.text
-    known = wandb.started[1]["id"]
+    known = wandb.started[0]["id"]
     assert (tmp_path / "wandb_id").read_text() == known
     assert known == "known" if how == "id" else len(known) == 8
-    fake({"offline": Fake.errors.Error("no")})
-    assert again("offline").wandb is None
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert again("online").wandb is None
-    assert "wandb cannot be imported: this run goes untracked (ModuleNotFoundError" in caplog.text
+    assert "this run goes untracked (ModuleNotFoundError" in caplog.text
 
 
-def test_wandb_that_is_broken_is_an_error_of_one_line(tmp_path, monkeypatch):
-    (tmp_path / "wandb.py").write_text("raise TypeError('Descriptors cannot be\\ncreated directly')")
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        InputError, match=r"cannot be imported \(TypeError: Descriptors cannot be created directly\): pip"
-    ):
-        whole_run("offline", tmp_path)
-
-
-def test_wandb_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"wandb is not installed: pip install 'swep-ds\[wandb\]'"):
+@pytest.mark.parametrize("kind", ["broken", "absent"])
+def test_wandb_that_cannot_be_imported_is_an_error_of_one_line(tmp_path, monkeypatch, kind):
+    if kind == "broken":
+        (tmp_path / "wandb.py").write_text("raise TypeError('Descriptors cannot be\\ncreated directly')")
+        monkeypatch.delitem(sys.modules, "wandb", raising=False)
+        monkeypatch.syspath_prepend(tmp_path)
+    else:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    found = {"broken": "TypeError: Descriptors cannot be created directly", "absent": "ModuleNotFoundError: .*"}[kind]
+    with pytest.raises(InputError, match=rf"wandb cannot start \({found}\): pip install 'swep-ds\[wandb\]'"):
         whole_run("offline", tmp_path)
 
 
