@@ -63,38 +63,38 @@ class Objective(nn.Module):
         loss, carried, output = torch.zeros((), device=batch.input_ids.device), step.carried, None
         statistics: Statistics = {}
         ends = step.part in (None, len(self.parts("split")) - 1)
-        for one, key in self.passes(step):
+        for pass_, key in self.passes(step):
             previous, noise = output, None
-            if one.repeats_dropout:
+            if pass_.repeats_dropout:
                 carried = _repeat_dropout(carried, batch.input_ids.device)
-            with torch.set_grad_enabled(torch.is_grad_enabled() and one.weight > 0):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.weight > 0):
                 embeddings = self.qa.embed(batch)
                 if self.defer_embedding_grad and embeddings.requires_grad:
                     embeddings, carried = _add_held(embeddings, carried) if ends else _hold_back(embeddings, carried)
-                if one.perturb is not None:
+                if pass_.perturb is not None:
                     inputs = Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
-                    noise = one.perturb(inputs)
+                    noise = pass_.perturb(inputs)
                     if step.measure:
                         statistics |= words_changed(self.qa, embeddings, noise.embeddings, batch, key)
                     embeddings = noise.embeddings
-                output = self.qa(embeddings, batch, hidden=one.keeps_hidden)
-            if one.keeps_hidden:
+                output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden)
+            if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())
-            if one.weight == 0:
+            if pass_.weight == 0:
                 continue
             nll = (output.nll * batch.weight).sum()
-            loss = loss + one.weight * nll
-            statistics[f"nll_{one.name}"] = nll.detach()
-            if one.divergence_weight:
+            loss = loss + pass_.weight * nll
+            statistics[f"nll_{pass_.name}"] = nll.detach()
+            if pass_.divergence_weight:
                 divergence = (symmetric_divergence(output, previous) * batch.weight).sum()
-                loss = loss + one.divergence_weight * divergence
+                loss = loss + pass_.divergence_weight * divergence
                 statistics["divergence"] = divergence.detach()
             if noise is None:
                 continue
             if noise.delta is not None:
                 carried = replace(carried, delta=noise.delta)
             if noise.kl is not None:
-                loss = loss + one.kl_weight * self._kl(noise.kl, batch)
+                loss = loss + pass_.kl_weight * self._kl(noise.kl, batch)
                 statistics["kl_per_token"] = (noise.kl.detach().sum(1) * batch.token_weight).sum()
             if step.measure and noise.measure is not None:
                 share_NT = batch.attention_mask * batch.token_weight[:, None]
@@ -115,13 +115,13 @@ class Objective(nn.Module):
 
 
 def _split(passes: list[Pass]) -> list[list[int]]:
-    """The passes' numbers by micro-step: it ends with a weighted pass that the next one is not compared to."""
+    """The passes' numbers by micro-step, which ends with a weighted pass, unless the next pass is compared with it."""
     groups: list[list[int]] = [[]]
-    for number, one in enumerate(passes):
-        if one.divergence_weight:
+    for number, pass_ in enumerate(passes):
+        if pass_.divergence_weight:
             groups[-2:] = [groups[-2] + groups[-1]]
         groups[-1].append(number)
-        if one.weight > 0:
+        if pass_.weight > 0:
             groups.append([])
     return groups[:-1]
 

@@ -93,8 +93,8 @@ def run_idle_networks(objective: Objective) -> None:
 
     def look_up(_, arguments: tuple) -> None:
         nonlocal idle
-        steps = [one for one in arguments if isinstance(one, MicroStep)]  # none where the engine only predicts
-        idle = bool(steps) and not any(one.perturb for one, _ in objective.passes(*steps))
+        steps = [value for value in arguments if isinstance(value, MicroStep)]  # none where the engine predicts
+        idle = bool(steps) and not any(pass_.perturb for pass_, _ in objective.passes(*steps))
 
     def run(qa, arguments: tuple) -> None:
         nonlocal idle, zero
