@@ -7,7 +7,8 @@ import gc
 import json
 import logging
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -125,94 +126,93 @@ def _run_stage(
         tags: checkpoints; the first undamaged one is resumed from. [] = start anew.
         keep_fp32: as in `export_model`.
     """
-    setup, layout = resume_setup(recipe, job)
+    (setup, layout), updates = resume_setup(recipe, job), job.batches.updates
     check_alike(setup | layout)
-    windows, updates = job.features, job.batches.updates
-    targets = f", {windows.targets_cut} answers cut" if recipe.task == "generative" else ""
-    say(
-        f"training {recipe.method.name} on {job.questions} questions in {len(windows.dataset)} windows "
-        f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{targets}): "
-        f"{updates} updates of {job.batches.size}, ZeRO-{zero_stage(job.config)}, {ranks.world_size()} rank(s) "
-        f"on {ranks.device().type}, {recipe.train.precision}, {recipe.train.execution} execution"
-    )
+    _say_job(recipe, job, say)
     ranks.progress("engine")
-    engine = build_engine(job.objective, job.config, recipe.train, updates)
-    batch = Batch.of(recipe, job.batches.global_batch)
-    kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
-    checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure)
-    try:
-        tracker = _train_and_export(engine, job, recipe, folder, batch, checkpoints, tags, say, keep_fp32)
-    except RunExit:  # on all ranks; after another exception the other ranks must first hear of it
-        engine.destroy()
-        raise
-    engine.destroy()
-    return tracker
+    with _engine(recipe, job) as engine:
 
+        def validate() -> Score:
+            engine.eval()
+            _, score = job.evaluation.score(engine, job.validation)
+            engine.train()
+            return score
 
-def _train_and_export(
-    engine,
-    job: Job,
-    recipe: Recipe,
-    folder: RunFolder,
-    batch: Batch,
-    checkpoints: Checkpoints,
-    tags: list[Path],
-    say: Say,
-    keep_fp32: bool,
-) -> Tracker:
-    def validate() -> Score:
-        engine.eval()
-        _, score = job.evaluation.score(engine, job.validation)
-        engine.train()
-        return score
+        batch = Batch.of(recipe, job.batches.global_batch)
+        kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
+        checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure)
+        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
 
-    updates = job.batches.updates
-    tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
-    ranks.on_all_ranks(lambda: checkpoints.check_names(before.updates, updates, recipe.train.checkpoint_every))
-    pretraining = ranks.gather(ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else None))[0]
-    # last, so that a start that is refused leaves the folder as it was
-    write_on_rank0(lambda: _note_start(folder, recipe, job, batch), folder.path)
-    if tag is not None:
-        say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
-    with write_on_all_ranks(
-        lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
-    ) as tracker:
-        done = train(
-            engine, job.batches, recipe.train, checkpoints, tracker, before, validate if job.validation else None
+        def check() -> dict[str, Any] | None:
+            checkpoints.check_names(before.updates, updates, recipe.train.checkpoint_every)
+            return _pretraining(recipe, folder) if ranks.is_main() else None
+
+        pretraining = ranks.gather(ranks.on_all_ranks(check))[0]
+        # last, so that a start that is refused leaves the folder as it was
+        write_on_rank0(lambda: _note_start(folder, recipe, job, batch), folder.path)
+        if tag is not None:
+            say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
+        with write_on_all_ranks(
+            lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
+        ) as tracker:
+            scoring = validate if job.validation else None
+            done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, scoring)
+            peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
+            selection = select(engine, checkpoints, recipe, done, say) if job.validation else None
+            engine.eval()
+            scores = job.evaluation.run(engine, job.tests, folder.path, say)
+            tracker.summary(scores)
+        ranks.progress("export")
+        export_model(engine, job.tokenizer, folder.model, recipe, scores, keep_fp32)
+        export_noise(engine, folder.path / NOISE)
+        results = Results(
+            method=recipe.method.name,
+            model=recipe.model.name,
+            seed=recipe.seed,
+            world_size=ranks.world_size(),
+            train={
+                "examples": job.questions,
+                "features": len(job.features.dataset),
+                "updates": done.updates,
+                "seconds": done.seconds,
+                "samples_per_second": done.windows / done.seconds,
+                "tokens_per_second": done.tokens / done.seconds,
+                "peak_memory_bytes": peak,
+            },
+            pretraining=pretraining,
+            selection=selection,
+            eval=scores,
+            versions=versions(),
         )
-        peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
-        selection = select(engine, checkpoints, recipe, done, say) if job.validation else None
-        engine.eval()
-        scores = job.evaluation.run(engine, job.tests, folder.path, say)
-        tracker.summary(scores)
-    ranks.progress("export")
-    export_model(engine, job.tokenizer, folder.model, recipe, scores, keep_fp32)
-    export_noise(engine, folder.path / NOISE)
-    results = Results(
-        method=recipe.method.name,
-        model=recipe.model.name,
-        seed=recipe.seed,
-        world_size=ranks.world_size(),
-        train={
-            "examples": job.questions,
-            "features": len(job.features.dataset),
-            "updates": done.updates,
-            "seconds": done.seconds,
-            "samples_per_second": done.windows / done.seconds,
-            "tokens_per_second": done.tokens / done.seconds,
-            "peak_memory_bytes": peak,
-        },
-        pretraining=pretraining,
-        selection=selection,
-        eval=scores,
-        versions=versions(),
-    )
-    write_on_rank0(lambda: write_results(folder.path, results), folder.results)
+        write_on_rank0(lambda: write_results(folder.path, results), folder.results)
     if ranks.is_main():
         if scores:
             print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
         say(f"model in {folder.model}, results in {folder.results}")
     return tracker
+
+
+@contextmanager
+def _engine(recipe: Recipe, job: Job) -> Iterator[Any]:
+    engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+    try:
+        yield engine
+    except RunExit:  # on all ranks; after another exception the other ranks must first hear of it
+        engine.destroy()
+        raise
+    engine.destroy()
+
+
+def _say_job(recipe: Recipe, job: Job, say: Say) -> None:
+    windows = job.features
+    targets = f", {windows.targets_cut} answers cut" if recipe.task == "generative" else ""
+    say(
+        f"training {recipe.method.name} on {job.questions} questions in {len(windows.dataset)} windows "
+        f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{targets}): "
+        f"{job.batches.updates} updates of {job.batches.size}, ZeRO-{zero_stage(job.config)}, "
+        f"{ranks.world_size()} rank(s) on {ranks.device().type}, {recipe.train.precision}, "
+        f"{recipe.train.execution} execution"
+    )
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
