@@ -42,13 +42,11 @@ class PassState:
     hidden: h [N, T, hidden], the last hidden state of a pass that keeps it, detached: the paper's stop-gradient.
     delta: [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient.
     dropout: the generator's state before the first pass that repeats its dropout.
-    embeddings: [N, T, d], a leaf that gathers the gradients of the word embeddings (`Objective.defer_embedding_grad`).
     """
 
     hidden: Tensor | None = None
     delta: Tensor | None = None
     dropout: Tensor | None = None
-    embeddings: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,6 @@ class Objective(nn.Module):
     One call is one micro-step of the engine: all passes (`joint`), or one weighted pass together with the weightless
     ones right before it (`split`). Both give the same gradients, to rounding.
 
-    Attributes:
-        defer_embedding_grad: whether in `split` execution the gradient of the word embeddings [N, T, d] waits for the
-            last micro-step, which adds it to its own. Between micro-steps no gradient of the whole table is then held,
-            half of a small encoder's parameters. Not where ZeRO divides gradients after every micro-step: there all
-            parameters must have one.
-
     Args:
         qa: the model (`swep_ds.models`).
         seed: the run's; keys the noise together with the update, the pass and the window.
@@ -34,7 +28,6 @@ class Objective(nn.Module):
     def __init__(self, qa: nn.Module, method: Method, seed: int):
         super().__init__()
         self.qa, self.method, self.seed = qa, method, seed
-        self.defer_embedding_grad = False
 
     def parts(self, execution: str) -> list[int | None]:
         """The micro-steps of a batch, as `MicroStep.part` names them."""
@@ -62,15 +55,12 @@ class Objective(nn.Module):
             return self.qa.predict(batch)
         loss, carried, output = torch.zeros((), device=batch.input_ids.device), step.carried, None
         statistics: Statistics = {}
-        ends = step.part in (None, len(self.parts("split")) - 1)
         for pass_, key in self.passes(step):
             previous, noise = output, None
             if pass_.repeats_dropout:
                 carried = _repeat_dropout(carried, batch.input_ids.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.weight > 0):
                 embeddings = self.qa.embed(batch)
-                if self.defer_embedding_grad and embeddings.requires_grad:
-                    embeddings, carried = _add_held(embeddings, carried) if ends else _hold_back(embeddings, carried)
                 if pass_.perturb is not None:
                     inputs = Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
                     noise = pass_.perturb(inputs)
@@ -124,19 +114,6 @@ def _split(passes: list[Pass]) -> list[list[int]]:
         if pass_.weight > 0:
             groups.append([])
     return groups[:-1]
-
-
-def _hold_back(embeddings: Tensor, carried: PassState) -> tuple[Tensor, PassState]:
-    """The leaf in their place that gathers their gradient."""
-    leaf = embeddings.detach().requires_grad_() if carried.embeddings is None else carried.embeddings
-    return leaf, replace(carried, embeddings=leaf)
-
-
-def _add_held(embeddings: Tensor, carried: PassState) -> tuple[Tensor, PassState]:
-    """The embeddings, whose gradient will have the held one added: once, of the passes of this micro-step."""
-    if (leaf := carried.embeddings) is not None:
-        embeddings.register_hook(lambda gradient: gradient + leaf.grad)
-    return embeddings, replace(carried, embeddings=None)
 
 
 def _repeat_dropout(carried: PassState, device: torch.device) -> PassState:

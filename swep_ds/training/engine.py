@@ -39,7 +39,6 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     if zero_stage(config) == 3:
         with _refusals():
             shard(objective, config)
-    objective.defer_embedding_grad = zero_stage(config) < 2
     optimizer, parameters = None, [p for p in objective.parameters() if p.requires_grad]
     if train.optimizer == "adafactor":
         optimizer = Adafactor(

@@ -88,17 +88,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
                 now = least_held(before, states.total())
             engine.step()
     engine.destroy()
-    return [
-        model,
-        stage,
-        offload,
-        precision,
-        now,
-        peak,
-        states.total(),
-        states.peak(0),
-        engine.module.defer_embedding_grad,
-    ]
+    return [model, stage, offload, precision, now, peak, states.total(), states.peak(0)]
 
 
 def least_held(before: int, expected: int) -> int:
