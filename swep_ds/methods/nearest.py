@@ -14,7 +14,7 @@ CHUNK = 2**15  # words whose embeddings are compared at once
 MEASURED_PRODUCTS, MEASURED_TOKENS = 2**22, (128, 512)
 
 
-def is_another(vectors: Tensor, own: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
+def is_another(vectors: Tensor, words: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
     """Whether another word's embedding has a larger inner product with a vector than its own word's, [..., K] bool.
 
     Ties do not count; with a vector of zeros all words tie. Computes in float32 or better; at most [K, CHUNK] products
@@ -22,17 +22,17 @@ def is_another(vectors: Tensor, own: Tensor, look_up: Callable[[Tensor], Tensor]
 
     Args:
         vectors: [..., K, d].
-        own: ids of the words that the vectors come from, [K].
+        words: ids of the words that the vectors come from, [K].
         look_up: embeddings [M, d] of ids [M]. A call, not a weight: ZeRO-3 gathers weights only for a module's call.
         vocabulary: number of words in the table.
     """
     precision = torch.promote_types(vectors.dtype, torch.float32)
-    vectors, rows = vectors.to(precision), own.expand(vectors.shape[:-1])
+    vectors, rows = vectors.to(precision), words.expand(vectors.shape[:-1])
     best = torch.full_like(vectors[..., 0], -torch.inf)
     mine = best.clone()
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         for begin in range(0, vocabulary, CHUNK):
-            ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=own.device)
+            ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=words.device)
             products = vectors @ look_up(ids).to(precision).T
             best = torch.maximum(best, products.amax(-1))
             column = rows - begin
@@ -63,13 +63,13 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
     # ~seed: the noise's own key would give the numbers that Word-Dropout compares with its probability
     lots_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[0][..., 0]
     lots, sample = lots_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
-    own, real = batch.input_ids.flatten()[sample], (lots >= 0).to(batch.token_weight.dtype)
+    words, real = batch.input_ids.flatten()[sample], (lots >= 0).to(batch.token_weight.dtype)
     vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, clean)])
 
     def look_up(ids: Tensor) -> Tensor:
         return qa.embed(batch._replace(input_ids=ids[None]))[0]
 
-    another = is_another(vectors, own, look_up, vocabulary)
+    another = is_another(vectors, words, look_up, vocabulary)
     weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # of this micro-batch among all tokens
     after, before = weight * (another * real).sum(-1) / real.sum()
     return {"words_changed": after, "words_changed_clean": before}

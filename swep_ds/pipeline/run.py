@@ -95,26 +95,26 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     Args:
         split: the recipe as the second stage will run it.
     """
-    first, own = recipe.first_stage(), RunFolder(folder.path / PRETRAIN)
-    tags, first_split = _take(own, first, "never" if resume == "never" else "auto", say)
-    if not ranks.gather(own.results.is_file())[0]:
+    first, first_folder = recipe.first_stage(), RunFolder(folder.path / PRETRAIN)
+    tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto", say)
+    if not ranks.gather(first_folder.results.is_file())[0]:
         second = prepare(split, ds_config)  # an error of the second stage must not show hours later
         batch = Batch.of(recipe, second.batches.global_batch)
         del second
-        say(f"first stage, in {own.path}:")
+        say(f"first stage, in {first_folder.path}:")
         try:
             job = prepare(first_split, ds_config, training_source="pretrain.train")
         except InputError as error:
             raise InputError(f"first stage (pretrain): {error}") from None
         write_on_rank0(lambda: folder.keep(batch), folder.path)
-        _run_stage(first, job, own, tags, say, keep_fp32=True).finish()
+        _run_stage(first, job, first_folder, tags, say, keep_fp32=True).finish()
         del job
         gc.collect()  # the engine's reference cycles hold the device's memory
         get_accelerator().empty_cache()
         get_accelerator().reset_peak_memory_stats()
     ranks.progress("second stage")
-    say(f"second stage, from {own.model}:")
-    return own.model
+    say(f"second stage, from {first_folder.model}:")
+    return first_folder.model
 
 
 def _run_stage(
@@ -238,7 +238,7 @@ def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
 def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, say: Say) -> Selection:
     """Loads the best checkpoint into the engine.
 
-    A run that resumed from another run's last checkpoint has none of its own, and keeps that.
+    A run that resumed from another run's last checkpoint has no checkpoint in its folder; it keeps that one.
     """
     best = checkpoints.best()
     update = done.updates if best is None else best

@@ -199,7 +199,7 @@ class WandbRun:
             step()
         except Exception as error:
             if not self.warned:
-                log.warning("wandb fails, and may lack things from now on; the run goes on (%s)", _in_short(error))
+                log.warning("wandb fails and may miss data from now on; the run continues (%s)", _in_short(error))
             self.warned = True
 
 

@@ -102,8 +102,8 @@ class Everyone(Meter):
 
     others: tuple = ()
 
-    def _gather(self, own) -> list[list[float]]:
-        mine = [float(self.sums[name]) for name in sorted(self.sums)] + list(own)
+    def _gather(self, more) -> list[list[float]]:
+        mine = [float(self.sums[name]) for name in sorted(self.sums)] + list(more)
         return [mine, *self.others]
 
 

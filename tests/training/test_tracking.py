@@ -55,7 +55,7 @@ def recipe(mode: str, *overrides: str) -> Recipe:
 
 
 def whole_run(mode: str, folder) -> Tracker:
-    """What a run tells its tracker."""
+    """A run, as its tracker sees it."""
     with Tracker(recipe(mode), folder, 1, TrainState(), active=True) as tracker:
         tracker.log(LINE, {"loss": 1.0}, None)
         tracker.summary(SCORES)
@@ -64,7 +64,7 @@ def whole_run(mode: str, folder) -> Tracker:
 
 
 class Fake:
-    """A module `wandb` and the run that it starts, which fail as told."""
+    """A module `wandb` and the run that it starts; `at_start` and `later` say how they fail."""
 
     class errors:
         class Error(Exception):
@@ -81,10 +81,13 @@ class Fake:
 
     def __init__(self, at_start: dict[str, Exception], later: Exception | None = None):
         self.at_start, self.later, self.started, self.calls = at_start, later, [], []
-        self.summary, self.settings = SimpleNamespace(update=self.told("summary")), SimpleNamespace(sync_dir="SYNC_DIR")
-        self.log, self.finish, self.teardown = (self.told(name) for name in ("log", "finish", "teardown"))
+        self.summary, self.settings = (
+            SimpleNamespace(update=self.noting("summary")),
+            SimpleNamespace(sync_dir="SYNC_DIR"),
+        )
+        self.log, self.finish, self.teardown = (self.noting(name) for name in ("log", "finish", "teardown"))
 
-    def told(self, name: str):
+    def noting(self, name: str):
         def call(*values, **named):
             self.calls.append((name, values, named))
             if self.later and name != "teardown":
@@ -135,7 +138,7 @@ def test_a_run_is_told_with_its_group_its_method_and_all_that_it_found(tmp_path,
     assert shown == {"scores": TABLES["scores"], "report": "<p>report</p>"}
     assert end == {"exit_code": 0}
     whole_run("online", tmp_path)
-    assert wandb.started[1]["id"] == start["id"]  # a resumed run goes on in the same place
+    assert wandb.started[1]["id"] == start["id"]  # a resumed run continues under the same id
 
 
 def test_what_fails_in_wandb_after_its_start_is_told_once_and_fails_no_run(tmp_path, fake, caplog):
@@ -208,12 +211,12 @@ def test_wandb_that_cannot_be_imported_is_an_error_of_one_line(tmp_path, monkeyp
         whole_run("offline", tmp_path)
 
 
-@pytest.mark.parametrize(("error", "told"), [(None, []), (Stopped(), [1]), (ZeroDivisionError(), [])])
-def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, fake, error, told):
+@pytest.mark.parametrize(("error", "codes"), [(None, []), (Stopped(), [1]), (ZeroDivisionError(), [])])
+def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, fake, error, codes):
     wandb = fake({})
     tracker = Tracker(recipe("offline"), tmp_path, 10, TrainState(), active=True)
     tracker.__exit__(error and type(error), error, None)
-    assert [named["exit_code"] for name, _, named in wandb.calls if name == "finish"] == told
+    assert [named["exit_code"] for name, _, named in wandb.calls if name == "finish"] == codes
 
 
 @pytest.mark.slow
