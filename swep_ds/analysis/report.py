@@ -16,9 +16,8 @@ from pydantic import ValidationError
 
 from swep_ds.analysis.answers import Answered, most_changed, read_answered, worst
 from swep_ds.analysis.charts import Chart, is_number, learning_curves, svg, throughput
-from swep_ds.analysis.runs import Checked, Results, read_results
 from swep_ds.errors import InputError
-from swep_ds.evaluation.results import out_of_domain_mean
+from swep_ds.evaluation.results import Checked, Results, out_of_domain_mean, read_results
 from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
 from swep_ds.recipe import Recipe

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
 from swep_ds.recipe import Recipe, differences, flatten
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of, saved_recipe
@@ -20,44 +21,7 @@ DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_st
 DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown"}
 SIZES = ("_bucket_size", "_param_persistence_threshold")  # of ZeRO: by default of the model's hidden size
 # of a recipe: what makes two runs of one row, as seeds of the same training
-FAULTS = 3  # of one file that are named
 NOT_OF_THE_ROW = ("seed", "model.name", "tracking.", "train.log_every", "train.checkpoint_every", "eval.batch_size")
-
-
-class Checked(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)  # fields of later versions are let in
-
-
-Percent = Annotated[float, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class SetScore(Checked):
-    exact_match: Percent
-    f1: Percent
-    total: Count
-
-
-class Selection(Checked):
-    """Which checkpoint was chosen, by a score in percent."""
-
-    data_set: str
-    update: Count
-    exact_match: Percent
-    f1: Percent
-
-
-class Results(Checked):
-    """Of `results.json`, what tables and reports need."""
-
-    method: str
-    model: str
-    seed: Count
-    world_size: Count
-    eval: dict[str, SetScore]  # the source domain first
-    versions: dict[str, str]
-    train: dict[str, Any] = {}
-    selection: Selection | None = None
 
 
 class Described(Checked):
@@ -150,7 +114,7 @@ def _described(folder: Path) -> list[Place]:
         if odd := [name for name in described.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
             raise InputError(f"runs.{odd[0]!r} is no name of a folder")
     except (InputError, ValidationError) as error:
-        fault = _faults(error) if isinstance(error, ValidationError) else error
+        fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): make it anew with scripts/sweep.py SWEEP --table") from None
     return [Place(folder / name, **dict(one)) for name, one in described.runs.items()]
 
@@ -215,25 +179,6 @@ def _read(place: Place) -> Run:
         raise InputError(fault_of(place.folder, place.recipe))
     results = read_results(file)
     return Run(place, saved, results, conditions(place.folder, results.world_size))
-
-
-def read_results(file: Path) -> Results:
-    """A `results.json`, checked.
-
-    Raises:
-        InputError: half-written, or a field is missing or of another kind, as in one of another version.
-    """
-    try:
-        return Results.model_validate(read_json(file, file.name))
-    except ValidationError as error:
-        raise InputError(f"{file}: not of this version ({_faults(error)}): run it again") from None
-    except InputError as error:
-        raise InputError(f"{file}: half-written or damaged ({error}): run it again") from None
-
-
-def _faults(error: ValidationError) -> str:
-    several = [f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
-    return "; ".join(several[:FAULTS]) + f" and {len(several) - FAULTS} more" * (len(several) > FAULTS)
 
 
 def conditions(folder: Path, world_size: int) -> dict[str, Any]:

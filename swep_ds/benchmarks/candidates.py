@@ -31,8 +31,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from swep_ds.benchmarks.flops import Flops, count, peak_flops
 from swep_ds.benchmarks.published import PlainTraining
 from swep_ds.data.batches import Batch, TrainingBatches
+from swep_ds.methods.base import MicroStep
 from swep_ds.ranks import accelerator
 from swep_ds.ranks import group as ranks
+from swep_ds.training.loop import run_update
 
 Update = Callable[[Batch, int], None]
 
@@ -60,15 +62,10 @@ class Candidate:
 
 def engine_update(engine, execution: str) -> Update:
     """An update of a method under the engine, as the training loop runs it; the engine's accumulation is 1 batch."""
-    micro_steps = engine.module.micro_steps(execution)
-    parts: Sequence[int | None] = [None] if execution == "joint" else range(micro_steps)
+    parts = engine.module.parts(execution)
 
     def update(batch: Batch, number: int) -> None:
-        carried = None
-        for part in parts:
-            loss, carried, _ = engine(batch, number, 0.0, part, carried)
-            engine.backward(loss * micro_steps)
-            engine.step()
+        run_update(engine, iter([batch]), 1, MicroStep(number), parts)
 
     return update
 

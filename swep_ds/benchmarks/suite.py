@@ -35,7 +35,7 @@ from swep_ds.console import Console
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
-from swep_ds.pipeline.run import Job, prepare
+from swep_ds.pipeline.prepare import Job, prepare
 from swep_ds.ranks import accelerator
 from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe

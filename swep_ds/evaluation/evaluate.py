@@ -16,7 +16,6 @@ from swep_ds.evaluation.predict import Decoder, Outputs, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import score
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
@@ -46,19 +45,9 @@ class Evaluation:
         return Padding.of(self.tokenizer)
 
     def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
-        """Tokenises data sets, given by name. Collective.
-
-        Raises:
-            InputError: on all ranks.
-        """
-
-        def features(examples: list[Example]) -> Features:
-            return build_features(examples, self.tokenizer, self.windows, training=False, cache_dir=self.cache)
-
-        return [
-            EvalSet(name, examples, ranks.local_rank_zero_first(partial(features, examples)))
-            for name, examples in tests.items()
-        ]
+        """Tokenises data sets by name; several ranks call it in `local_rank_zero_first`, for the cache."""
+        tokenise = partial(build_features, tokenizer=self.tokenizer, settings=self.windows, training=False)
+        return [EvalSet(name, examples, tokenise(examples, cache_dir=self.cache)) for name, examples in tests.items()]
 
     def run(self, outputs: Outputs, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes `predictions/` in `folder`. Collective.

@@ -1,31 +1,108 @@
-"""`results.json`, `predictions/<dataset>.json` and the printed table."""
+"""`results.json` (its schema, written and read), `predictions/<dataset>.json` and the printed table."""
 
 import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.table import Table
 from rich.text import Text
 
 import swep_ds
 from swep_ds.console import Console
-from swep_ds.files import write_atomically
+from swep_ds.errors import InputError
+from swep_ds.files import read_json, write_atomically
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
+FAULTS_SHOWN = 3
 Score = dict[str, float | int]  # exact_match and f1 in percent, total
 Scores = dict[str, Score]  # by data set
+Percent = Annotated[float, Field(ge=0, le=100)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Checked(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)  # fields of later versions are ignored
+
+
+class SetScore(Checked):
+    exact_match: Percent
+    f1: Percent
+    total: Count
+
+
+class Selection(Checked):
+    """The checkpoint that was chosen, and its score."""
+
+    data_set: str
+    update: Count
+    exact_match: Percent
+    f1: Percent
+    total: Count | None = None
+    checkpoints: dict[str, SetScore] = {}  # by update
+
+
+class Results(Checked):
+    """`results.json` of a run."""
+
+    method: str
+    model: str
+    seed: Count
+    world_size: Count
+    # examples, features, updates, seconds, samples_per_second, tokens_per_second, peak_memory_bytes (of the rank that
+    # took most)
+    train: dict[str, Any] = {}
+    pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
+    selection: Selection | None = None
+    eval: dict[str, SetScore]  # the source domain first
+    versions: dict[str, str]
+
+
+class SavedModelResults(Checked):
+    """`results.json` of a saved model's evaluation."""
+
+    model: str
+    world_size: Count
+    eval: dict[str, SetScore]
+    versions: dict[str, str]
+
+
+def write_results(folder: Path, results: Results | SavedModelResults) -> None:
+    """Writes `results.json`, the last file of a run: where it exists it is whole, and the run is done."""
+    tree = results.model_dump(exclude_none=True)
+    write_atomically(folder / "results.json", json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_results(file: Path) -> Results:
+    """Reads a run's `results.json`.
+
+    Raises:
+        InputError: half-written, or a field is missing or of another kind, as in one of another version.
+    """
+    try:
+        return Results.model_validate(read_json(file, file.name))
+    except ValidationError as error:
+        raise InputError(f"{file}: not of this version ({describe_faults(error)}): run it again") from None
+    except InputError as error:
+        raise InputError(f"{file}: half-written or damaged ({error}): run it again") from None
+
+
+def describe_faults(error: ValidationError) -> str:
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}" for fault in error.errors()]
+    more = len(faults) - FAULTS_SHOWN
+    return "; ".join(faults[:FAULTS_SHOWN]) + f" and {more} more" * (more > 0)
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that decide numbers."""
+    """Versions of Python and of the packages that decide numbers."""
     ours = {"python": platform.python_version(), "swep-ds": swep_ds.__version__}
     return ours | {name: version(name) for name in PACKAGES}
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
-    """Unweighted mean over all data sets but the first, the source domain; None where there is no other."""
+    """Unweighted mean over all data sets but the first, the source domain; None if there is no other."""
     shifted = list(scores.values())[1:]
     if not shifted:
         return None
@@ -37,11 +114,6 @@ def write_predictions(folder: Path, name: str, predictions: dict[str, str]) -> N
     (folder / "predictions").mkdir(parents=True, exist_ok=True)
     file = folder / "predictions" / f"{name}.json"
     write_atomically(file, json.dumps(predictions, ensure_ascii=False, indent=0))
-
-
-def write_results(folder: Path, results: dict[str, Any]) -> None:
-    """`results.json`, the last thing that a run writes: where it is there, it is whole, and the run is done."""
-    write_atomically(folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_scores(scores: Scores, title: str) -> None:

@@ -5,10 +5,10 @@
     c(e_k) = 1/2 * mean over the window's tokens of ||h(e_k) - h(e)||^2
     loss = lambda * nll(e) + (1 - lambda) * nll(e_K)
 
-c is Volpi et al.'s distance in semantic space (their Eq. 3), h the last hidden state. They step along g_k itself. The
-penalty bends so strongly here (h has a norm of 10 and more) that no one step size climbs for every model and moment, so
-a step has a length, as in projected gradient ascent, given as a share of the window's embeddings. The ascent sees the
-model without dropout and asks for the gradient of the embeddings alone: no gradient of a parameter is computed in it.
+c is Volpi et al.'s distance in semantic space (their Eq. 3), h the last hidden state. They step along g_k itself. Here
+the penalty is so curved (h has a norm of 10 and more) that no single step size climbs for every model throughout
+training, so a step has a fixed length, as in projected gradient ascent: a share of the norm of the window's embeddings.
+The ascent runs the model without dropout and computes the gradient of the embeddings alone, not of any parameter.
 """
 
 from typing import ClassVar, Literal
@@ -23,8 +23,8 @@ class AdvAugSettings(Settings):
     uses_model: ClassVar[bool] = True
     name: Literal["adv_aug"] = "adv_aug"
     ascent_steps: int = Field(5, ge=1, le=1000)
-    step_size: float = Field(0.003, gt=0)  # of a window's embeddings, in Frobenius norm
-    penalty: float = Field(0.1, ge=0)  # gamma, of the distance in semantic space
+    step_size: float = Field(0.003, gt=0)  # share of the Frobenius norm of a window's embeddings
+    penalty: float = Field(0.1, ge=0)  # gamma, weight of the distance in semantic space
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
 
 
@@ -44,11 +44,11 @@ class AdvAug(Method):
         delta, h = torch.zeros_like(base, dtype=torch.float32), None
         for _ in range(self.settings.ascent_steps):
             delta.requires_grad_()
-            reading = inputs.read(base + delta.to(base.dtype))
-            h = reading.hidden.detach() if h is None else h
-            distance_NT = (reading.hidden - h).float().square().sum(-1) / 2
+            output = inputs.forward(base + delta.to(base.dtype))
+            h = output.hidden.detach() if h is None else h
+            distance_NT = (output.hidden - h).float().square().sum(-1) / 2
             distance_N = (distance_NT * mask_NT).sum(1) / mask_NT.sum(1)
-            goal = (reading.nll - self.settings.penalty * distance_N).sum()
+            goal = (output.nll - self.settings.penalty * distance_N).sum()
             [gradient] = torch.autograd.grad(goal, delta)
             delta = (delta + step_N11 * direction(gradient)).detach()
         return Perturbed(inputs.embeddings + delta.to(base.dtype))

@@ -23,13 +23,13 @@ class Settings(Section):
     """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
 
     needs_split: ClassVar[bool] = False  # whether a pass needs the backward of the one before it
-    uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.read`)
+    uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
     draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
 
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Which noise: the run's seed and the draw's number. The batch's sample ids complete it (`kernels/`)."""
+    """Keys the noise of one pass: the run's seed and the draw's number. Sample ids complete the key (`kernels/`)."""
 
     seed: int
     draw: int
@@ -37,43 +37,59 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class PassState:
-    """What passes leave for later ones of the same update; in `split` execution it travels between micro-steps.
+    """What a pass leaves for later passes over the same micro-batch; in `split` execution it links the micro-steps.
 
     hidden: h [N, T, hidden], the last hidden state of a pass that keeps it, detached: the paper's stop-gradient.
     delta: [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient.
-    dropout: the generator's state from before the first pass that repeats its dropout.
-    embeddings: [N, T, d], a leaf that gathers the gradients of the word embeddings (`Objective.defer_embedding_grad`).
+    dropout: the generator's state before the first pass that repeats its dropout.
     """
 
     hidden: Tensor | None = None
     delta: Tensor | None = None
     dropout: Tensor | None = None
-    embeddings: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """Which part of which update a call of the objective computes.
+
+    update: the update's number, from 0; keys the noise.
+    progress: share of all updates already done, in [0, 1), for schedules.
+    part: which micro-step of `split` execution (`Objective.parts`); None = all passes at once, as in `joint`.
+    carried: what the micro-steps before left.
+    measure: whether to compute statistics of the noise as well.
+    """
+
+    update: int
+    progress: float = 0.0
+    part: int | None = None
+    carried: PassState = PassState()
+    measure: bool = False
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a perturbation may look at.
+    """What a perturbation may use.
 
     embeddings: word embeddings e [N, T, d].
-    read: what the model makes of other embeddings, without dropout.
+    forward: runs the model on other embeddings, without dropout.
     """
 
     embeddings: Tensor
     batch: Batch
     key: NoiseKey
     carried: PassState
-    read: Callable[[Tensor], QAOutput]
+    forward: Callable[[Tensor], QAOutput]
 
 
 @dataclass(frozen=True)
 class Perturbed:
-    """What a perturbation gives back.
+    """What a perturbation returns.
 
     embeddings: [N, T, d], in place of the word embeddings.
     kl: [N, T] float32, the KL per token (nats); None where the method's own parameters took no part.
-    measure: for the log, statistics per token by name, each [N, T]; None where there are none.
-    delta: to be carried on (`PassState`); else None.
+    measure: computes statistics per token for the log, each [N, T], by name; None where there are none.
+    delta: for `PassState.delta`.
     """
 
     embeddings: Tensor
@@ -90,11 +106,11 @@ class Pass:
     """One forward of the model in an update.
 
     name: "clean", "noisy" ...; the log's `nll_<name>`.
-    weight: of this pass's negative log-likelihood in the loss; 0 = run without gradient, only for its h.
-    perturb: what happens to the word embeddings first; None = nothing.
-    kl_weight: of the perturbation's KL in the loss.
-    divergence_weight: of the symmetric KL between this pass's answer distributions and those of the pass before it,
-        with which it then shares a micro-step.
+    weight: weight of this pass's negative log-likelihood in the loss; 0 = run without gradient, only for its h.
+    perturb: changes the word embeddings first; None = leaves them.
+    kl_weight: weight of the perturbation's KL in the loss.
+    divergence_weight: weight of the symmetric KL between this pass's answer distributions and those of the pass before
+        it, with which it then shares a micro-step.
     keeps_hidden: whether later passes see this pass's last hidden state.
     repeats_dropout: whether all such passes of an update drop the same units.
     """
@@ -109,7 +125,11 @@ class Pass:
 
 
 class Method(nn.Module):
-    """Base of all methods. Its parameters, if any, train with the model's and are never exported."""
+    """Base of all methods. Its parameters, if any, train with the model's and are never exported.
+
+    They belong to child modules that take h [N, T, hidden]: `swep_ds.training.engine` runs these where a micro-step
+    perturbs nothing.
+    """
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
 
@@ -117,20 +137,8 @@ class Method(nn.Module):
         """The passes of one update, in order. `progress` is the share of all updates already done, in [0, 1)."""
         raise NotImplementedError
 
-    def idle(self, embeddings: Tensor) -> Tensor | None:
-        """Zero, computed from all of this method's parameters; None where it has none.
-
-        Added to the loss of every micro-step in which nothing is perturbed: ZeRO-3 overwrites its gradient buffer in
-        an update's first micro-step only, so a parameter without a gradient there would add to the last update's
-        gradient.
-
-        Args:
-            embeddings: [N, T, d] of the pass; nothing is read of them but device and dtype.
-        """
-        return None
-
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        """A sentence for the log where the statistics (`Objective.forward`) show something the user must know."""
+        """A sentence for the log where the means of `Objective.forward`'s statistics show what the user must know."""
         return None
 
 
@@ -150,7 +158,7 @@ def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
 
 
 def uniform(inputs: Inputs, width: int | None = None) -> Tensor:
-    """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24; `width` is d unless given.
+    """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24; `width` defaults to d.
 
     Keyed like the Gaussian noise, by (seed, draw, window, position, dimension): `kernels/philox.py`.
     """
@@ -166,7 +174,7 @@ def norm(values_NTd: Tensor) -> Tensor:
 
 
 def direction(gradient_NTd: Tensor) -> Tensor:
-    """Every window's gradient at length 1; 0 where it is 0, or not finite as in an fp16 update that will be skipped."""
+    """Every window's gradient at length 1; 0 where it is 0 or not finite, as in an fp16 update that will be skipped."""
     length_N11 = norm(gradient_NTd)
     usable_N11 = length_N11.isfinite() & (length_N11 > 0)
     return torch.where(usable_N11, gradient_NTd / length_N11, 0.0)

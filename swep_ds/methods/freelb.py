@@ -41,7 +41,7 @@ class Freelb(Method):
             scale_N = self.settings.radius / size_N.sqrt()
             delta = (2 * uniform(inputs) - 1) * scale_N[:, None, None] * mask_NT1
         else:
-            # the gradient carries the window's weight and the loss scale: its length says nothing
+            # only the direction counts: the length depends on the window's weight and the loss scale
             delta = before.detach() + self.settings.step_size * direction(before.grad)
             delta = delta * (self.settings.radius / norm(delta)).clamp(max=1)
         delta.requires_grad_()

@@ -3,34 +3,73 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-CHUNK = 2**15  # words whose embeddings are looked at together
+from swep_ds.data.batches import Batch
+from swep_ds.kernels.philox import noise_words
+from swep_ds.methods.base import NoiseKey
+
+CHUNK = 2**15  # words whose embeddings are compared at once
+# `words_changed` samples as many tokens of a micro-batch as make this many products with the vocabulary, within bounds
+MEASURED_PRODUCTS, MEASURED_TOKENS = 2**22, (128, 512)
 
 
-def is_another(vectors: Tensor, own: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
+def is_another(vectors: Tensor, words: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
     """Whether another word's embedding has a larger inner product with a vector than its own word's, [..., K] bool.
 
-    Equal ones, as all are with a vector of zeros, do not count. At least float32 whatever the vectors are in; at most
-    [K, CHUNK] products are in memory at a time.
+    Ties do not count; with a vector of zeros all words tie. Computes in float32 or better; at most [K, CHUNK] products
+    are in memory at a time.
 
     Args:
         vectors: [..., K, d].
-        own: ids of the words that they come from, [K].
-        look_up: embeddings [M, d] of ids [M]. A call, not a weight: ZeRO-3 gathers that for the module's call alone.
-        vocabulary: words in the table.
+        words: ids of the words that the vectors come from, [K].
+        look_up: embeddings [M, d] of ids [M]. A call, not a weight: ZeRO-3 gathers weights only for a module's call.
+        vocabulary: number of words in the table.
     """
     precision = torch.promote_types(vectors.dtype, torch.float32)
-    vectors, rows = vectors.to(precision), own.expand(vectors.shape[:-1])
+    vectors, rows = vectors.to(precision), words.expand(vectors.shape[:-1])
     best = torch.full_like(vectors[..., 0], -torch.inf)
     mine = best.clone()
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         for begin in range(0, vocabulary, CHUNK):
-            ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=own.device)
+            ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=words.device)
             products = vectors @ look_up(ids).to(precision).T
             best = torch.maximum(best, products.amax(-1))
-            place = rows - begin
-            here = (place >= 0) & (place < len(ids))
-            product = products.gather(-1, place.clamp(0, len(ids) - 1)[..., None])[..., 0]
-            mine = torch.where(here, product, mine)
+            column = rows - begin
+            in_chunk = (column >= 0) & (column < len(ids))
+            product = products.gather(-1, column.clamp(0, len(ids) - 1)[..., None])[..., 0]
+            mine = torch.where(in_chunk, product, mine)
     return best > mine
+
+
+@torch.no_grad()
+def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> dict[str, Tensor]:
+    """The share of tokens whose perturbed embedding is nearest to another word, and the same share before (`_clean`).
+
+    The clean share is not zero: where the table's rows differ in length, a long one can have the larger product.
+    Measured on a few hundred tokens, which the key draws as it draws the noise: no generator's state changes.
+
+    Args:
+        qa: the model (`swep_ds.models`).
+        clean, perturbed: word embeddings [N, T, d].
+
+    Returns:
+        Scalars, weighted so that their sum over the micro-batches of an update is the share of its tokens.
+    """
+    positions = torch.arange(batch.input_ids.shape[1], device=clean.device)
+    vocabulary = qa.model.get_input_embeddings().num_embeddings
+    fewest, most = MEASURED_TOKENS
+    count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
+    # ~seed: the noise's own key would give the numbers that Word-Dropout compares with its probability
+    lots_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[0][..., 0]
+    lots, sample = lots_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
+    words, real = batch.input_ids.flatten()[sample], (lots >= 0).to(batch.token_weight.dtype)
+    vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, clean)])
+
+    def look_up(ids: Tensor) -> Tensor:
+        return qa.embed(batch._replace(input_ids=ids[None]))[0]
+
+    another = is_another(vectors, words, look_up, vocabulary)
+    weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # of this micro-batch among all tokens
+    after, before = weight * (another * real).sum(-1) / real.sum()
+    return {"words_changed": after, "words_changed_clean": before}

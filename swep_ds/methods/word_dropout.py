@@ -24,5 +24,5 @@ class WordDropout(Method):
         return [Pass("noisy", 1.0, self._drop)]
 
     def _drop(self, inputs: Inputs) -> Perturbed:
-        kept_NT1 = uniform(inputs, width=4)[..., :1] >= self.p  # 4: the fewest that a counter yields
+        kept_NT1 = uniform(inputs, width=4)[..., :1] >= self.p  # a counter yields at least 4
         return Perturbed(inputs.embeddings * kept_NT1.to(inputs.embeddings.dtype))

@@ -15,7 +15,7 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.predict import decode
-from swep_ds.evaluation.results import print_scores, versions, write_results
+from swep_ds.evaluation.results import SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.spans import Answer, SpanSettings
 from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
@@ -138,9 +138,10 @@ def evaluate_saved(
     decoding = f"beams of {saved.qa.generation.num_beams}" if windows.task == "generative" else str(saved.spans)
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, CACHE)
-    scores = evaluation.run(saved.qa.predict, evaluation.prepare(tests), output_dir, say)
+    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
+    scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     if ranks.is_main():
-        results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "versions": versions()}
+        results = SavedModelResults(model=model_name, world_size=ranks.world_size(), eval=scores, versions=versions())
         write_results(output_dir, results)
         print_scores(scores, model_name)
 

@@ -13,7 +13,7 @@ saves it or not. These copies are counted by themselves: they do not grow with t
 """
 
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,8 +27,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swep_ds.data.batches import Batch
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
+from swep_ds.training.loop import run_update
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -78,14 +80,8 @@ def count_activations(
         stack.enter_context(ledger := _Ledger(objective))
         batch = Batch(*(torch.empty_like(field) if isinstance(field, Tensor) else field for field in batch))
         autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
-        steps = objective.micro_steps(train.execution)
-        carried = None
-        for part in [None] if train.execution == "joint" else range(steps):
-            with torch.autograd.graph.saved_tensors_hooks(ledger.pack, lambda saved: saved.tensor), autocast:
-                loss, carried, _ = objective(batch, 0, 0.0, part, carried)
-            if carried.delta is not None:
-                loss.backward()  # the next pass wants its gradient
-            del loss
+        engine = _CountingEngine(objective, ledger, autocast)
+        run_update(engine, iter([batch]), 1, MicroStep(0), objective.parts(train.execution))
         answer = 0
         if search is not None:
             with torch.no_grad(), autocast:
@@ -101,6 +97,26 @@ def _answer_bytes(model: PreTrainedModel, search: Search) -> int:
     cache = model(input_ids=window, decoder_input_ids=tokens, use_cache=True).past_key_values
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
     return search.beams * sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+
+class _CountingEngine:
+    """In place of DeepSpeed's engine: notes what each forward saves."""
+
+    def __init__(self, objective: Objective, ledger: "_Ledger", autocast: AbstractContextManager):
+        self.objective, self.ledger, self.autocast = objective, ledger, autocast
+
+    def __call__(self, batch: Batch, step: MicroStep) -> tuple:
+        with torch.autograd.graph.saved_tensors_hooks(self.ledger.pack, lambda saved: saved.tensor), self.autocast:
+            loss, carried, statistics = self.objective(batch, step)
+        self.backward_is_needed = carried.delta is not None  # its gradient makes the next pass's perturbation
+        return loss, carried, statistics
+
+    def backward(self, loss: Tensor) -> None:
+        if self.backward_is_needed:
+            loss.backward()
+
+    def step(self) -> None:
+        pass
 
 
 class _Saved:

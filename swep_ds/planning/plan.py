@@ -23,7 +23,7 @@ from swep_ds.errors import InputError
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.hub import load_tokenizer, resolve_model
-from swep_ds.pipeline import run
+from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.planning.activations import Activations, Search, count_activations
 from swep_ds.planning.capacity import GIB, USABLE, Devices, Stage, checkpointings, choose, devices_that_do, gib
@@ -166,7 +166,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     if flash:  # it need not be installed here; what it saves is what SDPA's fused kernels save
         model = model.model_copy(update={"attention": "auto"})
     recipe = recipe.model_copy(update={"model": model, "train": train})
-    qa = run.load_model(recipe, tokenizer, model.name, weights=False)
+    qa = prepare.load_model(recipe, tokenizer, model.name, weights=False)
     if flash and not qa.model._supports_flash_attn:
         kind = qa.model.config.model_type
         raise InputError(f"model.attention flash_attention_2: transformers has none for {kind}: set it to auto")
@@ -212,11 +212,11 @@ def _say_data(
         # only what is trained on: test sets need not be at hand
         data = recipe.data.model_copy(update={"eval": {}})
         training, _ = load_examples(recipe.model_copy(update={"data": data}))
-        features = run.training_features(recipe, tokenizer, training)
+        features = prepare.training_features(recipe, tokenizer, training)
     except InputError as error:
         say(f"updates and tokens: not known, because {error}")
         return recipe.data.max_length
-    batches = run.training_batches(recipe, tokenizer, features, 0, world_size)
+    batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
     # an epoch's updates are made of the same windows
     seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
     tokens, positions = sum(int(n.sum()) for n in seen), sum(int(n.max()) * len(n) for n in seen)

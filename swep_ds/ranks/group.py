@@ -43,6 +43,7 @@ ALONE_SECONDS = 30.0  # that others may come later to a common end, by what they
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
 _line: Heartbeat | None = None  # None where there is one rank
+step_listeners: list[Callable[[str], None]] = []  # called with each step of `progress`
 
 
 @contextmanager
@@ -213,6 +214,8 @@ def progress(step: str) -> None:
     steps; this costs next to nothing."""
     if _line:
         _line.progress(step)
+    for listener in step_listeners:
+        listener(step)
 
 
 def watch_stalls(seconds: float) -> None:

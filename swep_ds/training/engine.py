@@ -1,4 +1,7 @@
-"""The DeepSpeed engine around an objective: an ordinary one, with the recipe's optimizer and schedule."""
+"""The DeepSpeed engine around an objective: an ordinary engine with the recipe's optimizer and schedule.
+
+What DeepSpeed 0.19 needs beyond that is in this file: `run_idle_networks`, `step_engine` and the checkpoint writer.
+"""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -7,33 +10,35 @@ import deepspeed
 import torch
 from transformers.optimization import Adafactor
 
-from swep_ds.errors import NOT_OF_THE_INPUT, parsing
+from swep_ds.errors import NOT_OF_THE_INPUT, TrainingDiverged, parsing
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
+from swep_ds.training.metrics import DIVERGED
 from swep_ds.training.sharding import shard
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int):
-    """DeepSpeed engine with the recipe's optimizer and schedule.
+    """Builds the engine.
 
-    AdamW is PyTorch's, which compiles nothing, unless the ds_config names one of its own (`"optimizer": {"type":
-    "AdamW", ...}` is DeepSpeed's fused or CPU Adam). Adafactor is transformers', at the recipe's learning rate and
-    without its own schedule, as T5 is fine-tuned.
+    AdamW is PyTorch's, which compiles nothing, unless the ds_config names an optimizer (`"optimizer": {"type": "AdamW",
+    ...}` is DeepSpeed's fused or CPU Adam). Adafactor is transformers', at the recipe's learning rate and without its
+    own schedule, as T5 is fine-tuned.
 
     Args:
         config: from `resolve_ds_config`.
         updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
 
     Raises:
-        InputError: on all ranks, of settings that DeepSpeed refuses only when it builds the engine.
+        InputError: DeepSpeed refuses a setting; on all ranks.
     """
     config = dict(config)
+    run_idle_networks(objective)
     if zero_stage(config) == 3:
         with _refusals():
             shard(objective, config)
-    objective.defer_embedding_grad = zero_stage(config) < 2
     optimizer, parameters = None, [p for p in objective.parameters() if p.requires_grad]
     if train.optimizer == "adafactor":
         optimizer = Adafactor(
@@ -50,10 +55,10 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             betas=train.adam_betas,
             eps=train.adam_epsilon,
             weight_decay=train.weight_decay,
-            fused=True,  # one sweep over memory in place of one per operation, on CPU as on GPU
+            fused=True,  # one pass over memory instead of one per operation, on CPU and GPU
         )
         if "offload_optimizer" in config.get("zero_optimization", {}):
-            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed refuses any optimizer but its own
+            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     with _refusals():
         engine, *_ = deepspeed.initialize(
             model=objective,
@@ -63,16 +68,60 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             config=config,
         )
     engine.checkpoint_engine = writer = Writer(engine)
-    # DeepSpeed's looks for a pattern, to which brackets in a folder's name belong
+    # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
     engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
     engine._copy_recovery_script = writer.keeping_fault(engine._copy_recovery_script)
     return engine
 
 
 def _refusals() -> AbstractContextManager[None]:
-    """DeepSpeed's refusal of a ds_config as an `InputError`: all ranks have the same file, and meet it alike."""
+    """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
     what, fix = "ds_config: DeepSpeed builds no engine of it", "fix the field it names, or take a shipped file"
     return parsing(what, fix, but=NOT_OF_THE_INPUT)
+
+
+def run_idle_networks(objective: Objective) -> None:
+    """Gives the method's parameters a gradient of zero in each micro-step that perturbs nothing, such as a clean pass.
+
+    ZeRO-3 overwrites its gradient buffer only in an update's first micro-step: a parameter without a gradient there
+    would add to the last update's gradient. The method's networks run before the encoder, as they do in a perturbation:
+    ZeRO-3 keeps weights gathered between a forward and its backward only if all micro-steps call the modules in the
+    same order.
+    """
+    networks, idle, zero = [*objective.method.children()], False, None
+
+    def look_up(_, arguments: tuple) -> None:
+        nonlocal idle
+        steps = [value for value in arguments if isinstance(value, MicroStep)]  # none where the engine predicts
+        idle = bool(steps) and not any(pass_.perturb for pass_, _ in objective.passes(*steps))
+
+    def run(qa, arguments: tuple) -> None:
+        nonlocal idle, zero
+        if idle:
+            h = arguments[0].new_zeros(1, 1, qa.hidden_size)
+            idle, zero = False, sum(0.0 * network(h).float().sum() for network in networks)
+
+    def add(_, arguments: tuple, output: tuple) -> tuple | None:
+        nonlocal zero
+        if zero is None:
+            return None
+        (loss, *rest), added, zero = output, zero, None
+        return (loss + added, *rest)
+
+    if networks:
+        objective.register_forward_pre_hook(look_up)
+        objective.qa.register_forward_pre_hook(run)
+        objective.register_forward_hook(add)
+
+
+def step_engine(engine) -> None:
+    """DeepSpeed's step; raises TrainingDiverged where fp16's loss scale cannot be lowered any further."""
+    try:
+        engine.step()
+    except Exception as error:
+        if "loss scale already at minimum" not in str(error):
+            raise
+        raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None
 
 
 def schedule(

@@ -1,6 +1,6 @@
-"""The next batches, made while the device works on the present one.
+"""Prepares the next batches while the device works on the present one.
 
-By a thread: a batch is little work, most of it outside Python, and a process forked from a rank would inherit the
+A thread does it: a batch is little work, most of it outside Python, and a process forked from a rank would inherit the
 locks and sockets of DeepSpeed's threads.
 """
 
@@ -18,22 +18,22 @@ AHEAD = 2  # batches
 
 
 def prefetch(batches: TrainingBatches, first: int, device: torch.device) -> Iterator[Batch]:
-    """`batches` on the device from micro-step `first` on; close it where it is left early.
+    """Yields `batches` on the device from micro-step `first` on; close the iterator if you leave it early.
 
-    To a GPU they go from pinned memory, which nobody waits for.
+    Batches are copied to a GPU from pinned memory, so that the host does not wait.
     """
-    own = copy(batches)  # it remembers the epoch that it was last asked for: the caller's may be another one
+    batches = copy(batches)  # a data set caches the epoch of its last batch, and the caller may be in another epoch
 
     def make(micro_step: int) -> Batch:
-        batch = own[micro_step]
+        batch = batches[micro_step]
         if device.type == "cuda":
-            batch = Batch(*(one.pin_memory() if isinstance(one, Tensor) else one for one in batch))
+            batch = Batch(*(field.pin_memory() if isinstance(field, Tensor) else field for field in batch))
         return batch
 
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-        made = deque(thread.submit(make, one) for one in range(first, min(first + AHEAD, len(batches))))
+        ready = deque(thread.submit(make, step) for step in range(first, min(first + AHEAD, len(batches))))
         for following in range(first + AHEAD, len(batches) + AHEAD):
-            batch = made.popleft().result()
+            batch = ready.popleft().result()
             if following < len(batches):
-                made.append(thread.submit(make, following))
+                ready.append(thread.submit(make, following))
             yield batch.to(device)

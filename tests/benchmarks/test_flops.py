@@ -7,9 +7,11 @@ from transformers import BertConfig, BertForQuestionAnswering
 
 from swep_ds.benchmarks.flops import Flops, count, peak_flops
 from swep_ds.methods import METHODS, build
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from tests.support.tiny_batches import batch
+from tests.support.tiny_objective import split
 
 # wide enough that the first layer's and the head's peculiarities do not matter
 SHAPE = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -26,12 +28,9 @@ def objective(method: str) -> Objective:
 )
 def test_they_are_those_of_the_operations_where_nothing_is_padding(method, lengths):
     made, windows = objective(method), batch(lengths, dtype=torch.float32)
-    execution = range(made.micro_steps("split"))
 
     def update(one, number):
-        carried = None
-        for part in execution:
-            loss, carried, _ = made(one, number, 0.0, part, carried)
+        for loss, _, _ in split(made, one, number):
             loss.backward()
 
     with FlopCounterMode(display=False) as counted:
@@ -43,7 +42,7 @@ def test_padding_is_not_counted():
     made = objective("mle")
 
     def update(one, number):
-        made(one, number)[0].backward()
+        made(one, MicroStep(number))[0].backward()
 
     full, padded = (
         count(made, made.qa, update, batch(lengths, dtype=torch.float32)) for lengths in [(12, 12), (12, 3)]

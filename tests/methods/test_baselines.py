@@ -15,7 +15,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from tests.support import tiny_batches
 from tests.support.perturb_reference import normal, philox
-from tests.support.tiny_objective import SEED, UPDATE, gradients, inputs, objective
+from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, gradients, inputs, objective, split
 
 LENGTHS = (12, 7, 9)
 
@@ -61,14 +61,14 @@ def test_gaussian_dropout():
     e = words(made, batch)
     eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), *e.shape[1:]))
     noisy = e * (1 + (0.2 / 0.8) ** 0.5 * eps) * batch.attention_mask[..., None]
-    assert_same(made, made(batch, UPDATE)[0], nll(made, noisy, batch).mean())
+    assert_same(made, made(batch, JOINT)[0], nll(made, noisy, batch).mean())
 
 
 def test_bernoulli_dropout():
     made, batch = objective("bernoulli_dropout", drop_probability=0.3), tiny_batches.batch(LENGTHS)
     e = words(made, batch)
     kept = torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), *e.shape[1:]) >= 0.3)
-    assert_same(made, made(batch, UPDATE)[0], nll(made, torch.where(kept, e / 0.7, 0.0), batch).mean())
+    assert_same(made, made(batch, JOINT)[0], nll(made, torch.where(kept, e / 0.7, 0.0), batch).mean())
 
 
 def test_word_dropout():
@@ -76,7 +76,7 @@ def test_word_dropout():
     e = words(made, batch)
     kept = torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), e.shape[1], 4)[..., :1] >= 0.3)
     assert 0 < kept.sum() < kept.numel()
-    assert_same(made, made(batch, UPDATE)[0], nll(made, torch.where(kept, e, 0.0), batch).mean())
+    assert_same(made, made(batch, JOINT)[0], nll(made, torch.where(kept, e, 0.0), batch).mean())
 
 
 def test_neftune():
@@ -84,7 +84,7 @@ def test_neftune():
     e = words(made, batch)
     u = 2 * torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), *e.shape[1:])) - 1
     scale = 7.0 / torch.tensor([length * e.shape[-1] for length in LENGTHS]).double().sqrt()
-    assert_same(made, made(batch, UPDATE)[0], nll(made, e + scale[:, None, None] * u, batch).mean())
+    assert_same(made, made(batch, JOINT)[0], nll(made, e + scale[:, None, None] * u, batch).mean())
 
 
 @pytest.mark.parametrize(("method", "width"), [("bernoulli_dropout", None), ("word_dropout", 1)])
@@ -101,7 +101,7 @@ def test_rate_of_dropout(method, width):
 def test_r_drop():
     made, batch = objective("r_drop", dropout=0.2, divergence_weight=0.7), tiny_batches.batch(LENGTHS)
     torch.manual_seed(3)
-    loss, _, statistics = made(batch, UPDATE)
+    loss, _, statistics = made(batch, JOINT)
     torch.manual_seed(3)
     e = words(made, batch)
     predicted = [logits(made, e, batch) for _ in range(2)]  # dropout differs between them
@@ -120,7 +120,7 @@ def test_r_drop():
 
 def test_r_drop_says_so_where_there_is_no_dropout():
     made, batch = objective("r_drop"), tiny_batches.batch(LENGTHS)
-    _, _, statistics = made(batch, UPDATE)
+    _, _, statistics = made(batch, JOINT)
     assert "no dropout" in made.method.remark({name: float(value) for name, value in statistics.items()}, 0.1)
     assert made.method.remark({"divergence": 1e-4}, 0.1) is None
 
@@ -152,9 +152,8 @@ def test_freelb(radius):
     expected = freelb_by_hand(made, batch, 3, 0.15, radius)
     reference = gradients(made, expected)
     made.zero_grad()
-    carried, total, norms = None, 0.0, []
-    for part in range(made.micro_steps("split")):
-        loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
+    total, norms = 0.0, []
+    for loss, carried, _ in split(made, batch):
         (1024 * loss).backward()  # as a loss scaler does
         total += loss.item()
         norms.append(carried.delta.detach().flatten(1).norm(dim=1))
@@ -169,11 +168,12 @@ def test_freelb(radius):
 def test_freelb_stays_where_a_gradient_says_nothing(fault):
     """An overflow in fp16, which the engine skips, or a window of weight 0: the next pass is finite all the same."""
     made, batch = objective("freelb"), tiny_batches.batch(LENGTHS)
-    loss, carried, _ = made(batch, UPDATE, 0.0, 0)
+    parts = split(made, batch)
+    loss, carried, _ = next(parts)
     loss.backward()
     carried.delta.grad[0] = fault
     before = carried.delta.detach().clone()
-    loss, carried, _ = made(batch, UPDATE, 0.0, 1, carried)
+    loss, carried, _ = next(parts)
     assert loss.isfinite()
     assert torch.equal(carried.delta[0], before[0])
     assert not torch.equal(carried.delta[1], before[1])
@@ -181,14 +181,13 @@ def test_freelb_stays_where_a_gradient_says_nothing(fault):
 
 def test_freelb_climbs_with_the_same_dropout():
     made, batch = objective("freelb", dropout=0.3, step_size=1e-9, radius=1e-9), tiny_batches.batch(LENGTHS)
-    carried, losses = None, []
-    for part in range(3):
-        loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
+    losses = []
+    for loss, _, _ in split(made, batch):
         loss.backward()
         losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert losses[0] == pytest.approx(losses[2], rel=1e-6)
-    again, _, _ = made(batch, UPDATE, 0.0, 0, None)  # the generator went on: another micro-batch, other units
+    again, _, _ = next(split(made, batch))  # the generator has moved on: another micro-batch drops other units
     assert again.item() != pytest.approx(losses[0], rel=1e-3)
 
 
@@ -216,13 +215,13 @@ def test_adv_aug():
     e = words(made, batch)
     clean, raised = nll(made, e, batch), nll(made, e + delta, batch)
     assert (raised > clean + 1e-3).all()  # it raises the loss of its inputs
-    loss, _, statistics = made(batch, UPDATE)
+    loss, _, statistics = made(batch, JOINT)
     assert statistics["nll_adversarial"] > statistics["nll_clean"]
     assert_same(made, loss, 0.3 * clean.mean() + 0.7 * raised.mean())
 
 
-def reading_inputs(made: Objective, batch: Batch):
-    return replace(inputs(made, batch, draw=1), read=partial(made._read, batch))
+def running_inputs(made: Objective, batch: Batch):
+    return replace(inputs(made, batch, draw=1), forward=partial(made._forward_without_dropout, batch))
 
 
 def test_the_distance_penalty_holds_h_back():
@@ -231,7 +230,7 @@ def test_the_distance_penalty_holds_h_back():
     def moved(penalty: float) -> float:
         made = objective("adv_aug", step_size=0.1, penalty=penalty)
         e = words(made, batch)
-        delta = made.method.passes(0.0)[1].perturb(reading_inputs(made, batch)).embeddings - e
+        delta = made.method.passes(0.0)[1].perturb(running_inputs(made, batch)).embeddings - e
         read = [made.qa(x, batch, hidden=True).hidden for x in (e, e + delta)]
         return (read[0] - read[1]).norm().item()
 
@@ -245,10 +244,10 @@ def test_adv_aug_climbs_at_its_defaults_on_a_pretrained_encoder():
     torch.nn.init.normal_(qa.model.qa_outputs.weight, std=0.02)
     made = Objective(qa, build(METHODS["adv_aug"](), qa.hidden_size, qa.embedding_size), SEED)
     batch = tiny_batches.batch((60, 90, 40), dtype=torch.float32)
-    delta = made.method.passes(0.0)[1].perturb(reading_inputs(made, batch)).embeddings - made.qa.embed(batch)
+    delta = made.method.passes(0.0)[1].perturb(running_inputs(made, batch)).embeddings - made.qa.embed(batch)
     with torch.no_grad():
         e = made.qa.embed(batch)
-        before, after = (made._read(batch, x) for x in (e, e + delta))
+        before, after = (made._forward_without_dropout(batch, x) for x in (e, e + delta))
     real = batch.attention_mask
     cost = ((after.hidden - before.hidden).square().sum(-1) / 2 * real).sum(1) / real.sum(1)
     assert (after.nll - made.method.settings.penalty * cost > before.nll).all()
@@ -263,19 +262,19 @@ def test_adv_aug_touches_no_gradient_and_costs_its_steps():
     made.qa.register_forward_hook(lambda *_: forwards.append(made.qa.training))
     for parameter in made.qa.parameters():
         parameter.register_hook(lambda gradient: computed.append(gradient))
-    made.method.passes(0.0)[1].perturb(reading_inputs(made, batch))
+    made.method.passes(0.0)[1].perturb(running_inputs(made, batch))
     assert forwards == [False] * 4  # one forward a step, without dropout
     assert made.qa.training
     assert not computed  # no gradient of a parameter was ever made
     assert all((parameter.grad == 7.0).all() for parameter in made.parameters())
-    made(batch, UPDATE)
+    made(batch, JOINT)
     assert forwards == [False] * 4 + [True] + [False] * 4 + [True]
 
 
 @pytest.mark.parametrize("noise", ["additive", "fixed_mu", "fixed_sigma", "no_eps"])
 def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
     made, batch = objective("swep", noise=noise, prior_variance=0.3), tiny_batches.batch(LENGTHS)
-    _, _, statistics = made(batch, UPDATE, measure_noise=True)
+    _, _, statistics = made(batch, MEASURED)
     learned = {"additive": {"mu", "mu_distance", "sigma"}, "fixed_mu": {"sigma"}}.get(noise, {"mu", "mu_distance"})
     learned |= {"words_changed", "words_changed_clean"}
     assert statistics.keys() - {"nll_clean", "nll_noisy", "kl_per_token"} == learned
@@ -295,9 +294,7 @@ def test_every_method_learns(method):
     optimizer = torch.optim.Adam(made.parameters(), lr=1e-2)
     for update in range(10):
         optimizer.zero_grad()
-        carried = None
-        for part in range(made.micro_steps("split")):
-            loss, carried, _ = made(batch, update, update / 10, part, carried)
+        for loss, _, _ in split(made, batch, update):
             loss.backward()
         optimizer.step()
     assert nll(made, words(made, batch), batch).mean().item() < before - 0.1

@@ -6,28 +6,27 @@ import torch
 from swep_ds.methods import METHODS
 from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches, tiny_models
-from tests.support.tiny_objective import UPDATE, gradients, objective
+from tests.support.tiny_objective import JOINT, gradients, objective, split
 
-JOINT = [name for name, settings in METHODS.items() if not settings.needs_split]
+IN_ONE_STEP = [name for name, settings in METHODS.items() if not settings.needs_split]
 
 
 def update(made: Objective, batch) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of an update in `split` execution."""
     made.zero_grad()
-    carried, total = None, 0.0
-    for part in range(made.micro_steps("split")):
-        loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
+    total = 0.0
+    for loss, _, _ in split(made, batch):
         loss.backward()
         total += loss.item()
     return total, {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
-@pytest.mark.parametrize("method", JOINT)
+@pytest.mark.parametrize("method", IN_ONE_STEP)
 def test_split_equals_joint(method, architecture):
     made, batch = objective(method, architecture), tiny_batches.generative()
     loss, split = update(made, batch)
-    joint_loss = made(batch, UPDATE)[0]
+    joint_loss = made(batch, JOINT)[0]
     assert loss == pytest.approx(joint_loss.item(), rel=1e-12)
     for name, gradient in gradients(made, joint_loss).items():
         torch.testing.assert_close(split[name], gradient, rtol=1e-9, atol=1e-14)

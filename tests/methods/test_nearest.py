@@ -13,7 +13,7 @@ from swep_ds.methods.base import Method, Pass, Perturbed
 from swep_ds.methods.nearest import is_another
 from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches
-from tests.support.tiny_objective import SEED, UPDATE, objective
+from tests.support.tiny_objective import JOINT, MEASURED, SEED, objective, split
 
 PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})
 
@@ -49,12 +49,12 @@ def test_measuring_changes_nothing(method):
     for measured in (False, True):
         made = objective(method, dropout=0.1)
         torch.manual_seed(3)
-        carried, total = None, []
-        for part in range(made.micro_steps("split")):
-            loss, carried, statistics = made(batch, UPDATE, 0.0, part, carried, measure_noise=measured)
+        total = []
+        for loss, _, statistics in split(made, batch, measure=measured):
             total.append(loss.item())
             loss.backward()
-        assert ("words_changed" in statistics) == measured
+            names = statistics.keys()  # of the last, noisy pass
+        assert ("words_changed" in names) == measured
         seen.append((total, torch.get_rng_state(), {n: p.grad for n, p in made.named_parameters()}))
     (one, state, left), (other, state_after, right) = seen
     assert one == other
@@ -68,7 +68,7 @@ def test_the_share_is_of_the_real_tokens(architecture):
     generative = architecture == "bart"
     made = objective("prior_aug", architecture, prior_variance=4.0)
     batch = tiny_batches.generative() if generative else tiny_batches.batch()
-    _, _, statistics = made(batch, UPDATE, measure_noise=True)
+    _, _, statistics = made(batch, MEASURED)
     seen = {}
     own_forward = made.qa.forward
 
@@ -77,7 +77,7 @@ def test_the_share_is_of_the_real_tokens(architecture):
         return own_forward(embeddings, *arguments, **how)
 
     with mock.patch.object(made.qa, "forward", keep):
-        made(batch, UPDATE)
+        made(batch, JOINT)
     every_word = batch._replace(input_ids=torch.arange(64)[None])
     table, mask = made.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
     own = batch.input_ids.numpy()[mask]
@@ -112,7 +112,7 @@ def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_window
             expected += (another[ids[: min(20, length)]].sum() + turned[ids[20:length]].sum()) / total
         weight = torch.full((len(several),), 1 / total, dtype=torch.float64)
         batch = batch._replace(token_weight=weight, sample_id=batch.sample_id + 1000 * number)
-        found = [made(batch, UPDATE, measure_noise=True)[2]["words_changed"].item() for _ in range(2)]
+        found = [made(batch, MEASURED)[2]["words_changed"].item() for _ in range(2)]
         assert found[0] == found[1]
         share += found[0]
     assert share == pytest.approx(expected, abs=0.05)  # 3 deviations of two shares of 512

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
-from swep_ds.methods.base import PassState
+from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
+from swep_ds.training.engine import run_idle_networks
 from tests.support import tiny_batches, tiny_models
 from tests.support.perturb_reference import normal
-from tests.support.tiny_objective import SEED, UPDATE, gradients, inputs, objective
+from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, gradients, inputs, objective, split
 
 
 def random_noise_net(made: Objective) -> None:
@@ -64,7 +65,7 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
     made = objective("swep", architecture, beta=0.7, mle_weight=lam, prior_variance=0.2, kl_reduction=reduction)
     random_noise_net(made)
     batch = tiny_batches.batch()
-    loss, _, _ = made(batch, UPDATE)
+    loss, _, _ = made(batch, JOINT)
     expected = paper_loss(made, batch, draw=2 * UPDATE + 1, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
     got, reference = gradients(made, loss), gradients(made, expected)
@@ -76,7 +77,7 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
 
 def test_prior_aug_is_the_papers_equations():
     made, batch = objective("prior_aug", prior_variance=0.2, mle_weight=0.25), tiny_batches.batch()
-    loss, _, _ = made(batch, UPDATE)
+    loss, _, _ = made(batch, JOINT)
     expected = paper_loss(made, batch, draw=2 * UPDATE + 1, lam=0.25, beta=0.0, alpha=0.2)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
     reference = gradients(made, expected)
@@ -86,7 +87,7 @@ def test_prior_aug_is_the_papers_equations():
 
 def test_mle_is_hugging_faces_loss():
     made, batch = objective("mle"), tiny_batches.batch()
-    loss, carried, statistics = made(batch, UPDATE)
+    loss, carried, statistics = made(batch, JOINT)
     plain = made.qa.model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
@@ -106,12 +107,12 @@ def test_split_equals_joint(method, extra):
     made, batch = objective(method, **extra), tiny_batches.batch()
     if method == "swep":
         random_noise_net(made)
-    joint_loss, _, joint_statistics = made(batch, UPDATE, measure_noise=True)
+    joint_loss, _, joint_statistics = made(batch, MEASURED)
     joint = gradients(made, joint_loss)
     made.zero_grad()
-    carried, total, statistics = None, 0.0, {}
-    for part in range(made.micro_steps("split")):
-        loss, carried, seen = made(batch, UPDATE, 0.0, part, carried, measure_noise=True)
+    total, statistics = 0.0, {}
+    run_idle_networks(made)
+    for loss, _, seen in split(made, batch, measure=True):
         loss.backward()
         # ZeRO-3 needs a gradient for every parameter of the method in every micro-step
         assert all(p.grad is not None for p in made.method.parameters())
@@ -123,42 +124,21 @@ def test_split_equals_joint(method, extra):
         torch.testing.assert_close(parameter.grad, joint[name], rtol=1e-10, atol=1e-15)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "electra", "t5", "t5-v1.1", "bart"])
-@pytest.mark.parametrize("method", METHODS)
-def test_holding_back_the_embeddings_gradient_changes_no_gradient(method, architecture):
-    made = objective(method, architecture)
-    batch = tiny_batches.generative() if architecture in tiny_models.SEQ2SEQ else tiny_batches.batch()
-    table = made.qa.model.get_input_embeddings().weight
-    last, found = made.micro_steps("split") - 1, {}
-    for made.defer_embedding_grad in (False, True):
-        made.zero_grad()
-        carried = None
-        for part in range(last + 1):
-            loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
-            loss.backward()
-            if architecture in ("bert", "electra"):  # elsewhere the decoder's embeddings are the same table
-                assert (table.grad is None) == (made.defer_embedding_grad and part < last)
-        assert carried.embeddings is None
-        found[made.defer_embedding_grad] = {name: p.grad.clone() for name, p in made.named_parameters()}
-    for name, gradient in found[False].items():
-        torch.testing.assert_close(found[True][name], gradient, rtol=1e-10, atol=1e-15)
-
-
 @pytest.mark.parametrize("architecture", ["bert", "t5"])
 def test_micro_steps_of_swep_take_the_modules_in_one_order(architecture):
     make = tiny_batches.generative if architecture == "t5" else tiny_batches.batch
     made, batch = objective("swep", architecture), make()
+    run_idle_networks(made)
     called: list[tuple[str, str]] = []
     for name, module in made.named_modules():
         if any(True for _ in module.parameters(recurse=False)):
             module.register_forward_pre_hook(lambda *_, name=name: called.append(("forward", name)))
             module.register_full_backward_pre_hook(lambda *_, name=name: called.append(("backward", name)))
-    orders, carried = [], None
-    for part in range(2):
-        called.clear()
-        loss, carried, _ = made(batch, UPDATE, 0.0, part, carried)
+    orders = []
+    for loss, _, _ in split(made, batch):
         loss.backward()
         orders.append(list(called))
+        called.clear()
     assert orders[0] == orders[1]
     assert ("backward", "method.noise.outer") in orders[0]
 
@@ -167,7 +147,7 @@ def test_h_receives_no_gradient():
     """With the noisy term alone, the encoder's gradient must not change when h becomes a constant of its value."""
     made, batch = objective("swep", mle_weight=0.0, beta=3.0), tiny_batches.batch()
     random_noise_net(made)
-    through = gradients(made, made(batch, UPDATE)[0])
+    through = gradients(made, made(batch, JOINT)[0])
     with torch.no_grad():
         h = made.qa(made.qa.embed(batch), batch, hidden=True).hidden
     noisy = made.method.passes(0.0)[1]
@@ -196,9 +176,9 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_split(order, cut, method):
     made, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
     if method == "swep":
         random_noise_net(made)
-    whole = made(batch, UPDATE)[0].item()
+    whole = made(batch, JOINT)[0].item()
     parts = [rows(batch, chosen, 0) for chosen in (list(order[:cut]), list(order[cut:]))]
-    assert sum(made(part, UPDATE)[0].item() for part in parts) == pytest.approx(whole, rel=1e-10)
+    assert sum(made(part, JOINT)[0].item() for part in parts) == pytest.approx(whole, rel=1e-10)
 
 
 @pytest.mark.parametrize("method", ["swep", "prior_aug"])
@@ -215,7 +195,7 @@ def test_a_windows_noise_does_not_depend_on_padding(method):
 
 def test_noise_is_new_in_every_update_and_pass():
     made, batch = objective("prior_aug"), tiny_batches.batch()
-    losses = [made(batch, update)[0].item() for update in (0, 1, 2, 0)]
+    losses = [made(batch, MicroStep(update))[0].item() for update in (0, 1, 2, 0)]
     assert losses[0] == losses[3]
     assert all(a != b for a, b in itertools.combinations(losses[:3], 2))
 
@@ -223,7 +203,7 @@ def test_noise_is_new_in_every_update_and_pass():
 def test_statistics_of_the_noise():
     made, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
     random_noise_net(made)
-    _, carried, statistics = made(batch, UPDATE, measure_noise=True)
+    _, carried, statistics = made(batch, MEASURED)
     mu, log_variance = made.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
     assert statistics["mu"].item() == pytest.approx(mu.mean().item(), rel=1e-6)
     assert statistics["mu_distance"].item() == pytest.approx((mu - 1).abs().mean().item(), rel=1e-6)
@@ -251,7 +231,7 @@ def test_compiled_training_has_the_same_losses():
         optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
         seen = []
         for _ in range(5):
-            loss, _, _ = forward(batch, UPDATE)
+            loss, _, _ = forward(batch, JOINT)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

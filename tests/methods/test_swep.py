@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from swep_ds.methods.noise import NoiseGenerator
-from swep_ds.methods.swep import Swep, SwepSettings
+from swep_ds.methods.swep import NoiseGenerator, Swep, SwepSettings
 
 
 def test_prior_initialisation_starts_at_the_prior():
     torch.manual_seed(0)
-    made = NoiseGenerator(24, 16, "prior", 0.1)
+    made = NoiseGenerator(SwepSettings(), 24, 16)
     mu, log_variance = made(torch.randn(5, 7, 24)).chunk(2, -1)
     assert (mu - 1).abs().max() < 0.02
     assert (log_variance - math.log(0.1)).abs().max() < 0.02
@@ -19,7 +18,7 @@ def test_prior_initialisation_starts_at_the_prior():
 
 def test_default_initialisation_is_pytorchs():
     torch.manual_seed(0)
-    made = NoiseGenerator(24, 16, "default", 0.1)
+    made = NoiseGenerator(SwepSettings(initialisation="default"), 24, 16)
     torch.manual_seed(0)
     inner, outer = torch.nn.Linear(24, 16), torch.nn.Linear(16, 32)
     assert torch.equal(made.inner.weight, inner.weight)
@@ -28,7 +27,7 @@ def test_default_initialisation_is_pytorchs():
 
 @pytest.mark.parametrize("d", [16, 48])
 def test_extra_parameters_are_the_papers(d):
-    made = NoiseGenerator(d, d, "prior", 0.1)
+    made = NoiseGenerator(SwepSettings(), d, d)
     assert sum(p.numel() for p in made.parameters()) == 3 * d**2 + 3 * d
 
 

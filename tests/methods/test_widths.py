@@ -8,6 +8,7 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from tests.support import tiny_batches, tiny_models
+from tests.support.tiny_objective import split
 
 
 @pytest.mark.parametrize("width", [6, 14, 16])
@@ -20,8 +21,6 @@ def test_a_width_is_refused_before_training_or_trained_with(method, width):
             build(settings, qa.hidden_size, qa.embedding_size)
         return
     objective = Objective(qa, build(settings, qa.hidden_size, qa.embedding_size), seed=1).train()
-    batch, carried = tiny_batches.batch(dtype=torch.float32), None
-    for step in range(objective.micro_steps("split")):
-        loss, carried, _ = objective(batch, update=0, progress=0.0, micro_step=step, carried=carried)
+    for loss, _, _ in split(objective, tiny_batches.batch(dtype=torch.float32)):
         loss.backward()
     assert all(parameter.grad is not None for parameter in qa.model.qa_outputs.parameters())

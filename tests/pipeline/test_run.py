@@ -8,7 +8,7 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.run import OVERFLOWS_IN_FP16, load_model
+from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
 from swep_ds.recipe import Recipe
 from tests.support import tiny, tiny_models
 from tests.support.tiny_run import squad

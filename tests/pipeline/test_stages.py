@@ -1,4 +1,4 @@
-"""Two stages of training and the choice of a checkpoint: in real processes, stopped at every point and gone on with."""
+"""Two stages of training and the choice of a checkpoint: in real processes, stopped at every point and resumed."""
 
 import json
 import shutil

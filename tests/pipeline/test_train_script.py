@@ -87,7 +87,11 @@ SETTINGS = {  # name -> (overrides, stage, parts of the message)
     "files": ([], 2, ["holds files of no run"]),
 }
 if importlib.util.find_spec("wandb") is None:
-    SETTINGS["wandb"] = (["tracking.wandb=offline"], 2, ["tracking.wandb: wandb is not installed: pip install"])
+    SETTINGS["wandb"] = (
+        ["tracking.wandb=offline"],
+        2,
+        ["tracking.wandb: wandb cannot start (ModuleNotFoundError", "pip install"],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +128,7 @@ def test_bad_data_names_file_and_place(errors, folder, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_bad_settings_name_the_field_and_mend(errors, name):
+def test_bad_settings_name_the_field_and_the_fix(errors, name):
     for part in SETTINGS[name][2]:
         assert part in errors[name]
     assert "\n" not in errors[name]

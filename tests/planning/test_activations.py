@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from swep_ds.methods import METHODS, build
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
@@ -44,7 +45,7 @@ def really_saved(made: Objective, batch, part: int | None) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        made(batch, 0, 0.0, part)
+        made(batch, MicroStep(0, part=part))
     return sum(saved.values())
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from swep_ds.errors import InputError
+from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.run import load_tokenizer, training_batches, training_features
+from swep_ds.pipeline.prepare import training_batches, training_features
 from swep_ds.planning.capacity import GIB, Devices
 from swep_ds.planning.memory import States
 from swep_ds.planning.plan import plan

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import build
+from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.ranks import group as ranks
@@ -37,6 +38,7 @@ from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import seed_dropout
 from tests.support import tiny_batches, tiny_models
+from tests.support.tiny_objective import split
 
 RANKS, UPDATES, ACCUMULATION, SEED = 2, 2, 2, 0
 LINEAR = torch.nn.functional.linear  # ZeRO-3 puts another in its place, which the plain loop must not use
@@ -73,10 +75,8 @@ def plain_gradients(objective: Objective, update: int) -> dict[str, Tensor]:
     backwards = []
     seed_dropout(SEED, update)
     for micro_step in range(ACCUMULATION):
-        carried = None
-        for part in range(objective.micro_steps("split")):
+        for loss, _, _ in split(objective, batch(update, micro_step), update):
             objective.zero_grad(set_to_none=False)
-            loss, carried, _ = objective(batch(update, micro_step), update, 0.0, part, carried)
             loss.backward()
             backwards.append(torch.cat([p.grad.float().flatten() for p in parameters.values()]))
     mine = torch.stack(backwards) / (RANKS * ACCUMULATION)
@@ -95,13 +95,12 @@ def compare(case: dict) -> list[dict]:
     plain = deepcopy(objective).bfloat16()
     for parameter in plain.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    micro_steps = objective.micro_steps(case["execution"])
+    parts = objective.parts(case["execution"])
     config = resolve_ds_config(
-        case["ds_config"], chosen, world_size=RANKS, micro_steps=micro_steps, hidden_size=16, on_cpu=True
+        case["ds_config"], chosen, world_size=RANKS, micro_steps=len(parts), hidden_size=16, on_cpu=True
     )
     engine = build_engine(objective, config, chosen.train, updates=1000)
     engine.train()
-    parts: list[int | None] = [None] if case["execution"] == "joint" else [*range(micro_steps)]
     seen = []
     for update in range(UPDATES):
         with torch.no_grad():
@@ -109,12 +108,12 @@ def compare(case: dict) -> list[dict]:
                 mine.copy_(safe_get_full_fp32_param(theirs))  # the engine computes with bf16 copies of these
         seed_dropout(SEED, update)
         for micro_step in range(ACCUMULATION):
-            carried = None
+            carried = PassState()
             for part in parts:
-                loss, carried, _ = engine(batch(update, micro_step), update, 0.0, part, carried)
+                loss, carried, _ = engine(batch(update, micro_step), MicroStep(update, 0.0, part, carried))
                 last = (update, micro_step, part) == (UPDATES - 1, ACCUMULATION - 1, parts[-1])
                 kept = 0.0 if case.get("loses") and ranks.rank() == 1 and last else 1.0
-                engine.backward(kept * micro_steps * loss)
+                engine.backward(kept * len(parts) * loss)
                 engine.step()
         with mock.patch.object(torch.nn.functional, "linear", LINEAR):
             expected = plain_gradients(plain, update)

@@ -1,9 +1,9 @@
 """Started under a launcher: makes the runs that a JSON file lists, one after the other in one process group.
 
-A run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
+Each run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "resume"      as of scripts/train.py
     "fails"       true: ends in an InputError or a WriteFailed, whose message goes to `<output_dir>.error`
-    "stop_after"  n: stopped by an exception on all ranks after update n, before that update is saved
+    "stop_after"  n: stopped by an exception on all ranks after update n is logged, before it is saved
     "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
     "full"        [rank, n]: files of that rank cannot grow beyond 20 kB while update n is saved; n = "model": while
                   the model is exported
@@ -21,105 +21,91 @@ import os
 import resource
 import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import torch
 
 import swep_ds.pipeline.export
-import swep_ds.pipeline.run
 from swep_ds.errors import InputError, WriteFailed
+from swep_ds.pipeline.run import run
 from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Checkpoints
-from swep_ds.training.tracking import Tracker
+
+FILE_BYTES = swep_ds.pipeline.export.FILE_BYTES
+UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
 
 
 class Stopped(Exception):
-    """By "stop_after"."""
+    """Raised by "stop_after"."""
 
 
-@contextmanager
-def no_room(here: bool):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if here:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+class Faults:
+    """What a run meets at its steps, as `ranks.progress` names them."""
 
+    def __init__(self, asked: dict):
+        self.asked, self.folder = asked, Path(asked["output_dir"])
 
-def make(one: dict) -> None:
-    log, save, write, pretrain = Tracker.log, Checkpoints.save, torch.save, swep_ds.pipeline.run.pretrain
-    export, note, load = swep_ds.pipeline.run.export_model, swep_ds.pipeline.run._note_start, Checkpoints.load
-
-    def log_and_stop(self, done, *arguments):
-        log(self, done, *arguments)
-        if done.updates == one.get("stop_after"):
+    def __call__(self, step: str) -> None:
+        asked, stop = self.asked, self.asked.get("stop_after")
+        set_room(UNLIMITED[0])
+        if stop and step in (f"update {stop}, checkpoint", f"update {stop + 1}, data"):
             raise Stopped
-
-    def save_and_die(self, engine, done, *score):
-        if [ranks.rank(), done.updates] == one.get("kill"):
-            torch.save = write_half
-        if done.updates == one.get("blocked") and ranks.is_main():
-            self.tag(done.updates).write_text("")
-        with no_room([ranks.rank(), done.updates] == one.get("full")):
-            return save(self, engine, done, *score)
-
-    def load_and_save(self, engine, tags):
-        found = load(self, engine, tags)
-        if one.get("saves_first"):
-            self.save(engine, found[1])
-        return found
-
-    def note_and_block(folder, *arguments):
-        note(folder, *arguments)
-        if isinstance(one.get("blocked"), str):
-            (folder.path / one["blocked"]).mkdir()
-
-    def export_without_room(*arguments):
-        with no_room([ranks.rank(), "model"] == one.get("full")):
-            export(*arguments)
-
-    def write_half(state, file, *arguments, **settings):
-        write(state, file, *arguments, **settings)
-        file.truncate(file.tell() // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def pretrain_and_die(*arguments):
-        folder = pretrain(*arguments)
-        if one.get("kill_between"):
+        if step == "second stage" and asked.get("kill_between"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return folder
+        if step == "engine" and isinstance(asked.get("blocked"), str):
+            (self.folder / asked["blocked"]).mkdir(parents=True, exist_ok=True)
+        rank, where = asked.get("full", (None, None))
+        if rank == ranks.rank() and step in ("export" if where == "model" else f"update {where}, checkpoint",):
+            set_room(20_000)
+        rank, update = asked.get("kill", (None, None))
+        if rank == ranks.rank() and step == f"update {update}, checkpoint":
+            torch.save = write_half
+        if step == f"update {asked.get('blocked')}, checkpoint" and ranks.is_main():
+            (self.folder / "checkpoints" / f"update-{asked['blocked']:08d}").write_text("")
 
-    with (
-        mock.patch.object(Tracker, "log", log_and_stop),
-        mock.patch.object(Checkpoints, "save", save_and_die),
-        mock.patch.object(Checkpoints, "load", load_and_save),
-        mock.patch.object(swep_ds.pipeline.run, "_note_start", note_and_block),
-        mock.patch.object(swep_ds.pipeline.run, "pretrain", pretrain_and_die),
-        mock.patch.object(swep_ds.pipeline.run, "export_model", export_without_room),
-        mock.patch.object(
-            swep_ds.pipeline.export, "FILE_BYTES", one.get("file_bytes", swep_ds.pipeline.export.FILE_BYTES)
-        ),
-    ):
-        own = one.get("set_on_1", []) if ranks.rank() == 1 else []
-        recipe = Recipe.load(one["recipe"], [*one["set"], *own])
-        swep_ds.pipeline.run.run(recipe, one["ds_config"], Path(one["output_dir"]), one.get("resume", "auto"))
+
+def set_room(file_bytes: int) -> None:
+    """Limits the size of files that this process writes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, UNLIMITED[1]))
+
+
+def write_half(state, file, save=torch.save) -> None:
+    save(state, file)
+    file.truncate(file.tell() // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def load_and_save(self: Checkpoints, engine, tags, load=Checkpoints.load):
+    tag, done = load(self, engine, tags)
+    self.save(engine, done)
+    return tag, done
+
+
+def make(asked: dict) -> None:
+    overrides = asked["set"] + (asked.get("set_on_1", []) if ranks.rank() == 1 else [])
+    recipe = Recipe.load(asked["recipe"], overrides)
+    swep_ds.pipeline.export.FILE_BYTES = asked.get("file_bytes", FILE_BYTES)
+    load = load_and_save if asked.get("saves_first") else Checkpoints.load
+    ranks.step_listeners[:] = [Faults(asked)]
+    try:
+        with mock.patch.object(Checkpoints, "load", load):
+            run(recipe, asked["ds_config"], Path(asked["output_dir"]), asked.get("resume", "auto"))
+    finally:
+        set_room(UNLIMITED[0])
 
 
 if __name__ == "__main__":
     gc.freeze()  # what the imports left behind need not be looked through after every run
     with ranks.process_group():
-        for one in json.loads(Path(sys.argv[-1]).read_text()):
+        for asked in json.loads(Path(sys.argv[-1]).read_text()):
             try:
-                make(one)
+                make(asked)
             except Stopped:
                 pass
             except (InputError, WriteFailed) as error:
-                if not one.get("fails"):
+                if not asked.get("fails"):
                     raise
-                Path(f"{one['output_dir']}.error").write_text(str(error))
+                Path(f"{asked['output_dir']}.error").write_text(str(error))
             gc.collect()  # a run's folder is locked for as long as its objects live

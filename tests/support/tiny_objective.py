@@ -1,16 +1,19 @@
 """A method around a tiny model in float64, as the engine would call it."""
 
+from collections.abc import Iterator
+
 import torch
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, build
-from swep_ds.methods.base import Inputs, NoiseKey, PassState
+from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.support import tiny_models
 
 SEED, UPDATE = 2**40 + 7, 5
+JOINT, MEASURED = MicroStep(UPDATE), MicroStep(UPDATE, measure=True)  # all passes at once
 
 
 def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **settings) -> Objective:
@@ -21,6 +24,16 @@ def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **s
     return Objective(qa, made, SEED).double().train()
 
 
+def split(
+    made: Objective, batch: Batch, update: int = UPDATE, *, measure: bool = False
+) -> Iterator[tuple[torch.Tensor, PassState, dict[str, torch.Tensor]]]:
+    """The micro-steps of `split` execution one after the other; the caller goes backward between two."""
+    carried = PassState()
+    for part in made.parts("split"):
+        loss, carried, statistics = made(batch, MicroStep(update, 0.0, part, carried, measure))
+        yield loss, carried, statistics
+
+
 def gradients(made: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     made.zero_grad()
     loss.backward()
@@ -28,5 +41,5 @@ def gradients(made: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def inputs(made: Objective, batch: Batch, draw: int, hidden: torch.Tensor | None = None) -> Inputs:
-    """What a perturbation that does not read other embeddings sees."""
-    return Inputs(made.qa.embed(batch), batch, NoiseKey(SEED, draw), PassState(hidden), read=None)
+    """The inputs of a perturbation that does not run the model."""
+    return Inputs(made.qa.embed(batch), batch, NoiseKey(SEED, draw), PassState(hidden), forward=None)

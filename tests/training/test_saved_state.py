@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig
 
 from swep_ds.methods.objective import Objective
-from swep_ds.pipeline import run
+from swep_ds.pipeline import prepare
 from swep_ds.recipe import Recipe, differences
 from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -41,7 +41,7 @@ def whole(request, group, tmp_path_factory) -> Iterator[Saved]:
     """An engine of ZeRO 0 or 1 and its checkpoint of update 0; ZeRO-3 would leave torch's `linear` replaced here."""
     folder = tmp_path_factory.mktemp("saved")
     recipe = Recipe.load(str(tiny_run.prepare(folder)))
-    job = run.prepare(recipe, str(tiny_run.ds_config(folder, request.param)))
+    job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, request.param)))
     engine = build_engine(job.objective, job.config, recipe.train, 10)
     checkpoints = Checkpoints(folder / "checkpoints", 9, {}, LAYOUT | {"zero_stage": request.param}, BATCH)
     checkpoints.save(engine, TrainState(0))
@@ -151,7 +151,7 @@ def test_files_are_named_by_rank(stage, ranks):
 
 
 def architecture(made: Objective) -> dict[str, Any]:
-    return run._architecture(made)
+    return prepare.architecture(made)
 
 
 def test_models_of_as_many_weights_are_told_apart():

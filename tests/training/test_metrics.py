@@ -7,8 +7,7 @@ import torch
 
 from swep_ds.errors import TrainingDiverged
 from swep_ds.ranks import group as ranks
-from swep_ds.training.health import Health, Outliers, Stopwatch, columns
-from swep_ds.training.loop import Meter, check_finite
+from swep_ds.training.metrics import Health, Meter, Outliers, Stopwatch, check_finite, columns
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +78,12 @@ class Event:
 
 def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
     monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("swep_ds.training.health.get_accelerator", lambda: type("Cuda", (), {"Event": Event}))
+    monkeypatch.setattr("swep_ds.training.metrics.get_accelerator", lambda: type("Cuda", (), {"Event": Event}))
     watch = Stopwatch()
-    for passes in (5, 2):
-        watch.next_update()
+    for update, passes in ((1, 5), (2, 2)):
+        watch.next_update(update)
         for _ in range(passes):
-            with watch.forward():
+            with watch.phase("forward"):
                 pass
     assert watch.read()[2] == 2.0
     assert Event.waited == 1
@@ -103,8 +102,8 @@ class Everyone(Meter):
 
     others: tuple = ()
 
-    def _gather(self, own) -> list[list[float]]:
-        mine = [float(self.sums[name]) for name in sorted(self.sums)] + list(own)
+    def _gather(self, more) -> list[list[float]]:
+        mine = [float(self.sums[name]) for name in sorted(self.sums)] + list(more)
         return [mine, *self.others]
 
 
@@ -120,8 +119,7 @@ OWN = [1.0, 0.1, 0.2, 300.0]
 
 def test_a_meter_goes_on_where_another_stood(monkeypatch):
     first = meter(monkeypatch, 2, 1, {})
-    first.add({"loss": torch.tensor(1.0), "mu": torch.tensor(5.0)})
-    first.add({"loss": torch.tensor(2.0)})
+    first.add([{"loss": torch.tensor(1.0), "mu": torch.tensor(5.0)}, {"loss": torch.tensor(2.0)}])
     first.others = ([7.0, 9.0, *OWN, 1.0],)
     means, everyone = first.read(OWN, True)
     assert means == {"loss": (3 + 7) / 2 / 2, "mu": (5 + 9) / 2}
@@ -130,19 +128,18 @@ def test_a_meter_goes_on_where_another_stood(monkeypatch):
     assert state == {"accumulation": 1, "counts": {"loss": 2, "mu": 1}, "sums": {"loss": [3, 7], "mu": [5, 9]}}
 
     same = meter(monkeypatch, 2, 1, state)
-    same.add({"loss": torch.tensor(4.0)})
+    same.add([{"loss": torch.tensor(4.0)}])
     same.others = ([8.0, 9.0, *OWN, 1.0],)
     assert same.read(OWN, True)[0] == {"loss": (7 + 8) / 2 / 3, "mu": 7.0}
 
     alone = meter(monkeypatch, 1, 2, state)  # the same global batch: one rank, twice the micro-batches
-    for value in (4.0, 1.0):
-        alone.add({"loss": torch.tensor(value)})
+    alone.add([{"loss": torch.tensor(value)} for value in (4.0, 1.0)])
     assert alone.read(OWN, True)[0] == {"loss": ((3 + 7) / 2 + (4 + 1) / 2) / 3, "mu": 7.0}
 
 
 def test_an_empty_meter_has_no_state_and_a_rank_of_its_own_may_be_not_finite(monkeypatch):
     one = meter(monkeypatch, 2, 1, {})
-    one.add({"loss": torch.tensor(1.0)})
+    one.add([{"loss": torch.tensor(1.0)}])
     one.others = ([math.inf, *OWN, 1.0],)
     means, everyone = one.read(OWN, True)
     assert math.isinf(means["loss"])

@@ -1,0 +1,215 @@
+"""From a recipe to all that training needs: model, examples, features, batches."""
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from swep_ds.data.batches import Padding, TrainingBatches
+from swep_ds.data.features import Features, WindowSettings, build_features
+from swep_ds.data.readers import Example
+from swep_ds.data.splits import halves
+from swep_ds.errors import InputError, parsing
+from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
+from swep_ds.evaluation.spans import SpanSettings
+from swep_ds.kernels.dispatch import implementation
+from swep_ds.methods import build
+from swep_ds.methods.objective import Objective
+from swep_ds.models import packing
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.folders import load_config
+from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.folder import resume_fingerprint
+from swep_ds.ranks import group as ranks
+from swep_ds.recipe import Recipe, flatten
+from swep_ds.training.conversion import parameter_shapes
+from swep_ds.training.ds_config import (
+    REPORTS,
+    SPREAD,
+    check_machine,
+    check_monitors,
+    read_ds_config,
+    resolve_ds_config,
+    zero_stage,
+)
+
+log = logging.getLogger(__name__)
+# in a model's config.json: who wrote it and how it is loaded, not what it computes
+NOT_COMPUTED = ("_name_or_path", "architectures", "dtype", "tie_word_embeddings", "transformers_version", "use_cache")
+OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe made ready to train, on this rank."""
+
+    objective: Objective
+    tokenizer: PreTrainedTokenizerFast
+    config: dict[str, Any]  # the resolved ds_config
+    questions: int  # number of training questions
+    features: Features  # their windows
+    batches: TrainingBatches
+    tests: list[EvalSet]  # the source domain first
+    validation: EvalSet | None  # scores the checkpoints
+    evaluation: Evaluation
+
+
+def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, training_source: str = "data.train") -> Job:
+    """Loads model and data. Everything that can be wrong is checked before the first long wait. Collective.
+
+    Args:
+        start: where the weights come from; None = `model.name`, which always gives the tokenizer.
+        training_source: the field in which the user named the training data.
+
+    Raises:
+        InputError: on all ranks, with the same message.
+    """
+    torch.manual_seed(recipe.seed)
+
+    def load() -> tuple:
+        tokenizer = load_tokenizer(recipe.model.name)
+        sharded = read_ds_config(ds_config).get("zero_optimization", {}).get("stage") == 3
+        qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
+        objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+        config = resolve_ds_config(
+            ds_config,
+            recipe,
+            world_size=ranks.world_size(),
+            micro_steps=objective.micro_steps(recipe.train.execution),
+            hidden_size=qa.hidden_size,
+            on_cpu=ranks.device().type == "cpu",
+        )
+        _check_environment(recipe, qa, config)
+        training, tests = load_examples(recipe, training_source)
+        texts = [example.context[:1000] for example in training[:20]]
+        check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source)
+        validation = {}
+        if name := recipe.eval.select_on:
+            validation[name], tests[name] = halves(tests[name])
+        return tokenizer, objective, config, training, validation, tests
+
+    tokenizer, objective, config, training, validation, tests = ranks.on_all_ranks(load)
+    spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
+    evaluation = Evaluation(tokenizer, window_settings(recipe), spans, recipe.eval.batch_size, CACHE)
+
+    def tokenise() -> tuple:
+        features = training_features(recipe, tokenizer, training)
+        return features, evaluation.prepare(validation), evaluation.prepare(tests)
+
+    features, validation_sets, test_sets = ranks.local_rank_zero_first(tokenise)
+    batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
+    chosen_on = validation_sets[0] if validation_sets else None
+    return Job(objective, tokenizer, config, len(training), features, batches, test_sets, chosen_on, evaluation)
+
+
+def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: dict[str, Any]) -> None:
+    """Raises InputError where this rank's machine cannot run what recipe and ds_config ask for."""
+    check_machine(config)
+    if ranks.is_main():
+        check_monitors(config)
+    with parsing("SWEP_KERNELS: the perturbation kernels cannot run", "unset it, or set it to torch"):
+        implementation(ranks.device().type, torch.float32)
+    slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
+    if slow and ranks.is_main():
+        log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
+
+
+def window_settings(recipe: Recipe) -> WindowSettings:
+    data = recipe.data
+    return WindowSettings(data.max_length, data.doc_stride, data.max_query_length, recipe.task, data.max_target_length)
+
+
+def training_features(recipe: Recipe, tokenizer, examples: list[Example]) -> Features:
+    return build_features(
+        examples,
+        tokenizer,
+        window_settings(recipe),
+        training=True,
+        windows_without_answer=recipe.data.windows_without_answer,
+        cache_dir=CACHE,
+    )
+
+
+def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int) -> TrainingBatches:
+    settings = recipe.train
+    return TrainingBatches(
+        features.dataset,
+        Padding.of(tokenizer),
+        micro_batch_size=settings.micro_batch_size,
+        max_tokens=settings.max_tokens,
+        accumulation=settings.gradient_accumulation_steps,
+        rank=rank,
+        world_size=world_size,
+        epochs=settings.epochs,
+        max_updates=settings.max_updates,
+        seed=recipe.seed,
+    )
+
+
+def load_model(
+    recipe: Recipe, tokenizer, name: str, *, mapped: bool = False, weights: bool = True
+) -> ExtractiveQA | GenerativeQA:
+    """The model of the recipe's task.
+
+    Args:
+        tokenizer: fitted to the model; None = the model's longest window is not checked either.
+        mapped, weights: as in `load_trainable`.
+
+    Raises:
+        InputError: `load_trainable` refuses it, it overflows in fp16, or its windows are shorter than data.max_length.
+    """
+    source = resolve_model(name)
+    if recipe.train.precision == "fp16" and (kind := load_config(source).model_type) in OVERFLOWS_IN_FP16:
+        raise InputError(
+            f"train.precision fp16: activations of {kind} overflow in it (it was trained in bfloat16): set it to "
+            "autocast, or to bf16 or fp32"
+        )
+    load_kwargs = {
+        "activation_checkpointing": recipe.train.activation_checkpointing,
+        "attention": recipe.model.attention,
+        "mapped": mapped,
+        "weights": weights,
+    }
+    if recipe.task == "generative":
+        generation_kwargs = {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
+        qa = GenerativeQA.load(source, **generation_kwargs, **load_kwargs)
+    else:
+        compiled = recipe.train.compile and weights
+        qa = ExtractiveQA.load(source, packed=recipe.train.packing, compiled=compiled, **load_kwargs)
+    if tokenizer is None:
+        return qa
+    fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
+    longest = longest_window(tokenizer, qa.model)
+    if recipe.data.max_length > longest:
+        raise InputError(
+            f"data.max_length {recipe.data.max_length}: {recipe.model.name} takes at most {longest} tokens: lower it"
+        )
+    return qa
+
+
+def resume_setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
+    setup = {
+        "updates": job.batches.updates,
+        "global batch": job.batches.global_batch,
+        "training data": job.features.fingerprint,
+        **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*REPORTS, *SPREAD)},
+        **resume_fingerprint(recipe),
+        **architecture(job.objective),
+    }
+    if job.validation:
+        setup["selection data"] = job.validation.features.fingerprint
+    zero, stage = job.config.get("zero_optimization", {}), zero_stage(job.config)
+    return setup, {"world_size": ranks.world_size(), "zero_stage": stage, "zero_optimization": zero}
+
+
+def architecture(objective: Objective) -> dict[str, Any]:
+    """What decides the meaning of the weights: the parameters' shapes and the model's config, flat."""
+    config = flatten(json.loads(objective.qa.model.config.to_json_string(use_diff=True)))
+    shapes = {f"parameter {name}": list(shape) for name, shape in parameter_shapes(objective).items()}
+    return {f"model config {name}": value for name, value in config.items() if name not in NOT_COMPUTED} | shapes

@@ -1,0 +1,220 @@
+"""What a run measures about its updates: mean losses, and each rank's health.
+
+Notable:
+- Collectives make all ranks' updates equally long. A slow rank shows in what it does alone: waiting for data, and the
+  forward passes. Not at ZeRO-3, where a forward pass waits for the other ranks' weights.
+- On a GPU forward passes are timed by events in its stream; nothing waits for them before the update is logged.
+"""
+
+import math
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median_low
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor
+
+from swep_ds.errors import TrainingDiverged
+from swep_ds.ranks import accelerator
+from swep_ds.ranks import group as ranks
+from swep_ds.ranks.stalls import ranks_of
+
+SLOW = 1.5  # times the (lower) median over ranks
+SHARE = 0.1  # the least share of an update that counts as slow
+MIB = 2**20
+DIVERGED = (
+    "lower train.learning_rate or method.beta, raise train.warmup_fraction, or use bf16 or fp32 in place of fp16; "
+    "earlier checkpoints stay"
+)
+
+
+class Health(NamedTuple):
+    """One rank's numbers, over the updates since the last logged one."""
+
+    step_seconds: float  # per update, without validation and checkpoints
+    data_seconds: float  # per update, waiting for data
+    forward_seconds: float  # the logged update's forward passes
+    memory_mib: float  # the peak so far, as `peak_memory_bytes`
+    finite: bool  # whether its loss is finite, and its weights where they were checked
+
+
+class Stopwatch:
+    """Times this rank's updates, and tells other ranks where it is.
+
+    Args:
+        seconds: that the run took before this start.
+    """
+
+    def __init__(self, seconds: float = 0.0):
+        self._event = get_accelerator().Event if ranks.device().type != "cpu" else None
+        self.update = 0
+        self.reset(seconds)
+        self.restart()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole run so far, over all its starts."""
+        return time.perf_counter() - self._started
+
+    def reset(self, seconds: float) -> None:
+        """Leaves out what happened since the run had taken so many seconds."""
+        self._started = time.perf_counter() - seconds
+
+    def restart(self) -> None:
+        """Begins a new line of `Health`."""
+        self._began, self._updates, self._data = time.perf_counter(), 0, 0.0
+        self._forward: list[tuple] = []
+
+    def next_update(self, number: int) -> None:
+        self.update = number
+        self._updates += 1
+        self._forward.clear()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of the update, which other ranks see; "data" and "forward" are timed."""
+        ranks.progress(f"update {self.update}, {name}")
+        if name == "data":
+            began = time.perf_counter()
+            yield
+            self._data += time.perf_counter() - began
+        elif name == "forward":
+            began = self._mark()
+            yield
+            self._forward.append((began, self._mark()))
+        else:
+            yield
+
+    def _mark(self):
+        if self._event is None:
+            return time.perf_counter()
+        event = self._event(enable_timing=True)
+        event.record()
+        return event
+
+    def read(self) -> list[float]:
+        """The first four fields of this rank's `Health`."""
+        if self._event is None:
+            forward = sum(after - before for before, after in self._forward)
+        else:
+            self._forward[-1][1].synchronize()
+            forward = sum(before.elapsed_time(after) for before, after in self._forward) / 1000
+        step = (time.perf_counter() - self._began) / self._updates
+        return [step, self._data / self._updates, forward, peak_memory_bytes() / MIB]
+
+
+def peak_memory_bytes() -> int:
+    """Peak memory so far: allocated on the GPU where there is one, else resident in the process."""
+    if accelerator.on_gpu():
+        return get_accelerator().max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Meter:
+    """Means of weighted statistics since the last logged line, over ranks; kept on the device until they are read.
+
+    Args:
+        accumulation: micro-batches per update.
+        state: from `Meter.state`, where the run was stopped between two lines.
+    """
+
+    def __init__(self, accumulation: int, state: dict[str, Any]):
+        self.accumulation = accumulation
+        self.empty()
+        if state:
+            scale = accumulation / state["accumulation"]
+            for name, sums in state["sums"].items():
+                same = len(sums) == ranks.world_size()
+                mine = sums[ranks.rank()] if same else sum(sums) / len(sums)
+                self.sums[name] = torch.tensor(mine * scale, dtype=torch.double, device=ranks.device())
+                self.counts[name] = state["counts"][name] * scale
+
+    def empty(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, float] = {}
+
+    def add(self, micro_batches: Sequence[dict[str, Tensor]]) -> None:
+        """Adds the statistics of micro-batches: scalars by name."""
+        for statistics in micro_batches:
+            for name, value in statistics.items():
+                self.sums[name] = self.sums.get(name, 0) + value.double()
+                self.counts[name] = self.counts.get(name, 0) + 1
+
+    def read(self, times: Sequence[float], weights_finite: bool) -> tuple[dict[str, float], list[Health]]:
+        """The means, and every rank's health with the `times` of its stopwatch. Collective."""
+        self._gathered = self._gather([*times, weights_finite])
+        names, world = sorted(self.sums), ranks.world_size()
+        sums = {name: [row[k] for row in self._gathered] for k, name in enumerate(names)}
+        means = {name: sum(column) / world / self.counts[name] for name, column in sums.items()}
+        rows = zip(self._gathered, sums["loss"], strict=True)
+        return means, [Health(*row[len(names) : -1], row[-1] > 0 and math.isfinite(loss)) for row, loss in rows]
+
+    def _gather(self, more: Sequence[float]) -> list[list[float]]:
+        sums = torch.stack([self.sums[name] for name in sorted(self.sums)])
+        mine = torch.cat([sums, sums.new_tensor(more)])
+        gathered = mine.new_empty(ranks.world_size() * len(mine))
+        dist.all_gather_into_tensor(gathered, mine)
+        return gathered.view(-1, len(mine)).tolist()
+
+    def state(self) -> dict[str, Any]:
+        """The sums as of the last `read`, for the meter of a resumed run; {} if the meter is empty."""
+        sums = {name: [row[k] for row in self._gathered] for k, name in enumerate(sorted(self.sums))}
+        return {"accumulation": self.accumulation, "counts": self.counts, "sums": sums} if sums else {}
+
+
+def columns(health: Sequence[Health]) -> dict[str, list]:
+    """A line of health.jsonl: a list over ranks for each number, and the ranks whose loss is not finite."""
+    numbers = {
+        name: [float(f"{getattr(rank, name):.4g}") for rank in health] for name in Health._fields if name != "finite"
+    }
+    return numbers | {"not_finite": [number for number, rank in enumerate(health) if not rank.finite]}
+
+
+def check_finite(update: int, means: dict[str, float], health: Sequence[Health], skipped: int) -> None:
+    """Raises TrainingDiverged, naming the ranks, if a number is not finite or DeepSpeed skipped updates."""
+    faulty = [number for number, rank in enumerate(health) if not rank.finite]
+    if np.isfinite(means["loss"]) and not faulty and not skipped:
+        return
+    where = ""
+    if 0 < len(faulty) < len(health):
+        where = f", not finite on {ranks_of(faulty)}, host {ranks.host(faulty[0])}"
+    raise TrainingDiverged(
+        f"loss, gradient or weights are no finite numbers by update {update} (loss {means['loss']}, gradient norm "
+        f"{means.get('grad_norm', 'not known')}, {skipped} updates skipped{where}): {DIVERGED}"
+    )
+
+
+class Outliers:
+    """Names, once, each rank that stands out in two logged updates in a row.
+
+    Args:
+        forward: whether a rank's forward passes depend on that rank alone.
+    """
+
+    def __init__(self, *, forward: bool):
+        self._watched = {"waits for data": "data_seconds"}
+        if forward:
+            self._watched["is slow in its forward passes"] = "forward_seconds"
+        self._before: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()
+
+    def news(self, health: Sequence[Health]) -> list[str]:
+        """What to report about the ranks of a logged update, a line each."""
+        lines = {}
+        update = median_low(rank.step_seconds for rank in health)
+        for what, field in self._watched.items():
+            usual = median_low(getattr(rank, field) for rank in health)
+            for number, rank in enumerate(health):
+                seconds = getattr(rank, field)
+                if seconds > SLOW * usual and seconds - usual > SHARE * update:
+                    where = f"rank {number} ({ranks.host(number)})"
+                    lines[number, what] = f"{where} {what}: {seconds:.3g} s an update, others {usual:.3g} s"
+        fresh = (lines.keys() & self._before) - self._reported
+        self._before, self._reported = set(lines), self._reported | fresh
+        return [lines[key] for key in sorted(fresh)]
