@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import Checked, Count, Percent, SetScore
 from swep_ds.files import read_json
 from swep_ds.recipe import Recipe, differences, flatten
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of, saved_recipe
@@ -22,20 +23,6 @@ SIZES = ("_bucket_size", "_param_persistence_threshold")  # of ZeRO: by default 
 # of a recipe: what makes two runs of one row, as seeds of the same training
 FAULTS = 3  # of one file that are named
 NOT_OF_THE_ROW = ("seed", "model.name", "tracking.", "train.log_every", "train.checkpoint_every", "eval.batch_size")
-
-
-class Checked(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)  # fields of later versions are let in
-
-
-Percent = Annotated[float, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class SetScore(Checked):
-    exact_match: Percent
-    f1: Percent
-    total: Count
 
 
 class Selection(Checked):
@@ -56,7 +43,7 @@ class Results(Checked):
     world_size: Count
     eval: dict[str, SetScore]  # the source domain first
     versions: dict[str, str]
-    train: dict[str, Any] = {}
+    train: dict[str, Any] = Field({})
     selection: Selection | None = None
 
 

@@ -4,8 +4,9 @@ import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,22 @@ from swep_ds.files import write_atomically
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 Score = dict[str, float | int]  # exact_match and f1 in percent, total
 Scores = dict[str, Score]  # by data set
+Percent = Annotated[float, Field(ge=0, le=100)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Checked(BaseModel):
+    """What a run wrote as JSON, typed when it is read; fields that a later version added are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SetScore(Checked):
+    """A `Score` as it is read."""
+
+    exact_match: Percent
+    f1: Percent
+    total: Count
 
 
 def versions() -> dict[str, str]:

@@ -300,7 +300,7 @@ def select(
     best = checkpoints.best()
     update = done.updates if best is None else best
     if update != done.updates:
-        checkpoints.restore(engine, checkpoints.tag(update))
+        checkpoints.load(engine, [checkpoints.tag(update)])
     scores = {number: checkpoints.scores[number] for number in sorted(checkpoints.scores)}
     chosen = scores[update]
     say(

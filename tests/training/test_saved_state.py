@@ -13,7 +13,7 @@ from swep_ds.pipeline import run
 from swep_ds.recipe import Recipe, differences
 from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
-from swep_ds.training.conversion import find_fault, parameter_shapes
+from swep_ds.training.conversion import find_mismatch, parameter_shapes
 from swep_ds.training.engine import build_engine
 from swep_ds.training.saved_state import name_files, read_state
 from tests.support import tiny_run
@@ -50,7 +50,7 @@ def whole(request, group, tmp_path_factory) -> Iterator[Saved]:
 
 
 def fault(saved: Saved, *, same_layout: bool = True) -> str | None:
-    return find_fault(saved.engine, saved.tag, read_manifest(saved.tag), same_layout=same_layout)
+    return find_mismatch(saved.engine, saved.tag, read_manifest(saved.tag), same_layout=same_layout)
 
 
 def test_what_the_engine_saved_is_without_fault(whole):
