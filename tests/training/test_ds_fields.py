@@ -14,7 +14,7 @@ from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.training import engine as engines
 from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, resolve_ds_config
-from swep_ds.training.ds_fields import FIELDS, REFUSED, _fields, field_faults
+from swep_ds.training.ds_fields import FIELDS, REFUSED, block_fields, field_faults
 from swep_ds.training.engine import build_engine
 from tests.support.one_rank import one_rank
 from tests.support.tiny_batches import batch
@@ -65,7 +65,7 @@ def paths(fields: dict = FIELDS, prefix: tuple = ()) -> list[tuple[str, ...]]:
     listed = []
     for name, expected in fields.items():
         kinds = (expected, *getattr(expected, "__args__", ()))
-        below = next(filter(None, map(_fields, kinds)), {})
+        below = next(filter(None, map(block_fields, kinds)), {})
         listed += [(*prefix, name), *paths(below, (*prefix, name))]
     return listed
 
