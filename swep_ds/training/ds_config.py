@@ -165,10 +165,6 @@ def _silent_faults(config: dict[str, Any]) -> list[str]:
             )
         elif block["device"] == "nvme" and not block.get("nvme_path"):
             faults.append(f"zero_optimization.{name} is to disk and has no nvme_path: name a folder")
-    if config.get("zero_force_ds_cpu_optimizer") is True and "optimizer" not in config:
-        faults.append(
-            "zero_force_ds_cpu_optimizer would do nothing without the block optimizer: give that, or remove this field"
-        )
     return faults
 
 

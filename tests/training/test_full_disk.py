@@ -1,4 +1,4 @@
-"""A full disk or a folder that cannot be written, on one rank alone as well: said in one line, and nothing is lost."""
+"""A full disk or an unwritable folder, perhaps on one rank alone: one line says so, and nothing is lost."""
 
 import json
 import os
@@ -17,7 +17,7 @@ GO_ON = "train.on_checkpoint_failure=go_on"
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory):
-    """A file system of its own with room for one checkpoint and a model, and for no second checkpoint; else None."""
+    """A file system with room for one checkpoint and a model but no second checkpoint; None if none can be mounted."""
     folder = tmp_path_factory.mktemp("disk")
     mount = ["mount", "-t", "tmpfs", "-o", "size=380k", "tmpfs", str(folder)]
     mounted = shutil.which("mount") and subprocess.run(mount, capture_output=True).returncode == 0
@@ -34,12 +34,10 @@ def made(tmp_path_factory, disk) -> Path:
     runs = [
         start(folder, "whole", 2, 2),
         start(folder, "stopped", 2, 2, full=[1, 4], fails=True),
-        start(folder, "again", 2, 2, full=[1, 4], fails=True),
-        start(folder, "again", 2, 2),
+        start(folder, "again", 2, 2, resume=str(folder / "stopped" / "checkpoints")),
         start(folder, "go-on", 2, 2, GO_ON, full=[0, 4]),
         start(folder, "no-model", 2, 2, full=[0, "model"], fails=True),
-        start(folder, "old-model", 2, 2),
-        start(folder, "old-model", 2, 2, full=[0, "model"], fails=True),
+        start(folder, "whole", 2, 2, full=[0, "model"], fails=True),
         start(folder, "no-lines", 2, 2, blocked="metrics.jsonl", fails=True),
         start(folder, "blocked", 2, 3, blocked=4, fails=True),
     ]
@@ -61,12 +59,12 @@ def test_a_checkpoint_that_one_rank_cannot_write_stops_the_run(made):
     assert len(losses(run)) == 4
 
 
-def test_it_goes_on_from_the_earlier_one_once_there_is_room(made):
-    assert losses(made / "again") == losses(made / "whole")
+def test_it_resumes_from_the_earlier_one_once_there_is_room(made):
+    assert losses(made / "again") == losses(made / "whole")[2:]
     assert complete(made / "again") == [4, 6]
 
 
-def test_a_run_that_is_to_go_on_does_and_writes_the_next_one(made):
+def test_a_run_that_is_to_continue_does_and_writes_the_next_one(made):
     run = made / "go-on"
     assert losses(run) == losses(made / "whole")
     assert complete(run) == [2, 6]
@@ -90,7 +88,7 @@ def test_lines_that_cannot_be_written_from_the_start(made):
 
 
 def test_a_model_that_cannot_be_written(made):
-    for run in (made / "no-model", made / "old-model"):
+    for run in (made / "no-model", made / "whole"):
         said = error(run)
         assert said.startswith(f"cannot write {run / 'model'}: ")
         assert "File too large" in said
@@ -99,7 +97,7 @@ def test_a_model_that_cannot_be_written(made):
         assert not (run / ".model.unfinished").exists()
         assert not (run / "results.json").exists()
     assert not (made / "no-model" / "model").exists()
-    assert (made / "old-model" / "model" / "model.safetensors").is_file()  # of an earlier start
+    assert (made / "whole" / "model" / "model.safetensors").is_file()  # of an earlier start
 
 
 def test_a_file_system_that_is_full(made, disk):
