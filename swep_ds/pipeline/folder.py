@@ -31,7 +31,7 @@ RECIPE, BATCH, LOCK, PRETRAIN, PREDICTIONS = "recipe.yaml", "batch.json", ".lock
 FILES = (RECIPE, BATCH, "ds_config.json", "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
 FOLDERS = (PRETRAIN, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
-REPLACED = ("model", ".model.unfinished")  # as a whole, so they must not be links
+REPLACED = ("model", ".model.unfinished")  # as a whole
 DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
 MOST_RANKS = 4096  # up to which a message lists numbers of ranks
 # A network file system may hold a dead node's lock for a minute or two; a run that Slurm restarts waits for that.
@@ -133,8 +133,8 @@ class RunFolder:
             raise InputError(f"--output_dir {self.path}: cannot be written to ({error.strerror})") from None
         self._lock = _lock(self.path)
         self._check_owner(recipe, resume)  # another process may have held the lock until now
-        self._clear_leftovers()
         self._check_names(recipe)
+        self._clear_leftovers()
         if resume in ("auto", "never"):
             return find_checkpoints(self.checkpoints)
         path = user_path(resume, "--resume")
@@ -168,10 +168,22 @@ class RunFolder:
         known = {PRETRAIN, BATCH} if recipe.pretrain or no_stage else set()
         return [file.name for file in _entries(self.path) if not (file.name in known or _is_left(file))]
 
+    def _check_names(self, recipe: Recipe) -> None:
+        """Raises InputError if something is in the way of what the run will write."""
+        for name in (*FILES, *(f"{PREDICTIONS}/{test}.json" for test in tested_on(recipe))):
+            file = self.path / name
+            if os.path.lexists(file) and not file.is_file():
+                raise InputError(f"{file}: is no file, and the run writes one there: move it away")
+        deleted = [*(self.path / name for name in REPLACED), *self._tags()]  # by the run, so they must not be links
+        for folder in (self.path, *(self.path / name for name in FOLDERS), *deleted):
+            if os.path.lexists(folder) and (not folder.is_dir() or (folder in deleted and folder.is_symlink())):
+                raise InputError(f"{folder}: is no folder, and the run writes one there: move it away")
+            if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                raise InputError(f"{folder}: cannot be written to (Permission denied): change its permissions")
+
     def _clear_leftovers(self) -> None:
         """Deletes temporary files of processes that were killed while writing; only this process writes here now."""
-        names = {self.path: FILES, self.checkpoints: (LATEST,)}
-        names |= {tag: (MANIFEST,) for tag in _entries(self.checkpoints) if checkpoint_number(tag.name) is not None}
+        names = {self.path: FILES, self.checkpoints: (LATEST,)} | dict.fromkeys(self._tags(), (MANIFEST,))
         left = [file for folder, known in names.items() for file in _entries(folder) if leftover_of(file.name) in known]
         left += [f for f in _entries(self.path / PREDICTIONS) if (leftover_of(f.name) or "").endswith(".json")]
         for file in left:
@@ -180,18 +192,8 @@ class RunFolder:
             except OSError as error:
                 raise InputError(f"{file}: cannot be deleted ({error.strerror}): delete it") from None
 
-    def _check_names(self, recipe: Recipe) -> None:
-        """Raises InputError if something is in the way of what the run will write."""
-        for name in (*FILES, *(f"{PREDICTIONS}/{test}.json" for test in tested_on(recipe))):
-            file = self.path / name
-            if os.path.lexists(file) and not file.is_file():
-                raise InputError(f"{file}: is no file, and the run writes one there: move it away")
-        for name in ("", *FOLDERS):
-            folder = self.path / name
-            if os.path.lexists(folder) and (not folder.is_dir() or (name in REPLACED and folder.is_symlink())):
-                raise InputError(f"{folder}: is no folder, and the run writes one there: move it away")
-            if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                raise InputError(f"{folder}: cannot be written to (Permission denied): change its permissions")
+    def _tags(self) -> list[Path]:
+        return [entry for entry in _entries(self.checkpoints) if checkpoint_number(entry.name) is not None]
 
     def began(self, tags: list[Path]) -> Batch | None:
         """The batch that the run began with; for a new run, that of the run whose checkpoints it resumes from.

@@ -211,7 +211,6 @@ def _carry_out(
         recipe.train.on_checkpoint_failure,
     )
     tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
-    ranks.on_all_ranks(lambda: checkpoints.check_names(before.updates, updates, recipe.train.checkpoint_every))
     pretraining = ranks.gather(ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else {}))[0]
     # not earlier: a start that is refused leaves the folder as it was
     write_on_rank0(lambda: _note_start(folder, recipe, job, batch), folder.path)

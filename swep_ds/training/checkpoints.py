@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,6 @@ from swep_ds.training.checkpoint_files import (
     Manifest,
     TrainState,
     checkpoint_name,
-    checkpoint_number,
     find_damage,
     list_checkpoints,
     read_manifest,
@@ -51,33 +50,20 @@ SHOWN = 5  # differing settings that a message names
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Checkpoints:
     """The checkpoints of one run and their validation scores.
 
     Manifests carry the scores, so that a resumed run selects the same checkpoint as an uninterrupted one.
-
-    Args:
-        folder: the run's `checkpoints/`, on a file system that all ranks share.
-        keep: number of complete checkpoints to keep.
-        setup: flat settings that a run must share with a checkpoint to resume from it (global batch, data, ...).
-        layout: how DeepSpeed spreads the state: "world_size", "zero_stage" and whatever else decides what the files
-            hold. A checkpoint of another layout is converted.
-        batch: fields of `swep_ds.pipeline.folder.Batch`, for runs in other folders that resume from here.
-        on_failure: whether the run stops if a checkpoint cannot be written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        setup: dict[str, Any],
-        layout: dict[str, Any],
-        batch: dict[str, int],
-        on_failure: Literal["stop", "go_on"] = "stop",
-    ):
-        self.folder, self.keep, self.setup, self.layout = folder, keep, setup, layout
-        self.batch, self.on_failure = batch, on_failure
-        self.scores: dict[int, Score] = {}  # by update
+    folder: Path  # the run's `checkpoints/`, on a file system that all ranks share
+    keep: int  # number of complete checkpoints to keep
+    setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
+    layout: dict[str, Any]  # `Layout` of the files; a checkpoint of another layout is converted
+    batch: dict[str, int]  # `pipeline.folder.Batch`, for runs in other folders that resume from here
+    on_failure: Literal["stop", "go_on"] = "stop"  # of a write
+    scores: dict[int, Score] = field(default_factory=dict)  # by update
 
     def tag(self, update: int) -> Path:
         return self.folder / checkpoint_name(update)
@@ -168,18 +154,6 @@ class Checkpoints:
             with suppress(InputError):
                 updates.append(read_manifest(tag).done.updates)
         return updates
-
-    def check_names(self, before: int, last: int, every: int) -> None:
-        """Raises InputError if something that is no folder has the name of a checkpoint to come.
-
-        Checkpoints are saved after every `every` updates from `before` on, and after the `last`.
-        """
-        for path in self.folder.iterdir() if self.folder.is_dir() else []:
-            number = checkpoint_number(path.name)
-            if number is None or not before < number <= last or not (number % every == 0 or number == last):
-                continue
-            if path.is_symlink() or not path.is_dir():
-                raise InputError(f"{path}: is no folder, and a checkpoint is to be written there: move it away")
 
     def load(self, engine, tags: Sequence[Path]) -> tuple[Path, TrainState]:
         """Loads the first of `tags`, complete checkpoints, that is not damaged. Collective, with the same `tags`.

@@ -20,64 +20,41 @@ from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from pydantic import BaseModel
 
 AUTO = "auto"
-LARGEST = 2**63 - 1  # that a tensor's size or a counter in C++ holds
+LARGEST = 2**63 - 1  # of a tensor's size or a counter in C++
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list"}
 # A block is a mapping of its fields, or DeepSpeed's own model of it, with the fields of the installed version.
 FIELDS: dict[str, Any] = {
-    "train_batch_size": int,
-    "train_micro_batch_size_per_gpu": int,
-    "gradient_accumulation_steps": int,
-    "gradient_clipping": float,
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), int),
+    **dict.fromkeys(("gradient_clipping", "gradient_predivide_factor"), float),
+    **dict.fromkeys(("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "prescale_gradients"), bool),
+    **dict.fromkeys(("wall_clock_breakdown", "memory_breakdown", "dump_state"), bool),
     "bf16": DeepSpeedBF16Config,
     "fp16": DeepSpeedFP16Config,
     "torch_autocast": {"enabled": bool, "dtype": str, "lower_precision_safe_modules": list},
     "zero_optimization": DeepSpeedZeroConfig,
-    "zero_allow_untested_optimizer": bool,
-    "zero_force_ds_cpu_optimizer": bool,
     "optimizer": {
         "type": str,
         "params": {
-            "lr": float,
+            **dict.fromkeys(("lr", "eps", "weight_decay"), float),
             "betas": list,
-            "eps": float,
-            "weight_decay": float,
-            "adam_w_mode": bool,
-            "bias_correction": bool,
-            "amsgrad": bool,
-            "torch_adam": bool,
-            "fused": bool,
-            "foreach": bool,
-            "set_grad_none": bool,
-            "fp32_optimizer_states": bool,
+            **dict.fromkeys(("adam_w_mode", "bias_correction", "amsgrad", "torch_adam", "fused", "foreach"), bool),
+            **dict.fromkeys(("set_grad_none", "fp32_optimizer_states"), bool),
         },
         "legacy_fusion": bool,
     },
     "aio": {
-        "block_size": int,
-        "queue_depth": int,
-        "intra_op_parallelism": int,
-        "thread_count": int,
-        "single_submit": bool,
-        "overlap_events": bool,
-        "use_gds": bool,
+        **dict.fromkeys(("block_size", "queue_depth", "intra_op_parallelism", "thread_count"), int),
+        **dict.fromkeys(("single_submit", "overlap_events", "use_gds"), bool),
     },
-    "prescale_gradients": bool,
-    "gradient_predivide_factor": float,
     "communication_data_type": str | None,
     "data_types": {"grad_accum_dtype": str | None},
     "steps_per_print": int,
-    "wall_clock_breakdown": bool,
-    "memory_breakdown": bool,
-    "dump_state": bool,
     "log_level": str,
     "timers": {"throughput": DeepSpeedThroughputTimerConfig},
     "flops_profiler": {
-        "enabled": bool,
+        **dict.fromkeys(("profile_step", "module_depth", "top_modules"), int),
+        **dict.fromkeys(("enabled", "detailed"), bool),
         "recompute_fwd_factor": float,
-        "profile_step": int,
-        "module_depth": int,
-        "top_modules": int,
-        "detailed": bool,
         "output_file": str | None,
     },
     "comms_logger": CommsLoggerConfig,
@@ -91,9 +68,7 @@ RANGES = {
     "gradient_predivide_factor": (1e-6, 1e6),
     "steps_per_print": (1, LARGEST),
     "aio.block_size": (1, 2**30),
-    "aio.queue_depth": (1, 2**20),
-    "aio.intra_op_parallelism": (1, 2**10),
-    "aio.thread_count": (1, 2**10),
+    **dict.fromkeys(("aio.queue_depth", "aio.intra_op_parallelism", "aio.thread_count"), (1, 2**20)),
     "flops_profiler.profile_step": (1, LARGEST),
     "flops_profiler.top_modules": (1, 2**20),
     "flops_profiler.recompute_fwd_factor": (0, 2**10),
@@ -107,18 +82,18 @@ CHOICES = {
     "data_types.grad_accum_dtype": ("fp32", "bf16", "fp16", None),
     "log_level": ("debug", "info", "warning", "error", "critical"),
 }
-_CHECKPOINTS = "checkpoints are written and read in this package's way: remove this block"
-_NOT_GATHERED = "DeepSpeed then leaves some of this package's weights partitioned: remove this field"
 _UNUSED = """
     autotuning compile compression_training curriculum_learning data_efficiency dataloader_drop_last disable_allgather
     eigenvalue expert_parallel graph_harvesting hybrid_engine pipeline progressive_layer_drop quantize_training
     sparse_attention sparse_gradients tensor_parallel weight_quantization
 """
+_GRANULARITY = [f"zero_optimization.{prefix}module_granularity_threshold" for prefix in ("", "stage3_")]
 # fields that DeepSpeed or its documentation knows and this package does not use; if switched off they are ignored
 REFUSED = dict.fromkeys(_UNUSED.split(), "this package makes no use of it: remove it") | {
-    "checkpoint": _CHECKPOINTS,
-    "nebula": _CHECKPOINTS,
-    "datastates_ckpt": _CHECKPOINTS,
+    **dict.fromkeys(("checkpoint", "nebula", "datastates_ckpt"), "this package writes its own checkpoints: remove it"),
+    **dict.fromkeys(
+        _GRANULARITY, "DeepSpeed then leaves some of this package's weights partitioned: remove this field"
+    ),
     "amp": "the recipe's train.precision decides the precision: remove this block",
     "bfloat16": "DeepSpeed reads bf16 instead: name that",
     "scheduler": "the recipe's train.warmup_fraction and train.schedule decide it: remove this block",
@@ -131,8 +106,6 @@ REFUSED = dict.fromkeys(_UNUSED.split(), "this package makes no use of it: remov
     "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} instead',
     "zero_optimization.cpu_offload_use_pin_memory": "write pin_memory in the block offload_optimizer instead",
     "zero_optimization.elastic_checkpoint": "no run resumes from the checkpoints that this makes: remove it",
-    "zero_optimization.module_granularity_threshold": _NOT_GATHERED,
-    "zero_optimization.stage3_module_granularity_threshold": _NOT_GATHERED,
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
 }
 COMMENTS = ("_", "#", "//")  # JSON has no comments, so fields that begin like this are taken as such

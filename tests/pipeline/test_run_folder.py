@@ -381,8 +381,9 @@ def test_what_is_where_a_file_will_be_written_is_found_at_the_start(used, name, 
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
-@pytest.mark.parametrize("name", ["checkpoints", "predictions", "model", ".model.unfinished", "pretrain"])
+@pytest.mark.parametrize("name", ["checkpoints", "predictions", "model", "pretrain", "checkpoints/update-00000002"])
 def test_what_is_where_a_folder_will_be_made_is_found_at_the_start(used, name, kind):
+    (used / name).parent.mkdir(exist_ok=True)
     if kind == "file":
         (used / name).write_text("mine")
     else:
@@ -395,8 +396,10 @@ def test_checkpoints_may_be_elsewhere_but_a_model_is_replaced_as_a_whole(used, t
     (used / "checkpoints").symlink_to(tmp_path / "disk")
     tag = write_checkpoint(tmp_path / "disk", 3)
     assert take(used)[1] == used / "checkpoints" / tag.name
-    (used / "model").symlink_to(tmp_path / "disk")
-    assert f"{used / 'model'}: is no folder" in message(used)
+    for name in ("checkpoints/update-00000004", "model"):
+        (used / name).symlink_to(tmp_path / "disk")
+        assert f"{used / name}: is no folder" in message(used)
+        (used / name).unlink()
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints", "predictions", "model"])

@@ -1,4 +1,4 @@
-"""Checkpoints whose bytes are right and whose content is none of the engine's: found before any of it is loaded."""
+"""Checkpoints whose bytes are right but whose content does not belong to the engine: found before any is loaded."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from swep_ds.methods.objective import Objective
 from swep_ds.pipeline import run
 from swep_ds.recipe import Recipe, differences
 from swep_ds.training.checkpoint_files import read_manifest
@@ -49,13 +48,13 @@ def whole(request, group, tmp_path_factory) -> Iterator[Saved]:
     engine.destroy()
 
 
-def fault(saved: Saved, *, same_layout: bool = True) -> str | None:
+def mismatch(saved: Saved, *, same_layout: bool = True) -> str | None:
     return find_mismatch(saved.engine, saved.tag, read_manifest(saved.tag), same_layout=same_layout)
 
 
-def test_what_the_engine_saved_is_without_fault(whole):
-    assert fault(whole) is None
-    assert fault(whole, same_layout=False) is None
+def test_what_the_engine_saved_is_without_mismatch(whole):
+    assert mismatch(whole) is None
+    assert mismatch(whole, same_layout=False) is None
 
 
 def in_model(change: Callable[[dict], Any]) -> tuple[str, Callable]:
@@ -63,7 +62,7 @@ def in_model(change: Callable[[dict], Any]) -> tuple[str, Callable]:
 
 
 def in_optimizer(change: Callable[[dict], Any]) -> tuple[str, Callable]:
-    """Of ZeRO-1."""
+    """A change at ZeRO-1."""
     return OPTIMIZER, lambda state: change(state["optimizer_state_dict"])
 
 
@@ -116,15 +115,15 @@ def test_right_bytes_of_wrong_content_are_found_before_they_are_loaded(whole):
         state = read_state(whole.tag / name, mapped=False)
         change(state)
         rewrite_state(whole.tag, name, state)
-        said = fault(whole)
+        said = mismatch(whole)
         assert said is not None, what
         assert said.startswith(f"{whole.tag}: the checkpoint is damaged ("), what
         assert "\n" not in said
         rewrite_state(whole.tag, name, None)
-        assert fault(whole) is not None
+        assert mismatch(whole) is not None
         (whole.tag / name).write_bytes(content)
         rewrite_state(whole.tag, name, read_state(whole.tag / name, mapped=False))
-    assert fault(whole) is None
+    assert mismatch(whole) is None
     assert all(torch.equal(weight, before[name]) for name, weight in whole.engine.module.named_parameters())
 
 
@@ -133,9 +132,9 @@ def test_another_layout_than_the_files_have(whole):
         before = (whole.tag / "complete.json").read_text()
         change_manifest(whole.tag, lambda content, layout=layout: content["layout"].update(layout))
         if whole.engine.zero_optimization_stage() or "zero_stage" in layout:  # at ZeRO-0 rank 0 writes everything
-            assert "its files are not those of" in fault(whole, same_layout=False)
+            assert "its files are not those of" in mismatch(whole, same_layout=False)
         else:
-            assert fault(whole, same_layout=False) is None
+            assert mismatch(whole, same_layout=False) is None
         (whole.tag / "complete.json").write_text(before)
 
 
@@ -150,24 +149,20 @@ def test_files_are_named_by_rank(stage, ranks):
             name_files([*models, *optimizers, "more.pt"], stage, ranks)
 
 
-def architecture(made: Objective) -> dict[str, Any]:
-    return run._architecture(made)
-
-
 def test_models_of_as_many_weights_are_told_apart():
     mine = objective("mle")
-    there = architecture(mine)
-    assert architecture(objective("mle")) == there
+    there = run._architecture(mine)
+    assert run._architecture(objective("mle")) == there
     config: BertConfig = mine.qa.model.config
     config.num_attention_heads = 4
     config.transformers_version = "0.1"
     config._name_or_path = "elsewhere"
-    assert differences(there, architecture(mine)) == "model config num_attention_heads 2 there, 4 here"
+    assert differences(there, run._architecture(mine)) == "model config num_attention_heads 2 there, 4 here"
     config.num_attention_heads = 2
     layer = mine.qa.model.bert.encoder.layer[0].intermediate.dense
     shape = list(layer.weight.shape)
     layer.weight = torch.nn.Parameter(layer.weight.T)
-    said = differences(there, architecture(mine))
+    said = differences(there, run._architecture(mine))
     assert said.endswith(f"intermediate.dense.weight {shape} there, {shape[::-1]} here")
     assert ";" not in said
     assert sum(map(len, parameter_shapes(mine).values())) > 0
