@@ -155,7 +155,9 @@ class RunFolder:
                 raise InputError(f"{where}: is a symbolic link to nothing: name a folder")
         elif not saved.is_file():
             if foreign := self._foreign(recipe):
-                raise InputError(f"{where}: holds files of no run ({foreign[0]}): name a new or empty folder")
+                raise InputError(
+                    f"{where}: holds files that belong to no run ({foreign[0]}): name a new or empty folder"
+                )
         elif resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
         elif differing := differences(resume_fingerprint(Recipe.load(str(saved))), resume_fingerprint(recipe)):
@@ -173,11 +175,11 @@ class RunFolder:
         for name in (*FILES, *(f"{PREDICTIONS}/{test}.json" for test in tested_on(recipe))):
             file = self.path / name
             if os.path.lexists(file) and not file.is_file():
-                raise InputError(f"{file}: is no file, and the run writes one there: move it away")
+                raise InputError(f"{file}: is not a file, but the run will write one there: move it away")
         deleted = [*(self.path / name for name in REPLACED), *self._tags()]  # by the run, so they must not be links
         for folder in (self.path, *(self.path / name for name in FOLDERS), *deleted):
             if os.path.lexists(folder) and (not folder.is_dir() or (folder in deleted and folder.is_symlink())):
-                raise InputError(f"{folder}: is no folder, and the run writes one there: move it away")
+                raise InputError(f"{folder}: is not a folder, but the run will write one there: move it away")
             if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 raise InputError(f"{folder}: cannot be written to (Permission denied): change its permissions")
 
@@ -261,7 +263,7 @@ def check_alike(setup: dict[str, Any]) -> None:
     for number, other in enumerate(others, 1):
         if differing := differences(first, other, most=5):
             raise InputError(
-                f"rank {number} (here, host {ranks.host(number)}) starts otherwise than rank 0 (there, host "
+                f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there, host "
                 f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
             )
 

@@ -150,7 +150,7 @@ def read_manifest(tag: Path) -> Manifest:
             state = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
             raise damaged(tag, f"{name} {state}, {saved.size} were written")
     if extra := sorted(file.name for file in tag.glob("*.pt") if file.name not in manifest.files):
-        raise damaged(tag, f"{extra[0]} was not written with it")  # DeepSpeed would read it
+        raise damaged(tag, f"{extra[0]} does not belong to it")  # DeepSpeed would read it
     return manifest
 
 
@@ -207,7 +207,7 @@ def find_damage(tag: Path, files: dict[str, SavedFile]) -> str | None:
                 member = archive.testzip()
             fault = member and f"wrong bytes in {member}"
             if not fault and seal(tag / name) != saved.seal:
-                fault = "holds something else than was written"
+                fault = "differs from what was written"
         except Exception as error:  # zipfile raises a dozen kinds, as wrong bytes ask for another compression and so on
             fault = reason(error)
         if fault:

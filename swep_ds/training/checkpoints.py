@@ -209,8 +209,8 @@ class Checkpoints:
 
     def _is_same_layout(self, manifest: Manifest) -> bool:
         """Whether DeepSpeed reads the state as it is. At ZeRO-0 rank 0 writes it all, however many ranks there are."""
-        there = manifest.layout.model_dump()
-        return there == self.layout or there["zero_stage"] == self.layout["zero_stage"] == 0
+        layout = manifest.layout.model_dump()
+        return layout == self.layout or layout["zero_stage"] == self.layout["zero_stage"] == 0
 
 
 def _delete(tag: Path) -> None:

@@ -76,8 +76,8 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
         raise ValueError("its weights are not all finite")
 
 
-def _check_equal(there: dict[str, Any], here: dict[str, Any]) -> None:
-    if differing := differences(there, here, most=1):
+def _check_equal(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    if differing := differences(saved, current, most=1):
         raise ValueError(differing)
 
 
@@ -85,8 +85,9 @@ def _check_progress(engine, model: dict[str, Any], manifest: Manifest) -> None:
     counts = {name: model[name] for name in COUNTS}
     if counts["global_steps"] != manifest.done.updates or not all(type(n) is int and n >= 0 for n in counts.values()):
         raise ValueError(f"counts {counts} do not fit update {manifest.done.updates}")
-    here, there = engine.lr_scheduler.state_dict(), model["lr_scheduler"]  # other versions of PyTorch keep other fields
-    if "last_epoch" not in there or any(type(here[name]) is not type(there[name]) for name in here.keys() & there):
+    saved, current = model["lr_scheduler"], engine.lr_scheduler.state_dict()
+    shared = saved.keys() & current.keys()  # other versions of PyTorch keep other fields
+    if "last_epoch" not in saved or any(type(saved[name]) is not type(current[name]) for name in shared):
         raise ValueError("another version of PyTorch wrote its schedule")
 
 
@@ -97,8 +98,8 @@ def _check_own_part(engine, stage: int, optimizer: dict[str, Any]) -> Part:
     for flat, saved in zip(flats, part.flats, strict=True):
         if saved[WEIGHTS].dtype != flat.dtype or len(saved[WEIGHTS]) > flat.numel():
             raise ValueError(f"{len(saved[WEIGHTS])} weights of {saved[WEIGHTS].dtype} for {flat.numel()}")
-    there, here = optimizer.get("loss_scaler"), getattr(engine.optimizer, "loss_scaler", None)
-    if type(there) is not type(here) or (there and not there.cur_scale > 0):
+    scaler, current = optimizer.get("loss_scaler"), getattr(engine.optimizer, "loss_scaler", None)
+    if type(scaler) is not type(current) or (scaler and not scaler.cur_scale > 0):
         raise ValueError("it holds no loss scale")
     return part
 

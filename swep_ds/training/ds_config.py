@@ -77,8 +77,8 @@ def resolve_ds_config(
 
 def _check_deepspeed() -> None:
     """Checks the version where pip did not: a package found through PYTHONPATH, or a DeepSpeed built into an image."""
-    here = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
-    if here < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
+    installed = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
+    if installed < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
         raise InputError(
             f"DeepSpeed {deepspeed.__version__} ({Path(deepspeed.__file__).parent}): versions before "
             f"{OLDEST_DEEPSPEED} can silently lose gradients: pip install 'deepspeed>={OLDEST_DEEPSPEED}'"

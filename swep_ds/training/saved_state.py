@@ -109,8 +109,8 @@ def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
     except UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         raise InputError(
-            f"{file}: holds {named[1] if named else 'objects'}, as no checkpoint of this DeepSpeed does: resume only "
-            "from what swep-ds wrote"
+            f"{file}: contains {named[1] if named else 'objects'}, which no checkpoint of this DeepSpeed does: resume "
+            "only from what swep-ds wrote"
         ) from None
 
 

@@ -1,8 +1,8 @@
 """Started under a launcher: loads models for ZeRO-3 as a run does.
 
 `compare FOLDER...` compares each model with the same one loaded whole; `FOLDER.differing` lists what is not bit-equal.
-`memory SMALL LARGE` measures the second model; `LARGE.rank<n>` holds bytes: how much
-this rank's memory grew at most, and the sizes of its part and of the whole model.
+`memory SMALL LARGE` measures the second model; `LARGE.rank<n>` holds in bytes how much this rank's memory grew at most,
+and the sizes of its part and of the whole model.
 """
 
 import gc

@@ -158,7 +158,7 @@ def test_a_file_from_another_checkpoint_is_damage(tmp_path):
     with (mine.tag(1) / "state.pt").open("wb") as file:
         torch.save({"x": torch.zeros(1000)}, file)
     assert (mine.tag(1) / "state.pt").stat().st_size == described()["size"]
-    with pytest.raises(InputError, match=r"damaged \(state\.pt: holds something else than was written\)"):
+    with pytest.raises(InputError, match=r"damaged \(state\.pt: differs from what was written\)"):
         mine.load(engine, [mine.tag(1)])
 
 

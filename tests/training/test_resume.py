@@ -193,13 +193,15 @@ def test_a_checkpoint_with_wrong_bytes_that_was_named_is_bad_input(resumed):
 def test_ranks_that_were_given_other_settings_do_not_start(resumed):
     said = error(resumed / "unlike")
     assert "rank 1 (here, host " in said
-    assert f"starts otherwise than rank 0 (there, host {os.uname().nodename}): data.train " in said
+    assert f"starts with other settings than rank 0 (there, host {os.uname().nodename}): data.train " in said
     assert not (resumed / "unlike" / "recipe.yaml").exists()
 
 
 def test_code_in_a_checkpoint_is_refused_and_not_run(resumed):
     said = error(resumed / "poisoned")
-    assert "rank_1_mp_rank_00_optim_states.pt: holds posix.mkdir, as no checkpoint of this DeepSpeed does: " in said
+    assert (
+        "rank_1_mp_rank_00_optim_states.pt: contains posix.mkdir, which no checkpoint of this DeepSpeed does: " in said
+    )
     assert "resume only from what swep-ds wrote" in said
     assert not (resumed / "ran").exists()
 
