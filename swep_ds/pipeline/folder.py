@@ -58,7 +58,7 @@ class Batch:
             pass
         raise InputError(
             f"{where}: is damaged: it needs {', '.join(cls.__dataclass_fields__)} as positive whole numbers: correct "
-            "it, or train anew with another --output_dir"
+            "it, or start a new run with another --output_dir"
         )
 
     @classmethod
@@ -66,7 +66,7 @@ class Batch:
         return cls(windows, recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps)
 
     def keep(self, recipe: Recipe, world_size: int) -> Recipe:
-        """The recipe, split anew if its own split makes another global batch on this number of ranks.
+        """The recipe, with a new split if its own makes another global batch on this number of ranks.
 
         The new micro-batch is the largest that divides a rank's windows and is not larger than the recipe's.
 
@@ -82,14 +82,14 @@ class Batch:
             raise InputError(
                 f"{'' if train.max_tokens else f'train.micro_batch_size {width} x '}train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
-                f"began with {self.windows}: give factors of that, or train anew with another --output_dir"
+                f"began with {self.windows}: give factors of that, or start a new run with another --output_dir"
             )
         share, rest = divmod(self.windows, world_size)
         if rest:
             fit = [str(n) for n in range(1, min(self.windows, MOST_RANKS) + 1) if self.windows % n == 0]
             raise InputError(
                 f"the run began with a global batch of {self.windows}, which {world_size} ranks cannot share evenly: "
-                f"start it on {', '.join(fit)} rank(s), or train anew with another --output_dir"
+                f"start it on {', '.join(fit)} rank(s), or start a new run with another --output_dir"
             )
         micro = next(size for size in range(min(width, share), 0, -1) if share % size == 0)
         split = {"gradient_accumulation_steps": share // micro}

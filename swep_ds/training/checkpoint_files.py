@@ -24,7 +24,7 @@ from swep_ds.files import parse_json, read_text, write_atomically
 
 MANIFEST = "complete.json"
 LATEST = "latest"
-FIX = "delete that folder to resume from an earlier one, or train anew with another --output_dir"
+FIX = "delete that folder to resume from an earlier one, or start a new run with another --output_dir"
 log = logging.getLogger(__name__)
 
 

@@ -186,8 +186,8 @@ class Checkpoints:
         manifest = read_manifest(tag)
         if differing := differences(manifest.setup, self.setup, most=SHOWN):
             raise InputError(
-                f"{tag}: the checkpoint does not fit this start ({differing}): start with the same settings, or train "
-                "anew with another --output_dir"
+                f"{tag}: the checkpoint does not fit this start ({differing}): start with the same settings, or start "
+                "a new run with another --output_dir"
             )
         return manifest
 
@@ -195,7 +195,7 @@ class Checkpoints:
         """What the first rank finds wrong with a checkpoint, None if it can be loaded. Collective.
 
         DeepSpeed's loading has collectives, in which the other ranks would wait for one that fails. So every file is
-        read through before it is opened. Each rank reads those that it will load, which its node then has in memory.
+        read through before it is opened. Each rank reads those that it will load, which then come from the page cache.
         """
         size = ranks.world_size()
         mine = {name: file for name, file in manifest.files.items() if _writer(name) % size == ranks.rank()}

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import check_output_folder, read_json, user_path
-from swep_ds.recipe import Recipe, TrainSection
+from swep_ds.recipe import Recipe, TrainSection, flatten
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
@@ -60,7 +60,8 @@ def resolve_ds_config(
             _set(config, field, AUTO)
     faults = _recipe_faults(config, recipe.train, given, on_cpu) + refused_fields(config) + _silent_faults(config)
     _fill(config, given, hidden_size)
-    faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in _autos(config)]
+    autos = [field for field, value in flatten(config).items() if value == AUTO]
+    faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
     if faults:
         raise InputError(f'{source}: {_join(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
@@ -115,13 +116,13 @@ def _recipe_faults(
     config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]], on_cpu: bool
 ) -> list[str]:
     """What contradicts the recipe."""
-    faults, stage = [], zero_stage(config)
+    faults, stage, present = [], zero_stage(config), flatten(config)
     for field, (value, origin) in given.items():
-        if (present := _get(config, field)) not in (None, AUTO, value):
-            faults.append(f"{field} = {shown(present)}, but the recipe's {origin} gives {shown(value)}")
+        if present.get(field) not in (None, AUTO, value):
+            faults.append(f"{field} = {shown(present[field])}, but the recipe's {origin} gives {shown(value)}")
     if train.compile and stage == 3:
         faults.append(
-            "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, anew for "
+            "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, for "
             "minutes: take ds_configs/zero2.json, or set it to false"
         )
     if on_cpu and train.precision == "fp16":
@@ -256,21 +257,8 @@ def zero_stage(config: dict[str, Any]) -> int:
     return config.get("zero_optimization", {}).get("stage", 0)
 
 
-def _get(config: dict[str, Any], field: str) -> Any:
-    *sections, leaf = field.split(".")
-    for section in sections:
-        config = config.get(section, {})
-    return config.get(leaf)
-
-
 def _set(config: dict[str, Any], field: str, value: Any) -> None:
     *sections, leaf = field.split(".")
     for section in sections:
         config = config.setdefault(section, {})
     config[leaf] = value
-
-
-def _autos(node: Any, prefix: str = "") -> list[str]:
-    if isinstance(node, dict):
-        return [field for name, value in node.items() for field in _autos(value, f"{prefix}{name}.")]
-    return [prefix[:-1]] if node == AUTO else []

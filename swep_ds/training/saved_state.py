@@ -157,10 +157,8 @@ def saved_parts(
         return [_part(shares, weights, model["optimizer"]["state"])]
     sizes = [flat.numel() for flat in optimizers[0][FLATS[stage]]]  # the last ranks save theirs without padding
     gaps = optimizers[0].get("param_alignment_paddings")
-    shares = [
-        find_shares(stage, model["param_shapes"], rank, len(optimizers), sizes=sizes, gaps=gaps)
-        for rank in range(len(optimizers))
-    ]
+    shapes, size = model["param_shapes"], len(optimizers)
+    shares = (find_shares(stage, shapes, rank, size, sizes=sizes, gaps=gaps) for rank in range(size))
     return [saved_part(stage, *of_rank) for of_rank in zip(shares, optimizers, strict=True)]
 
 
