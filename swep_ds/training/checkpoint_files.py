@@ -12,6 +12,7 @@ import os
 import re
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
@@ -77,10 +78,7 @@ def checkpoint_number(name: str) -> int | None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """All folders of completed checkpoints, damaged ones included, from oldest to newest.
-
-    Files, symbolic links and folders of other names do not belong to the run and are ignored.
-    """
+    """All folders of completed checkpoints from oldest to newest, damaged ones included; links do not count."""
     try:
         entries = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
@@ -92,8 +90,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def find_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints to resume from, in the order to try: the one that `latest` names, then from newest to oldest.
 
-    Every file is present in its full size; `find_damage` checks the content. The list is empty if no checkpoint was
-    ever completed.
+    All their files are present in full size. The list is empty if no checkpoint was ever completed.
 
     Raises:
         InputError: there are completed checkpoints, but all of them are damaged.
@@ -118,13 +115,10 @@ def _read_latest(file: Path, names: list[str]) -> str | None:
     """The one of `names` that the file holds; None if it holds none of them."""
     if not names or not os.path.lexists(file):
         return None
-    try:
-        name = read_text(file).strip()
-        if name in names:
+    with suppress(InputError):
+        if (name := read_text(file).strip()) in names:
             return name
-        log.warning("%s: names no checkpoint of this run: the newest is taken", file)
-    except InputError as error:
-        log.warning("%s: the newest checkpoint is taken", error)
+    log.warning("%s: names no checkpoint of this run: the newest is used", file)
     return None
 
 
@@ -183,9 +177,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def seal(file: BinaryIO | Path) -> int:
-    """CRC-32 of the directory of a file that `torch.save` wrote: names, sizes and CRC-32s of its members.
-
-    The members themselves are not read.
+    """CRC-32 of what a file of `torch.save` lists at its end: names, sizes and CRC-32s of its members.
 
     Raises:
         BadZipFile: the file is damaged; `zipfile` may raise other exceptions as well.

@@ -36,16 +36,12 @@ COUNTS = ("global_steps", "global_samples", "skipped_steps")
 
 
 def find_mismatch(engine, tag: Path, manifest: Manifest, *, same_layout: bool) -> str | None:
-    """Compares an intact checkpoint with the engine, before anything is loaded.
+    """An error message if an intact checkpoint does not belong to the engine's model, else None. Nothing is loaded.
 
-    Each rank looks at the files that it will read: its own in the `same_layout` as the engine's, otherwise all of the
-    optimizer's, of which it checks its share.
-
-    Returns:
-        An error message if the state does not belong to this engine's model, else None.
+    Each rank opens the files that it will load: in the `same_layout` as the engine's its own, otherwise all.
 
     Raises:
-        InputError: a file holds code.
+        InputError: a file contains code.
     """
     try:
         _check(engine, tag, manifest, same_layout)

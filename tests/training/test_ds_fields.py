@@ -1,4 +1,4 @@
-"""Any field of a ds_config with any value: taken and trained with, or one line before the first wait."""
+"""Any field of a ds_config with any value either trains or is refused in one line before the first wait."""
 
 import json
 import math
@@ -101,7 +101,7 @@ def test_what_this_package_does_without_names_the_fix_unless_it_is_off(tmp_path,
         assert resolve({block: {field: value}} if block else {name: value}) == resolve({block: {}} if block else {})
 
 
-# The blocks of the examples in DeepSpeed's and transformers' documentation, as far as they ask for nothing else.
+# Blocks of the examples in DeepSpeed's and transformers' documentation that ask for nothing else.
 PUBLIC = {
     "_comment": "all of it",
     "fp16": {"enabled": "auto", "auto_cast": False, "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2}
