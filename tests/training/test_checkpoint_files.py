@@ -93,6 +93,12 @@ def test_files_outside_a_checkpoint_do_not_belong_to_it(tags, caplog, name):
     assert_passed_over(tags, caplog)
 
 
+def test_a_truncated_file_is_damage(tags, caplog):
+    (tags[1] / "state.pt").write_bytes(b"12345")
+    assert_passed_over(tags, caplog)
+    assert "(state.pt has 5 bytes, " in caplog.text
+
+
 def test_a_file_that_deepspeed_would_read_as_well_is_damage(tags, caplog):
     shutil.copy(tags[1] / "state.pt", tags[1] / "mp_rank_01_model_states.pt")
     assert_passed_over(tags, caplog)
