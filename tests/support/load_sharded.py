@@ -70,7 +70,7 @@ def status(field: str) -> int:
 
 
 if __name__ == "__main__":
-    what, *folders = [word for word in sys.argv[1:] if not word.startswith("--")]
+    what, *folders = sys.argv[1:]
     with ranks.process_group():
         if what == "compare":
             for folder in folders:

@@ -14,13 +14,14 @@ from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.conversion import find_mismatch, parameter_shapes
 from swep_ds.training.engine import build_engine
-from swep_ds.training.saved_state import name_files, read_state
+from swep_ds.training.saved_state import FLATS, name_files, read_state
 from tests.support import tiny_run
 from tests.support.one_rank import one_rank
 from tests.support.tiny_checkpoint import BATCH, LAYOUT, change_manifest, rewrite_state
 from tests.support.tiny_objective import objective
 
 MODEL, OPTIMIZER = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+FLAT = FLATS[1]
 WORD = "qa.model.bert.embeddings.word_embeddings.weight"
 
 
@@ -67,7 +68,7 @@ def in_optimizer(change: Callable[[dict], Any]) -> tuple[str, Callable]:
 
 
 BOTH = {
-    "nothing": in_model(dict.clear),
+    "an empty model": in_model(dict.clear),
     "no module": in_model(lambda s: s.update(module=[1])),
     "no schedule": in_model(lambda s: s.pop("lr_scheduler")),
     "another schedule": in_model(lambda s: s.update(lr_scheduler={"last_epoch": "x"})),
@@ -89,14 +90,12 @@ STAGES = {
         "a name": in_model(lambda s: s["param_shapes"][0].update(more=s["param_shapes"][0].pop(WORD))),
         "a shape": in_model(lambda s: s["param_shapes"][0].update({WORD: torch.Size((16, 200))})),
         "no shapes": in_model(lambda s: s.update(param_shapes=None)),
-        "nothing of it": (OPTIMIZER, dict.clear),
-        "too short": in_optimizer(lambda s: s.update(single_partition_of_fp32_groups=[torch.ones(5)])),
-        "too long": in_optimizer(lambda s: s.update(single_partition_of_fp32_groups=[torch.ones(10**5)])),
-        "two of them": in_optimizer(lambda s: s["single_partition_of_fp32_groups"].append(torch.ones(5))),
-        "another type": in_optimizer(
-            lambda s: s.update(single_partition_of_fp32_groups=[s["single_partition_of_fp32_groups"][0].double()])
-        ),
-        "nan": in_optimizer(lambda s: s["single_partition_of_fp32_groups"][0].data.fill_(float("inf"))),
+        "nothing": (OPTIMIZER, dict.clear),
+        "too short": in_optimizer(lambda s: s.update({FLAT: [torch.ones(5)]})),
+        "too long": in_optimizer(lambda s: s.update({FLAT: [torch.ones(10**5)]})),
+        "two tensors": in_optimizer(lambda s: s[FLAT].append(torch.ones(5))),
+        "another type": in_optimizer(lambda s: s.update({FLAT: [s[FLAT][0].double()]})),
+        "nan": in_optimizer(lambda s: s[FLAT][0].data.fill_(float("inf"))),
         "no state": in_optimizer(lambda s: s.pop("base_optimizer_state")),
         "moments of another length": in_optimizer(
             lambda s: s["base_optimizer_state"].update(state={0: {"step": 1, "exp_avg": torch.ones(2)}})
@@ -151,18 +150,18 @@ def test_files_are_named_by_rank(stage, ranks):
 
 def test_models_of_as_many_weights_are_told_apart():
     mine = objective("mle")
-    there = run._architecture(mine)
-    assert run._architecture(objective("mle")) == there
+    saved = run._architecture(mine)
+    assert run._architecture(objective("mle")) == saved
     config: BertConfig = mine.qa.model.config
     config.num_attention_heads = 4
     config.transformers_version = "0.1"
     config._name_or_path = "elsewhere"
-    assert differences(there, run._architecture(mine)) == "model config num_attention_heads 2 there, 4 here"
+    assert differences(saved, run._architecture(mine)) == "model config num_attention_heads 2 there, 4 here"
     config.num_attention_heads = 2
     layer = mine.qa.model.bert.encoder.layer[0].intermediate.dense
     shape = list(layer.weight.shape)
     layer.weight = torch.nn.Parameter(layer.weight.T)
-    said = differences(there, run._architecture(mine))
+    said = differences(saved, run._architecture(mine))
     assert said.endswith(f"intermediate.dense.weight {shape} there, {shape[::-1]} here")
     assert ";" not in said
     assert sum(map(len, parameter_shapes(mine).values())) > 0
