@@ -1,4 +1,4 @@
-"""A run's folder: it holds one run at a time, and no other files are ever overwritten."""
+"""A run's folder: only one process writes to it, and no files of others are ever overwritten."""
 
 import fcntl
 import json
@@ -113,7 +113,7 @@ class RunFolder:
         self.report = path / "report.html"
 
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
-        """Locks the folder until the process ends, and checks now that all can be written that the run will write.
+        """Locks the folder until the process ends, and checks that the run will be able to write all its files.
 
         Args:
             resume: "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used.
@@ -164,7 +164,7 @@ class RunFolder:
             raise InputError(f"{where}: holds another run ({differing}): name another folder")
 
     def _foreign(self, recipe: Recipe) -> list[str]:
-        """Names of the files that no start leaves which ended before it wrote its recipe."""
+        """Names of entries that a start cannot have left if it ended before it wrote its recipe."""
         first = self.path / PRETRAIN
         no_stage = first.is_dir() and all(_is_left(file) for file in _entries(first))
         known = {PRETRAIN, BATCH} if recipe.pretrain or no_stage else set()
