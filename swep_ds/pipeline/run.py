@@ -142,12 +142,8 @@ def _run_stage(
         kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
         checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure)
         tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
-
-        def check() -> dict[str, Any] | None:
-            checkpoints.check_names(before.updates, updates, recipe.train.checkpoint_every)
-            return _pretraining(recipe, folder) if ranks.is_main() else None
-
-        pretraining = ranks.gather(ranks.on_all_ranks(check))[0]
+        first = ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else None)
+        pretraining = ranks.gather(first)[0]
         # last, so that a start that is refused leaves the folder as it was
         write_on_rank0(lambda: _note_start(folder, recipe, job, batch), folder.path)
         if tag is not None:
@@ -243,7 +239,7 @@ def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, s
     best = checkpoints.best()
     update = done.updates if best is None else best
     if update != done.updates:
-        checkpoints.restore(engine, checkpoints.tag(update))
+        checkpoints.load(engine, [checkpoints.tag(update)])
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
     chosen = checkpoints.scores[update]
     say(

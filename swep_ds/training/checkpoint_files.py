@@ -1,8 +1,8 @@
-"""The folder `checkpoints/`: which names in it are a run's checkpoints, and what their files must hold.
+"""The files of a run's checkpoints: their names, the manifest `complete.json`, and how damage is found.
 
-`complete.json` in a checkpoint lists its files, each with its size and a CRC-32 of what is in it, and carries a
-checksum of itself. A file that is missing, cut off, changed or taken from elsewhere makes the checkpoint a damaged one.
-These checksums find accidents, not forgery: DeepSpeed's files are pickled, and code in them is refused in any case.
+The manifest lists every file of a checkpoint with its size and a checksum of its content, and ends in a checksum of
+itself. A checkpoint is damaged if a file is missing, truncated, changed or taken from another checkpoint. The checksums
+find accidents, not forgery; `saved_state.read_state` runs no pickled code in any case.
 """
 
 import hashlib
@@ -12,90 +12,59 @@ import os
 import re
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import ConfigDict, Field, PositiveInt, ValidationError
 
 from swep_ds.errors import InputError, reason
+from swep_ds.evaluation.results import Checked, Count, SetScore
 from swep_ds.files import parse_json, read_text, write_atomically
-from swep_ds.training.saved_state import read_state
 
 MANIFEST = "complete.json"
 LATEST = "latest"
-FIX = "delete that folder to resume from an earlier one, or train anew with another --output_dir"
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Percent = Annotated[float, Field(ge=0, le=100)]
+FIX = "delete that folder to resume from an earlier one, or start a new run with another --output_dir"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """How far a run is, over all its starts; windows and tokens over all ranks."""
+    """Progress over all starts of a run; windows and tokens are sums over the ranks."""
 
     updates: Count = 0
     windows: Count = 0
     tokens: Count = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
-    unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state`: of updates that no line tells of yet
-
-
-class Checked(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state` of the updates since the last logged line
 
 
 class SavedFile(Checked):
-    """The size of a file that `torch.save` wrote, and its `seal`."""
+    """A file that `torch.save` wrote: its size in bytes and its `seal`."""
 
     size: Count
     seal: Count
 
 
-class SavedScore(Checked):
-    exact_match: Percent
-    f1: Percent
-    total: Count
-
-
 class Layout(Checked):
-    """How DeepSpeed spread the state over its files."""
+    """How DeepSpeed spreads the state over its files; "zero_optimization" is among the extra fields."""
 
     model_config = ConfigDict(extra="allow")
     world_size: Annotated[int, Field(ge=1, le=2**20)]
     zero_stage: Literal[0, 1, 2, 3]
 
 
-class Unlogged(Checked):
-    """`TrainState.unlogged`; a statistic other than the loss may be infinite."""
-
-    model_config = ConfigDict(allow_inf_nan=True)
-    accumulation: PositiveInt
-    counts: dict[str, Annotated[float, Field(gt=0)]]
-    sums: dict[str, Annotated[list[float], Field(min_length=1)]]
-
-
 class Manifest(Checked):
-    """`complete.json`; see `Checkpoints`."""
+    """The content of `complete.json`; `Checkpoints` explains the fields."""
 
+    model_config = ConfigDict(extra="forbid")
     done: TrainState
     setup: dict[str, Any]
     layout: Layout
     batch: dict[str, PositiveInt]
-    scores: dict[int, SavedScore]  # by update
+    scores: dict[int, SetScore]  # by update
     files: Annotated[dict[Annotated[str, Field(pattern=r"^\w+\.pt$")], SavedFile], Field(min_length=1)]
-
-    @field_validator("done")
-    @classmethod
-    def _unlogged(cls, done: TrainState) -> TrainState:
-        if done.unlogged:
-            unlogged = Unlogged.model_validate(done.unlogged)
-            if unlogged.counts.keys() != unlogged.sums.keys():
-                raise ValueError("unlogged: counts and sums are of other statistics")
-        return done
-
-
-# Names
 
 
 def checkpoint_name(update: int) -> str:
@@ -103,16 +72,13 @@ def checkpoint_name(update: int) -> str:
 
 
 def checkpoint_number(name: str) -> int | None:
-    """The update of a checkpoint's name; None where it is no such name, as `update-00000012-backup`."""
+    """The update in a checkpoint's name; None if the name is not exactly one, such as `update-00000012-backup`."""
     number = re.fullmatch(r"update-([0-9]{8,18})", name)
     return int(number[1]) if number and checkpoint_name(int(number[1])) == name else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The run's checkpoints that were completed, damaged ones among them, in the order of their updates.
-
-    Names that are not exactly a checkpoint's, files and symbolic links are none of the run's.
-    """
+    """All folders of completed checkpoints from oldest to newest, damaged ones included; links do not count."""
     try:
         entries = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
@@ -121,55 +87,46 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [tags[number] for number in sorted(tags) if os.path.lexists(tags[number] / MANIFEST)]
 
 
-# QAOutput
-
-
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints to go on from, the first that can be read: the one `latest` names, then the newest first.
+    """The checkpoints to resume from, in the order to try: the one that `latest` names, then from newest to oldest.
 
-    Their files are all there; none if there never was one.
+    All their files are present in full size. The list is empty if no checkpoint was ever completed.
 
     Raises:
-        InputError: there are complete ones, but all of them are damaged.
+        InputError: there are completed checkpoints, but all of them are damaged.
     """
-    whole, damaged = [], []
     tags = list_checkpoints(folder)[::-1]
-    named = _latest(folder) if tags else None
-    for tag in sorted(tags, key=lambda tag: tag.name != named):  # stable: the others stay newest first
+    latest = _read_latest(folder / LATEST, [tag.name for tag in tags])
+    intact, faults = [], []
+    for tag in sorted(tags, key=lambda tag: tag.name != latest):  # stable: the others stay newest first
         try:
             read_manifest(tag)
+            intact.append(tag)
         except InputError as error:
-            if not whole:
+            faults.append(str(error))
+            if not intact:
                 log.warning("%s", error)
-            damaged.append(str(error))
-            continue
-        whole.append(tag)
-    if damaged and not whole:
-        raise InputError(damaged[0])
-    return whole
+    if faults and not intact:
+        raise InputError(faults[0])
+    return intact
 
 
-def _latest(folder: Path) -> str | None:
-    """The name that `latest` holds, None where it names none of the checkpoints."""
-    file = folder / LATEST
-    if not os.path.lexists(file):
+def _read_latest(file: Path, names: list[str]) -> str | None:
+    """The one of `names` that the file holds; None if it holds none of them."""
+    if not names or not os.path.lexists(file):
         return None
-    try:
-        name = read_text(file).strip()
-    except InputError as error:
-        log.warning("%s: the newest checkpoint is taken", error)
-        return None
-    if name not in [tag.name for tag in list_checkpoints(folder)]:
-        log.warning("%s: names no checkpoint of this run: the newest is taken", file)
-        return None
-    return name
+    with suppress(InputError):
+        if (name := read_text(file).strip()) in names:
+            return name
+    log.warning("%s: names no checkpoint of this run: the newest is used", file)
+    return None
 
 
 def read_manifest(tag: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all there with their sizes, and no other ones of DeepSpeed's.
+    """The manifest of the checkpoint in folder `tag`, whose files are all present in their full size.
 
     Raises:
-        InputError: not a checkpoint, never completed, or damaged.
+        InputError: not a checkpoint, not completed, or damaged.
     """
     if not os.path.lexists(tag / MANIFEST):
         raise InputError(
@@ -179,16 +136,15 @@ def read_manifest(tag: Path) -> Manifest:
         manifest = _parse(read_text(tag / MANIFEST, MANIFEST))
     except InputError as error:
         raise damaged(tag, str(error)) from None
-    update = manifest.done.updates
-    if checkpoint_number(tag.name) not in (None, update):
-        raise damaged(tag, f"it is that of update {update}, under another name")
+    if checkpoint_number(tag.name) not in (None, manifest.done.updates):
+        raise damaged(tag, f"it was saved after update {manifest.done.updates} and renamed")
     for name, saved in manifest.files.items():
         file = tag / name
         if not file.is_file() or file.stat().st_size != saved.size:
-            there = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
-            raise damaged(tag, f"{name} {there}, {saved.size} were written")
-    if more := sorted(file.name for file in tag.glob("*.pt") if file.name not in manifest.files):
-        raise damaged(tag, f"{more[0]} was not written with it")  # DeepSpeed would read it
+            state = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
+            raise damaged(tag, f"{name} {state}, {saved.size} were written")
+    if extra := sorted(file.name for file in tag.glob("*.pt") if file.name not in manifest.files):
+        raise damaged(tag, f"{extra[0]} does not belong to it")  # DeepSpeed would read it
     return manifest
 
 
@@ -197,7 +153,6 @@ def damaged(tag: Path, why: str) -> InputError:
 
 
 def _parse(text: str) -> Manifest:
-    """Raises InputError where it is not what `write_manifest` wrote."""
     content = parse_json(text, MANIFEST)
     checksum = content.pop("checksum", None) if isinstance(content, dict) else None
     if checksum is None:
@@ -208,12 +163,11 @@ def _parse(text: str) -> Manifest:
         return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{MANIFEST}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise InputError(f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
 
 
 def write_manifest(tag: Path, content: dict[str, Any]) -> None:
-    """Completes the checkpoint; `content` as in `Manifest`."""
+    """Completes a checkpoint; `content` has the fields of `Manifest`."""
     content = json.loads(json.dumps(content))  # keys as they will be read
     write_atomically(tag / MANIFEST, json.dumps(content | {"checksum": _checksum(content)}, indent=1))
 
@@ -222,11 +176,11 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def seal(file: BinaryIO) -> int:
-    """CRC-32 of what a file of `torch.save` holds: of its members' names, sizes and CRC-32s, which it lists at its end.
+def seal(file: BinaryIO | Path) -> int:
+    """CRC-32 of what a file of `torch.save` lists at its end: names, sizes and CRC-32s of its members.
 
     Raises:
-        BadZipFile, and whatever else `zipfile` does of damaged ones.
+        BadZipFile: the file is damaged; `zipfile` may raise other exceptions as well.
     """
     with zipfile.ZipFile(file) as archive:
         members = [(member.filename, member.file_size, member.CRC) for member in archive.infolist()]
@@ -234,21 +188,20 @@ def seal(file: BinaryIO) -> int:
 
 
 def find_damage(tag: Path, files: dict[str, SavedFile]) -> str | None:
-    """What the first damaged file has, None if none is: reads files through, compares their members with the checksums
-    that they carry and with `SavedFile.seal`, and sees that they are data alone.
+    """Reads `files` of a checkpoint through and compares them with their checksums.
 
-    Raises:
-        InputError: naming the first file that holds code.
+    Returns:
+        An error message about the first damaged file, None if there is none.
     """
     for name, saved in files.items():
         try:
-            with (tag / name).open("rb") as file:
-                same = seal(file) == saved.seal
             with zipfile.ZipFile(tag / name) as archive:
-                fault = archive.testzip()
+                member = archive.testzip()
+            fault = member and f"wrong bytes in {member}"
+            if not fault and seal(tag / name) != saved.seal:
+                fault = "differs from what was written"
         except Exception as error:  # zipfile raises a dozen kinds, as wrong bytes ask for another compression and so on
-            fault, same = reason(error), True
-        if fault or not same:
-            return str(damaged(tag, f"{name}: {fault or 'holds something else than was written'}"))
-        read_state(tag / name)
+            fault = reason(error)
+        if fault:
+            return str(damaged(tag, f"{name}: {fault}"))
     return None

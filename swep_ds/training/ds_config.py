@@ -1,13 +1,13 @@
-"""ds_config: "auto" is filled from the recipe, and whatever contradicts the recipe is reported, all at once.
+"""Completes a ds_config from the recipe, and reports all contradictions between the two in one error.
 
-The recipe decides batch, optimizer, schedule, clipping and precision; the ds_config decides how DeepSpeed carries
-that out (ZeRO stage, offload, buckets, communication). A value that stands in both must agree.
+The recipe decides batch, optimizer, schedule, clipping and precision; the ds_config decides how DeepSpeed carries that
+out (ZeRO stage, offload, buckets, communication). "auto" takes the recipe's value, and any other value must agree with
+it.
 
-In `split` execution the engine sees each pass as a micro-step of its own, so the resolved file's
-gradient_accumulation_steps is the recipe's times the number of weighted passes.
+In `split` execution the engine sees each pass as a micro-step, so the resolved gradient_accumulation_steps is the
+recipe's times the number of weighted passes.
 """
 
-import math
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,19 +21,20 @@ from pydantic import ValidationError
 
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import check_output_folder, read_json, user_path
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import Recipe, TrainSection, flatten
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False}
-# how DeepSpeed spreads a run's state and work, which may change between two starts of it
+OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
+# how DeepSpeed spreads state and work, which may change between two starts of a run
 SPREAD = ("zero_optimization", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "aio")
 SPREAD += ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-# what it reports, which may change too
+# what DeepSpeed reports, which may change too
 REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "timers", "flops_profiler", "comms_logger")
 REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # of monitors
-MOST_FAULTS = 20  # of a file that are listed
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # that monitors need
+MOST_FAULTS = 20  # that one message lists
 
 
 def resolve_ds_config(
@@ -42,18 +43,51 @@ def resolve_ds_config(
     """Reads a ds_config file and completes it.
 
     Args:
-        source: path of the JSON file; of one that a run left in its folder, what its recipe decided counts as "auto".
-        micro_steps: engine micro-steps per batch (1 in `joint` execution, else the number of weighted passes).
-        hidden_size: of the model; sizes ZeRO's "auto" buckets as transformers does.
+        source: path of the JSON file. In the `ds_config.json` of a run, what its recipe decided counts as "auto".
+        micro_steps: engine micro-steps per micro-batch: 1 in `joint` execution, else the number of weighted passes.
+        hidden_size: of the model, from which ZeRO's "auto" buckets get their sizes as in transformers.
         on_cpu: whether there is no accelerator.
 
     Raises:
-        InputError: no such file, not JSON, it contradicts the recipe (all disagreements in one message), DeepSpeed
-            refuses a field, or this DeepSpeed is too old.
+        InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
+            that DeepSpeed refuses, or this DeepSpeed is too old.
     """
     _check_deepspeed()
     config = read_ds_config(source)
-    train, faults = recipe.train, []
+    given = _given(recipe.train, config, world_size)
+    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():  # of a run
+        for field in given:
+            _set(config, field, AUTO)
+    faults = _recipe_faults(config, recipe.train, given, on_cpu) + refused_fields(config) + _silent_faults(config)
+    _fill(config, given, hidden_size)
+    autos = [field for field, value in flatten(config).items() if value == AUTO]
+    faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
+    if faults:
+        raise InputError(f'{source}: {_join(faults)}. Fix the file, use "auto", or change the recipe')
+    del config["train_batch_size"]
+    config["gradient_accumulation_steps"] *= micro_steps
+    config = QUIET | config
+    with parsing(f"{source}: DeepSpeed refuses it", "fix the field it names"):
+        try:
+            DeepSpeedConfig(deepcopy(config))
+        except ValidationError as error:
+            refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
+            raise ValueError(f"{error.title}: {refused}") from None
+    return config
+
+
+def _check_deepspeed() -> None:
+    """Checks the version where pip did not: a package found through PYTHONPATH, or a DeepSpeed built into an image."""
+    installed = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
+    if installed < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
+        raise InputError(
+            f"DeepSpeed {deepspeed.__version__} ({Path(deepspeed.__file__).parent}): versions before "
+            f"{OLDEST_DEEPSPEED} can silently lose gradients: pip install 'deepspeed>={OLDEST_DEEPSPEED}'"
+        )
+
+
+def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict[str, tuple[Any, str]]:
+    """The fields that the recipe decides: value and where it comes from, by dotted name."""
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
     given = {
         "train_micro_batch_size_per_gpu": (train.micro_batch_size, "train.micro_batch_size"),
@@ -68,92 +102,63 @@ def resolve_ds_config(
             "torch_autocast.enabled": (train.precision == "autocast", "train.precision"),
             "torch_autocast.dtype": ("bfloat16", "train.precision"),
         }
-    if train.compile and zero_stage(config) == 3:
-        faults.append(
-            "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, anew for "
-            "minutes: take ds_configs/zero2.json, or set it to false"
-        )
-    if train.optimizer == "adafactor":
-        if "optimizer" in config:
-            faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
-        if zero_stage(config) or train.precision in ("bf16", "fp16"):
-            faults.append(
-                "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
-                "DeepSpeed hands an optimizer flat pieces of them: take ds_configs/zero0.json in fp32 or autocast, or "
-                "adamw"
-            )
-    elif "optimizer" in config:
-        kind = config["optimizer"].get("type")
-        if kind not in ("AdamW", "Adam") or config["optimizer"].get("params", {}).get("adam_w_mode") is False:
-            faults.append(f'optimizer.type = {shown(kind)}: the recipe trains with "AdamW": name that')
+    if train.optimizer == "adamw" and "optimizer" in config:
         given |= {
             "optimizer.params.lr": (train.learning_rate, "train.learning_rate"),
             "optimizer.params.betas": (list(train.adam_betas), "train.adam_betas"),
             "optimizer.params.eps": (train.adam_epsilon, "train.adam_epsilon"),
             "optimizer.params.weight_decay": (train.weight_decay, "train.weight_decay"),
         }
-    if _left_by_a_run(Path(source)):
-        for field in given:
-            _drop(config, field)  # what that run's recipe decided, and here this one's does
-    faults += refused_fields(config) + _idle(config) + _silently_wrong(config.get("zero_optimization", {}))
+    return given
+
+
+def _recipe_faults(
+    config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]], on_cpu: bool
+) -> list[str]:
+    """What contradicts the recipe."""
+    faults, stage, present = [], zero_stage(config), flatten(config)
     for field, (value, origin) in given.items():
-        present = _get(config, field)
-        if present is not None and present != AUTO and not _equal(present, value):
-            faults.append(f"{field} = {shown(present)}, but the recipe's {origin} gives {shown(value)}")
-        _set(config, field, value)
-    zero = config.setdefault("zero_optimization", {})
-    sizes = {
-        "reduce_bucket_size": hidden_size**2,
-        "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
-        "stage3_param_persistence_threshold": 10 * hidden_size,
-    }
-    for field, value in sizes.items():
-        if zero.get(field) == AUTO:
-            zero[field] = value
+        if present.get(field) not in (None, AUTO, value):
+            faults.append(f"{field} = {shown(present[field])}, but the recipe's {origin} gives {shown(value)}")
+    if train.compile and stage == 3:
+        faults.append(
+            "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, for "
+            "minutes: take ds_configs/zero2.json, or set it to false"
+        )
     if on_cpu and train.precision == "fp16":
         faults.append('fp16 needs a GPU: set train.precision to "fp32", "autocast" or "bf16"')
-    faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in _autos(config)]
-    if faults:
-        raise InputError(f'{source}: {_listed(faults)}. Fix the file, use "auto", or change the recipe')
-    del config["train_batch_size"]
-    config["gradient_accumulation_steps"] *= micro_steps
-    config = QUIET | config
-    with parsing(f"{source}: DeepSpeed refuses it", "fix the field it names"):
-        try:
-            DeepSpeedConfig(deepcopy(config))
-        except ValidationError as error:
-            refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
-            raise ValueError(f"{error.title}: {refused}") from None
-    return config
+    optimizer = config.get("optimizer")
+    if train.optimizer == "adafactor":
+        if optimizer is not None:
+            faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
+        if stage or train.precision in ("bf16", "fp16"):
+            faults.append(
+                "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
+                "DeepSpeed hands an optimizer flat pieces of them: take ds_configs/zero0.json in fp32 or autocast, or "
+                "adamw"
+            )
+    elif optimizer is not None:
+        params = optimizer.get("params", {})
+        if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
+            faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
+        for name, default in (("bias_correction", True), ("amsgrad", False)):
+            if params.get(name, default) not in (default, AUTO):
+                faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")
+    return faults
 
 
-def _check_deepspeed() -> None:
-    """For where pip did not check it: a package that is found through PYTHONPATH, or an image's own DeepSpeed."""
-    here = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
-    if here < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
-        raise InputError(
-            f"DeepSpeed {deepspeed.__version__} ({Path(deepspeed.__file__).parent}): versions before "
-            f"{OLDEST_DEEPSPEED} can lose gradients without a word: pip install 'deepspeed>={OLDEST_DEEPSPEED}'"
-        )
-
-
-def _silently_wrong(zero: dict[str, Any]) -> list[str]:
-    """Settings with which DeepSpeed 0.19 trains or saves other weights than without, and says nothing."""
-    if zero.get("round_robin_gradients"):
-        # at stages 1 and 2 it takes a parameter's float32 weights and optimizer state from another one's place
-        return ["zero_optimization.round_robin_gradients: DeepSpeed then saves wrong weights: remove it"]
-    return []
-
-
-def _idle(config: dict[str, Any]) -> list[str]:
-    """Settings that would do nothing, and what the optimizer's would do in place of the recipe's AdamW."""
+def _silent_faults(config: dict[str, Any]) -> list[str]:
+    """Settings that DeepSpeed 0.19 would silently ignore, and one with which it saves wrong weights."""
     zero, stage, faults = config.get("zero_optimization", {}), zero_stage(config), []
-    for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+    if zero.get("round_robin_gradients"):
+        # at stages 1 and 2 it takes a parameter's float32 weights and optimizer state from another parameter's place
+        faults.append("zero_optimization.round_robin_gradients: DeepSpeed then saves wrong weights: remove it")
+    for name, least in OFFLOADS.items():
         block = zero.get(name)
-        if block and "device" not in block:
+        if not block or block.get("device") == "none":
+            continue
+        if "device" not in block:
             faults.append(f'zero_optimization.{name} names no device and would do nothing: give it "device": "cpu"')
-        elif not block or block["device"] == "none":
-            zero.pop(name, None)  # the same as no block
         elif stage < least:
             faults.append(
                 f"zero_optimization.{name} would do nothing at ZeRO-{stage}: set the stage to {least} or more, or "
@@ -161,24 +166,32 @@ def _idle(config: dict[str, Any]) -> list[str]:
             )
         elif block["device"] == "nvme" and not block.get("nvme_path"):
             faults.append(f"zero_optimization.{name} is to disk and has no nvme_path: name a folder")
-    if config.get("zero_force_ds_cpu_optimizer") is True and "optimizer" not in config:
-        faults.append(
-            "zero_force_ds_cpu_optimizer would do nothing without the block optimizer: give that, or remove this field"
-        )
-    params = config.get("optimizer", {}).get("params", {})
-    for name, default in (("bias_correction", True), ("amsgrad", False)):
-        if params.get(name, default) not in (default, AUTO):
-            faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove this field")
     return faults
 
 
+def _fill(config: dict[str, Any], given: dict[str, tuple[Any, str]], hidden_size: int) -> None:
+    """Puts in what the recipe decides and the sizes of ZeRO's "auto" buckets; drops offload to nowhere."""
+    for field, (value, _) in given.items():
+        _set(config, field, value)
+    zero = config.setdefault("zero_optimization", {})
+    sizes = {
+        "reduce_bucket_size": hidden_size**2,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+    zero |= {field: size for field, size in sizes.items() if zero.get(field) == AUTO}
+    for name in OFFLOADS:
+        if not zero.get(name) or zero[name].get("device") == "none":
+            zero.pop(name, None)
+
+
 def check_machine(config: dict[str, Any]) -> None:
-    """Whether this machine can do what `config` wants: buckets in its memory, offload to disk.
+    """Checks that this machine can do what a resolved ds_config asks for.
 
     Raises:
-        InputError: a bucket larger than the memory, which DeepSpeed takes in the first update; the optimizer state on
-            disk (DeepSpeed 0.19 then computes other updates, by 2 % of the loss in the second); or this machine lacks
-            what DeepSpeed's operator is built with.
+        InputError: a bucket larger than the memory, which DeepSpeed would allocate in the first update; the optimizer
+            state on disk, with which DeepSpeed 0.19 computes other updates (2 % of the loss in the second one); or
+            parameters on disk without the libraries that DeepSpeed's operator is built with.
     """
     zero, memory = config.get("zero_optimization", {}), get_accelerator().total_memory()
     bucket = zero.get("reduce_bucket_size", 0)
@@ -187,7 +200,7 @@ def check_machine(config: dict[str, Any]) -> None:
             f"zero_optimization.reduce_bucket_size: {bucket:,.0f} elements are more than this machine's memory of "
             f"{memory / 2**30:.0f} GiB holds: lower it, such as to 10000000"
         )
-    optimizer, parameters = ((zero.get(f"offload_{name}") or {}).get("device") for name in ("optimizer", "param"))
+    optimizer, parameters = (zero.get(name, {}).get("device") for name in OFFLOADS)
     if optimizer == "nvme":
         raise InputError(
             "zero_optimization.offload_optimizer: with the optimizer state on disk DeepSpeed computes other updates "
@@ -201,7 +214,7 @@ def check_machine(config: dict[str, Any]) -> None:
 
 
 def check_monitors(config: dict[str, Any]) -> None:
-    """Whether rank 0 can write what DeepSpeed reports; it would fail there alone.
+    """Checks that rank 0, which alone would fail, can write DeepSpeed's reports.
 
     Raises:
         InputError: a monitor's package is not installed, or a folder cannot be written to.
@@ -218,11 +231,11 @@ def check_monitors(config: dict[str, Any]) -> None:
 
 
 def read_ds_config(source: str) -> dict[str, Any]:
-    """A ds_config file whose fields and their types are right, without its comments; the values may be "auto".
+    """The content of a ds_config file without comments; fields and types are right, values may be "auto".
 
     Raises:
-        InputError: no such file, not JSON, a key given twice, an unknown field (names the nearest one), a value of
-            another type; all faults of fields in one message.
+        InputError: no such file, not JSON, a key given twice, an unknown field (names the nearest one) or a value of
+            the wrong type; all faults of fields in one message.
     """
     path = user_path(source, "--ds_config")
     if not path.exists():
@@ -231,56 +244,21 @@ def read_ds_config(source: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
     if faults := field_faults(config):
-        raise InputError(f"--ds_config {source}: " + _listed(faults))
+        raise InputError(f"--ds_config {source}: {_join(faults)}")
     return without_idle(config)
 
 
-def _listed(faults: list[str]) -> str:
+def _join(faults: list[str]) -> str:
     more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
     return "; ".join(faults[:MOST_FAULTS]) + more
-
-
-def _left_by_a_run(path: Path) -> bool:
-    """Whether it is the resolved `ds_config.json` of a run's folder."""
-    return path.name == "ds_config.json" and path.with_name("batch.json").is_file()
 
 
 def zero_stage(config: dict[str, Any]) -> int:
     return config.get("zero_optimization", {}).get("stage", 0)
 
 
-def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(_equal, left, right))
-    if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
-    if isinstance(left, str):
-        return left == right
-    return isinstance(left, int | float) and math.isclose(left, right, rel_tol=1e-9)
-
-
-def _get(config: dict, field: str, default: Any = None) -> Any:
-    *sections, leaf = field.split(".")
-    for section in sections:
-        config = config.get(section, {})
-    return config.get(leaf, default)
-
-
-def _set(config: dict, field: str, value: Any) -> None:
+def _set(config: dict[str, Any], field: str, value: Any) -> None:
     *sections, leaf = field.split(".")
     for section in sections:
         config = config.setdefault(section, {})
-    config[leaf] = deepcopy(value)
-
-
-def _drop(config: dict, field: str) -> None:
-    *sections, leaf = field.split(".")
-    for section in sections:
-        config = config.get(section, {})
-    config.pop(leaf, None)
-
-
-def _autos(node: Any, prefix: str = "") -> list[str]:
-    if isinstance(node, dict):
-        return [found for key, value in node.items() for found in _autos(value, f"{prefix}{key}.")]
-    return [prefix[:-1]] if node == AUTO else []
+    config[leaf] = value

@@ -1,8 +1,9 @@
-"""What DeepSpeed's files of a checkpoint hold, and where in them which elements of which parameter lie.
+"""The content of DeepSpeed's checkpoint files: where in them which elements of which parameter lie.
 
-A rank keeps float32 weights and the optimizer's moments in flat tensors: at ZeRO-1 and 2 an equal piece of all
-parameters laid end to end, at ZeRO-3 an equal piece of each parameter, at ZeRO-0 everything. The files are mapped into
-memory; they are read as tensors, plain values and a few classes of DeepSpeed, and code in them is refused.
+Every rank keeps float32 weights and the optimizer's moments in flat tensors: at ZeRO-0 everything, at ZeRO-1 and 2 an
+equal piece of all parameters laid end to end, at ZeRO-3 an equal piece of each parameter.
+
+DeepSpeed pickles its files. `read_state` reads tensors, plain values and a few classes of DeepSpeed, and refuses code.
 """
 
 import math
@@ -22,30 +23,30 @@ from torch import Tensor
 
 from swep_ds.errors import InputError
 
-WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # every optimizer that runs beyond ZeRO-0 is an Adam
-FLATS = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}  # by stage
+WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # every optimizer that runs at ZeRO 1 to 3 is an Adam
+# keys of an optimizer's file, by ZeRO stage
+FLATS = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}
 STATES = {1: "base_optimizer_state", 2: "base_optimizer_state", 3: "optimizer_state_dict"}
-Shapes = Sequence[dict[str, torch.Size]]  # by flat tensor: of the parameters by name, in order
+Shapes = Sequence[dict[str, torch.Size]]  # for every flat tensor: shape by parameter name, in order
 
 
 def enumeration_member(kind: type[Enum], name: str) -> Enum:
-    """In place of `getattr`, as which Python 3.11.0 to 3.11.3 pickles a member of an enumeration.
+    """Replaces `getattr`, a call of which Python 3.11.0 to 3.11.3 pickles for every member of an enumeration.
 
     Raises:
-        UnpicklingError: it is none.
+        UnpicklingError: the call asks for anything else.
     """
     if not (isinstance(kind, EnumMeta) and name in kind.__members__):
         raise UnpicklingError(f"GLOBAL builtins.getattr of {kind}")
     return kind[name]
 
 
-# in DeepSpeed's files, beside tensors
 SAVED_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 SAVED_CLASSES += [(enumeration_member, "builtins.getattr")]
 
 
 class Share(NamedTuple):
-    """Elements `first` to `first + count` of a parameter: in a rank's flat tensor number `group`, from `at` on."""
+    """Elements `first` to `first + count` of a parameter lie in a rank's flat tensor number `group`, from `at` on."""
 
     group: int
     at: int
@@ -55,11 +56,11 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank keeps."""
+    """What one rank keeps of the float32 weights and the optimizer's state."""
 
     shares: dict[str, Share]  # by parameter
-    flats: list[dict[str, Tensor]]  # WEIGHTS and, unless there was no update yet, MOMENTS
-    step: Any = None  # Adam's count, a tensor or an int
+    flats: list[dict[str, Tensor]]  # WEIGHTS and, after the first update, MOMENTS; all of shape [elements]
+    step: Any = None  # Adam's step count, a tensor or an int
 
 
 def find_shares(
@@ -71,15 +72,15 @@ def find_shares(
     sizes: Sequence[int],
     gaps: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Share]:
-    """What a rank keeps of every parameter, and where; parameters of which it keeps nothing are left out.
+    """What a rank keeps of each parameter, and where; parameters of which it keeps nothing are left out.
 
     Args:
-        sizes: elements of a rank's flat tensors, which ZeRO 0 to 2 cut at.
-        gaps: unused elements behind each parameter there (`zero_optimization.parameter_alignment`); None = none.
+        sizes: elements in each flat tensor of a rank; ZeRO 0 to 2 cut the parameters there.
+        gaps: unused elements behind each parameter (`zero_optimization.parameter_alignment`); None = no gaps.
     """
-    found = {}
+    shares = {}
     for group, named in enumerate(shapes):
-        end = 0  # of the parameter before: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
+        end = 0  # of the previous parameter: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
         for number, (name, shape) in enumerate(named.items()):
             total = math.prod(shape)
             if stage == 3:
@@ -87,20 +88,20 @@ def find_shares(
                 first, last, at = size * rank, min(total, size * (rank + 1)), end
                 end += size
             else:
-                begin = sizes[group] * rank - end  # of the rank's piece, counted from this parameter's first element
+                begin = sizes[group] * rank - end  # where the rank's piece begins, relative to this parameter
                 first, last = max(0, begin), min(total, begin + sizes[group])
                 at = first - begin
                 end += total + (gaps[group][number] if gaps else 0)
             if first < last:
-                found[name] = Share(group, at, first, last - first)
-    return found
+                shares[name] = Share(group, at, first, last - first)
+    return shares
 
 
 def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
-    """What DeepSpeed saved in a file, in CPU memory or `mapped` into it; no code that is pickled in it is run.
+    """What DeepSpeed saved in a file, in CPU memory or, if `mapped`, read from the file when it is used.
 
     Raises:
-        InputError: it holds more than tensors, plain values and `SAVED_CLASSES`.
+        InputError: the file holds more than tensors, plain values and `SAVED_CLASSES`.
     """
     try:
         with torch.serialization.safe_globals(SAVED_CLASSES):
@@ -108,66 +109,67 @@ def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
     except UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         raise InputError(
-            f"{file}: holds {named[1] if named else 'objects'}, as no checkpoint of this DeepSpeed does: resume only "
-            "from what swep-ds wrote"
+            f"{file}: contains {named[1] if named else 'objects'}, which no checkpoint of this DeepSpeed does: resume "
+            "only from what swep-ds wrote"
         ) from None
 
 
 def name_files(names: Collection[str], stage: int, world_size: int) -> tuple[list[str], list[str]]:
-    """Names of the files of the model and of those of the optimizer, each by rank; below ZeRO-3 one file has the
-    whole model, and at ZeRO-0 the optimizer's state as well.
+    """The names of the model's files and of the optimizer's files, both in rank order.
+
+    Below ZeRO-3 one file holds the whole model; at ZeRO-0 it holds the optimizer's state as well.
 
     Raises:
-        ValueError: `names` are not those of a checkpoint that `world_size` ranks wrote at ZeRO `stage`.
+        ValueError: `names` are not the files that `world_size` ranks write at ZeRO `stage`.
     """
-    fault = ValueError(f"its files are not those of {world_size} rank(s) at ZeRO-{stage}")
-    if len(names) != (world_size if stage == 3 else 1) + (world_size if stage else 0):
-        raise fault
     models, optimizers = ["mp_rank_00_model_states.pt"], []
     if stage == 3:
         models = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(world_size)]
     if stage:
-        optimizers = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(world_size)]
-        optimizers = [name if name in names else f"bf16_{name}" for name in optimizers]
+        prefix = "bf16_" if any(name.startswith("bf16_") for name in names) else ""
+        optimizers = [f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(world_size)]
     if set(names) != {*models, *optimizers}:
-        raise fault
+        raise ValueError(f"its files are not those of {world_size} rank(s) at ZeRO-{stage}")
     return models, optimizers
 
 
 def saved_shapes(model: dict[str, Any], stage: int, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """The parameters' shapes, of a file of the model; at ZeRO-0 of the tensors called `names` in it."""
+    """Shape by parameter in a file of the model; at ZeRO-0, which lists none, of the tensors called `names`."""
     if stage == 0:
         return {name: tuple(tensor.shape) for name, tensor in model["module"].items() if name in names}
     return {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
 
 
-def saved_whole(model: dict[str, Any], names: list[str]) -> Part:
-    """ZeRO-0: the module's weights, and the optimizer's state by the parameters' numbers."""
-    weights = [model["module"][name] for name in names]
-    states = [model["optimizer"]["state"].get(number, {}) for number in range(len(names))]
-    shapes = [{name: weight.shape} for name, weight in zip(names, weights, strict=True)]
-    return _saved(find_shares(0, shapes, 0, 1, sizes=[weight.numel() for weight in weights]), weights, states)
+def saved_parts(
+    stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
+) -> list[Part]:
+    """What every rank saved; at ZeRO-0 there is one part.
 
-
-def saved_pieces(stage: int, shapes: Shapes, optimizers: Sequence[dict[str, Any]]) -> list[Part]:
-    """ZeRO 1 to 3: the optimizer's files, one of each rank."""
-    sizes = [flat.numel() for flat in optimizers[0][FLATS[stage]]]  # the last ranks' lack the padding
+    Args:
+        model: content of a file of the model.
+        optimizers: contents of the optimizer's files, by rank.
+        names: of the parameters, in the optimizer's order.
+    """
+    if stage == 0:
+        weights = [model["module"][name] for name in names]
+        shapes = [{name: weight.shape} for name, weight in zip(names, weights, strict=True)]
+        shares = find_shares(0, shapes, 0, 1, sizes=[weight.numel() for weight in weights])
+        return [_part(shares, weights, model["optimizer"]["state"])]
+    sizes = [flat.numel() for flat in optimizers[0][FLATS[stage]]]  # the last ranks save theirs without padding
     gaps = optimizers[0].get("param_alignment_paddings")
-    world_size = len(optimizers)
-    return [
-        saved_piece(stage, find_shares(stage, shapes, rank, world_size, sizes=sizes, gaps=gaps), optimizer)
-        for rank, optimizer in enumerate(optimizers)
-    ]
+    shapes, size = model["param_shapes"], len(optimizers)
+    shares = (find_shares(stage, shapes, rank, size, sizes=sizes, gaps=gaps) for rank in range(size))
+    return [saved_part(stage, *of_rank) for of_rank in zip(shares, optimizers, strict=True)]
 
 
-def saved_piece(stage: int, shares: dict[str, Share], optimizer: dict[str, Any]) -> Part:
-    """One of them, which holds these shares."""
-    flats, states = optimizer[FLATS[stage]], optimizer[STATES[stage]]["state"]
-    return _saved(shares, flats, [states.get(number, {}) for number in range(len(flats))])
+def saved_part(stage: int, shares: dict[str, Share], optimizer: dict[str, Any]) -> Part:
+    """What one rank saved at ZeRO 1 to 3."""
+    return _part(shares, optimizer[FLATS[stage]], optimizer[STATES[stage]]["state"])
 
 
-def _saved(shares: dict[str, Share], weights: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> Part:
-    """Raises ValueError where a tensor is not as long as its shares, or holds no numbers."""
+def _part(shares: dict[str, Share], weights: Sequence[Tensor], state_of: dict[int, dict[str, Any]]) -> Part:
+    """Raises ValueError if a tensor is shorter than its shares or holds no floating-point numbers."""
+    states = [state_of.get(number, {}) for number in range(len(weights))]
     flats = [
         {WEIGHTS: weight.reshape(-1)} | {key: state[key].reshape(-1) for key in MOMENTS if key in state}
         for weight, state in zip(weights, states, strict=True)

@@ -1,4 +1,4 @@
-"""Weights that are spread over the ranks (ZeRO-3): spread without a whole copy on any, and gathered one at a time."""
+"""ZeRO-3 weights: partitioned without a whole model on any rank, and gathered one at a time."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from swep_ds.ranks import group as ranks
 
 
 def shard(module: nn.Module, config: dict[str, Any]) -> None:
-    """Leaves each rank its part of every parameter, in the engine's precision; buffers go to the device whole.
+    """Leaves each rank its part of every parameter, in the engine's precision, and moves buffers to the device.
 
-    One parameter after the other passes through memory of the largest one's size, so that weights which are mapped
-    from their files (`load_trainable`) are never all in memory: `deepspeed.initialize` alone would write into the
-    mapping of each rank. The values are rank 0's. All ranks call this together.
+    The values are rank 0's. The parameters pass one by one through a buffer of the largest one's size, so weights that
+    are mapped from files (`load_trainable`) are never all in memory; `deepspeed.initialize` alone would make each rank
+    write into its mapping. Collective.
 
     Args:
         config: from `resolve_ds_config`, of stage 3.
@@ -26,9 +26,9 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
     halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
     [dtype] = [half for name, half in halves.items() if config[name]["enabled"]] or [torch.float32]
     first, *_ = parameters = list(module.parameters())
-    passage = torch.empty(max(p.numel() for p in parameters), dtype=dtype, device=ranks.device())
+    buffer = torch.empty(max(p.numel() for p in parameters), dtype=dtype, device=ranks.device())
     for parameter in parameters:
-        whole = passage[: parameter.numel()].view(parameter.shape)
+        whole = buffer[: parameter.numel()].view(parameter.shape)
         if ranks.is_main():
             whole.copy_(parameter.detach())
         parameter.data = whole
@@ -36,19 +36,19 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
             deepspeed.zero.Init(module=nn.ParameterList([first]), config_dict_or_path=config)
         else:
             first.convert_to_zero_parameters(param_list=[parameter])
-    for buffer in module.buffers():
-        buffer.data = buffer.data.to(ranks.device())
+    for tensor in module.buffers():
+        tensor.data = tensor.data.to(ranks.device())
 
 
 def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[str, Tensor | None]]:
-    """Name and value of all that the model saves, tied weights once; in CPU memory on rank 0, None on the others.
+    """Yields name and value of all that the model saves, tied weights once: in CPU memory on rank 0, None elsewhere.
 
-    All ranks go through it together, and at ZeRO-3 only one weight at a time is whole.
+    Collective: all ranks iterate together. At ZeRO-3 only one weight at a time is whole.
 
     Args:
         model: part of the engine's module.
-        masters: the float32 weights that a half-precision engine's optimizer steps, of which the module's own are
-            roundings. Not for DeepSpeed's fused optimizers at stage 0, which keep them flat.
+        masters: whether to yield the optimizer's float32 weights, of which a half-precision module's are roundings.
+            Not for DeepSpeed's fused optimizers at stage 0, which keep them flat.
     """
     stage = engine.zero_optimization_stage()
     master = {}

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, what may change between two starts, where it goes on."""
+"""A run's folder: whose it is, what may change between two starts, where it resumes."""
 
 import json
 import os
@@ -21,8 +21,6 @@ from swep_ds.recipe import Recipe
 from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 from tests.support.tiny_checkpoint import change_manifest, described, write_checkpoint
 
-SIZE = described()["size"]
-
 TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
 
@@ -34,15 +32,15 @@ def recipe(**changes) -> Recipe:
     return Recipe.model_validate(tree)
 
 
-def take(path: Path, made: Recipe | None = None, resume: str = "auto"):
+def take(path: Path, settings: Recipe | None = None, resume: str = "auto"):
     folder = RunFolder(path)
-    tags = folder.take(made or recipe(), resume)
+    tags = folder.take(settings or recipe(), resume)
     return folder, tags[0] if tags else None
 
 
-def message(path: Path, made: Recipe | None = None, resume: str = "auto") -> str:
+def message(path: Path, settings: Recipe | None = None, resume: str = "auto") -> str:
     with pytest.raises(InputError) as caught:
-        RunFolder(path).take(made or recipe(), resume)
+        RunFolder(path).take(settings or recipe(), resume)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -56,28 +54,22 @@ def used(tmp_path) -> Path:
     return path
 
 
-def test_a_new_folder_is_made_with_its_parents(tmp_path):
-    folder, tag = take(tmp_path / "a" / "b")
-    assert tag is None
-    assert folder.path.is_dir()
+def test_a_new_folder_is_made_with_its_parents_and_a_start_that_failed_early_leaves_it_free(tmp_path):
+    path = tmp_path / "a" / "b"
+    for settings, resume in [(recipe(), "auto"), (recipe(), "auto"), (recipe(train__learning_rate=1.0), "never")]:
+        assert take(path, settings, resume)[1] is None  # leaves nothing but its lock
+    assert [file.name for file in path.iterdir()] == [".lock"]
 
 
-def test_an_empty_folder_and_one_of_a_start_that_failed_early(tmp_path):
-    assert take(tmp_path)[1] is None  # leaves nothing but its lock
-    assert take(tmp_path)[1] is None
-    assert take(tmp_path, recipe(train__learning_rate=1.0), "never")[1] is None
-
-
-def test_a_file_in_its_place(tmp_path):
+def test_what_is_no_folder_or_holds_other_files(tmp_path):
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    before = sorted(tmp_path.rglob("*"))
     assert "is a file: name a folder" in message(tmp_path / "file")
     assert "cannot be written to (Not a directory)" in message(tmp_path / "file" / "run")
-
-
-def test_other_files(tmp_path):
-    (tmp_path / "thesis.tex").write_text("")
-    assert "holds files of no run (thesis.tex): name a new or empty folder" in message(tmp_path)
-    assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
+    assert "is a symbolic link to nothing: name a folder" in message(tmp_path / "link")
+    assert "holds files that belong to no run (file): name a new or empty folder" in message(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_another_run_names_all_fields_that_differ(used):
@@ -135,35 +127,26 @@ def test_a_first_stage_may_be_there_already(tmp_path):
     assert take(tmp_path)[1] is None  # what a refused start leaves
     (tmp_path / "pretrain" / "recipe.yaml").write_text("")
     assert take(tmp_path, recipe(pretrain={"train": "generated"}))[1] is None
-    assert "holds files of no run" in message(tmp_path)
+    assert "holds files that belong to no run" in message(tmp_path)
 
 
-def test_resume_never_wants_no_run_there(used, tmp_path):
-    assert "holds a run already: name another folder, or --resume auto to go on" in message(used, resume="never")
-    assert take(tmp_path / "new", resume="never")[1] is None
+def test_resume_never_wants_no_run_there(used):
+    assert "holds a run already: name another folder, or --resume auto to resume it" in message(used, resume="never")
 
 
-def test_auto_goes_on_from_the_newest_complete_checkpoint(used):
+def test_auto_resumes_from_the_newest_complete_checkpoint(used):
     tags = [write_checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
     (used / "checkpoints" / "update-00000011").mkdir()  # cut off
-    assert RunFolder(used).take(recipe(), "auto") == tags  # older ones should it turn out to be damaged
+    assert RunFolder(used).take(recipe(), "auto") == tags  # older ones in case it turns out to be damaged
     (used / "checkpoints" / "latest").write_text(tags[1].name)
     assert RunFolder(used).take(recipe(), "auto") == [tags[1], tags[0], tags[2]]
 
 
-def test_auto_passes_over_a_damaged_checkpoint_with_a_warning(used, caplog):
-    older = write_checkpoint(used / "checkpoints", 2)
-    (write_checkpoint(used / "checkpoints", 4) / "state.pt").write_bytes(b"12345")
-    assert take(used)[1] == older
-    assert f"update-00000004: the checkpoint is damaged (state.pt has 5 bytes, {SIZE} were written)" in caplog.text
-
-
 def test_auto_with_nothing_but_damaged_checkpoints(used):
-    tag = write_checkpoint(used / "checkpoints", 4)
+    tag, size = write_checkpoint(used / "checkpoints", 4), described()["size"]
     (tag / "state.pt").unlink()
     said = message(used)
-    assert f"{tag}: the checkpoint is damaged (state.pt is missing, {SIZE} were written)" in said
-    assert "delete that folder" in said
+    assert f"{tag}: the checkpoint is damaged (state.pt is missing, {size} were written): delete that folder" in said
 
 
 def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
@@ -185,7 +168,7 @@ def test_a_path_without_a_checkpoint(tmp_path):
 
 @contextmanager
 def held(path: Path):
-    """By another process, which is given."""
+    """The folder is locked by another process, which is yielded."""
     script = (
         "import fcntl, sys\n"
         "lock = open(sys.argv[1], 'a')\n"
@@ -219,11 +202,11 @@ def test_another_process_holds_the_folder(used, monkeypatch, capsys):
 def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatch):
     setups = [{"training data": "a"}, {"training data": "a"}, {"training data": "b"}]
     monkeypatch.setattr(run_folder, "ranks", SimpleNamespace(gather=lambda own: [*setups, own], host="n{}".format))
-    with pytest.raises(InputError) as caught:
-        check_alike(setups[0])
-    assert "rank 2 (here, host n2) starts otherwise than rank 0 (there, host n0): training data 'a' there, 'b' " in str(
-        caught.value
+    said = (
+        r"rank 2 \(here, host n2\) starts with other settings than rank 0 \(there, host n0\): training data 'a' there"
     )
+    with pytest.raises(InputError, match=said):
+        check_alike(setups[0])
     setups.pop()
     check_alike(setups[0])
 
@@ -231,60 +214,65 @@ def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatc
 # The global batch
 
 
-def split(windows: int, world_size: int, micro: int = 8, steps: int = 1) -> tuple[int, int]:
-    """Of the recipe's own split, micro x steps, on other ranks than it was meant for."""
-    made = recipe(train__micro_batch_size=micro, train__gradient_accumulation_steps=steps)
-    kept = Batch.of(made, windows).keep(made, world_size).train
-    assert kept.micro_batch_size * kept.gradient_accumulation_steps * world_size == windows
-    assert kept.micro_batch_size <= micro
-    assert kept.model_copy(update={"micro_batch_size": micro, "gradient_accumulation_steps": steps}) == made.train
-    return kept.micro_batch_size, kept.gradient_accumulation_steps
+def split(micro: int, steps: int, **train) -> Recipe:
+    settings = {"micro_batch_size": micro, "gradient_accumulation_steps": steps, **train}
+    return recipe(**{f"train__{name}": value for name, value in settings.items()})
 
 
-def test_the_global_batch_is_kept_on_other_ranks():
-    assert split(32, 4) == (8, 1)  # the recipe's own
-    assert split(32, 2) == (8, 2)
-    assert split(32, 1) == (8, 4)
-    assert split(32, 8) == (4, 1)
-    assert split(32, 32) == (1, 1)
-    assert split(24, 1, micro=3, steps=2) == (3, 8)
-    assert split(24, 3, micro=3, steps=4) == (2, 4)  # 8 windows a rank, which 3 do not divide
-    assert split(14, 2, micro=2, steps=7) == (1, 7)
+@pytest.mark.parametrize(
+    ("windows", "world_size", "asked", "kept"),
+    [
+        (32, 4, (8, 1), (8, 1)),
+        (32, 2, (8, 1), (8, 2)),
+        (32, 1, (8, 1), (8, 4)),
+        (32, 8, (8, 1), (4, 1)),
+        (32, 32, (8, 1), (1, 1)),
+        (24, 1, (3, 2), (3, 8)),
+        (24, 3, (3, 4), (2, 4)),  # 8 windows per rank, which 3 do not divide
+        (14, 2, (2, 7), (1, 7)),
+    ],
+)
+def test_the_global_batch_is_kept_on_other_ranks(windows, world_size, asked, kept):
+    assert Batch(windows, *asked).keep(split(*asked), world_size) == split(*kept)
 
 
-def test_ranks_that_cannot_share_the_global_batch_learn_which_can():
-    with pytest.raises(InputError) as caught:
-        split(32, 3)
-    assert "a global batch of 32, which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank(s)" in str(
-        caught.value
-    )
+@pytest.mark.parametrize(("world_size", "steps"), [(4, 2), (1, 8), (2, 4), (8, 1)])
+def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches(world_size, steps):
+    kept = Batch(8, 8, 2).keep(split(8, 2, max_tokens=4096), world_size)
+    assert kept == split(8, steps, max_tokens=4096)
 
 
-def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches():
-    made = recipe(train__max_tokens=4096, train__gradient_accumulation_steps=2)
-    began = Batch.of(made, 8)  # on 4 ranks
-    assert began.keep(made, 4) == made
-    for world_size, steps in ((1, 8), (2, 4), (8, 1)):
-        kept = began.keep(made, world_size).train
-        assert kept == made.train.model_copy(update={"gradient_accumulation_steps": steps})
-    with pytest.raises(InputError, match=r"global batch of 8, which 3 ranks cannot share evenly"):
-        began.keep(made, 3)
-    more = recipe(train__max_tokens=4096, train__gradient_accumulation_steps=4)
-    with pytest.raises(InputError, match=r"^train\.gradient_accumulation_steps 4 x 4 rank\(s\) is a global batch of"):
-        began.keep(more, 4)
+@pytest.mark.parametrize(
+    ("began", "asked", "world_size", "said"),
+    [
+        (Batch(32, 8, 1), split(8, 1), 3, "32, which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank"),
+        (Batch(2**31, 8, 1), split(8, 1), 3, r"which 3 ranks cannot share evenly: start it on 1, .*, 4096 rank\(s\)"),
+        (Batch(8, 8, 2), split(8, 2, max_tokens=4096), 3, "8, which 3 ranks cannot share"),
+        (
+            Batch(8, 8, 2),
+            split(8, 4, max_tokens=4096),
+            4,
+            r"^train\.gradient_accumulation_steps 4 x 4 rank\(s\) is a g",
+        ),
+        (Batch(12, 8, 1), split(8, 1), 1, "is a global batch of 8, and the run began with 12"),
+        (
+            Batch(16, 8, 1),
+            split(8, 2),
+            2,
+            r"8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a global batch of",
+        ),
+    ],
+)
+def test_a_global_batch_that_cannot_be_kept_is_refused(began, asked, world_size, said):
+    with pytest.raises(InputError, match=said):
+        began.keep(asked, world_size)
 
 
-def test_a_recipe_may_split_its_global_batch_anew_but_not_ask_for_another():
-    began = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
-    anew = recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2)
-    assert began.keep(anew, 2) == anew
-    with pytest.raises(
-        InputError, match=r"8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a global batch of 32"
-    ):
-        began.keep(recipe(train__gradient_accumulation_steps=2), 2)
+def test_a_recipe_may_split_its_global_batch_anew():
+    assert Batch(16, 8, 1).keep(split(4, 2), 2) == split(4, 2)
 
 
-def test_the_split_does_not_bind_but_the_folder_remembers_the_batch(used, tmp_path):
+def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path):
     folder, tag = take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2))
     assert tag is None
     assert folder.began([]) is None
@@ -298,21 +286,13 @@ def test_the_split_does_not_bind_but_the_folder_remembers_the_batch(used, tmp_pa
     assert RunFolder(tmp_path / "new").began([there]) == Batch(**of_checkpoint)
 
 
-def test_a_run_in_its_first_stage_has_noted_the_batch_of_the_second(tmp_path):
-    first = recipe(pretrain={"train": "generated"})
-    RunFolder(tmp_path).keep(Batch(16, 8, 1))
-    (tmp_path / "pretrain").mkdir()
-    (tmp_path / "pretrain" / "recipe.yaml").write_text("")
-    assert take(tmp_path, first)[1] is None
-
-
-# What a killed start leaves, and what lies in the way
+# What a killed start leaves, and what is in the way
 
 
 def killed(path: Path, *, pretrain: bool) -> Iterator[None]:
-    """All that a first start can leave at `path` that is killed before its recipe is there, one after the other."""
+    """Yields after each step that a first start takes at `path` before it writes its recipe: it may be killed there."""
     yield
-    path.mkdir(parents=True, exist_ok=True)  # by the start before, as all that follows may be
+    path.mkdir(parents=True, exist_ok=True)  # the previous start may have done this and all that follows
     yield
     (path / ".lock").write_text("")
     yield
@@ -338,13 +318,13 @@ FIRST = {"train": "generated"}
 
 @pytest.mark.parametrize("pretrain", [False, True])
 def test_a_first_start_that_was_killed_anywhere_starts_again(tmp_path, pretrain):
-    made = recipe(pretrain=FIRST) if pretrain else recipe()
+    settings = recipe(pretrain=FIRST) if pretrain else recipe()
     for _ in killed(tmp_path / "a" / "run", pretrain=pretrain):
-        folder, tag = take(tmp_path / "a" / "run", made)
+        folder, tag = take(tmp_path / "a" / "run", settings)
         assert tag is None
         folder._lock.close()
     if pretrain:
-        folder, _ = take(tmp_path / "a" / "run" / "pretrain", made.first_stage())
+        folder, _ = take(tmp_path / "a" / "run" / "pretrain", settings.first_stage())
         assert not list(folder.path.glob(".*.7"))
     left = {file.name for file in (tmp_path / "a" / "run").iterdir() if not file.name.startswith(".preflight-")}
     assert left <= {".lock", "pretrain", "batch.json"}
@@ -373,7 +353,7 @@ def test_what_no_start_leaves_is_somebody_elses(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("text")
     before = sorted(tmp_path.rglob("*"))
-    assert f"holds files of no run ({Path(name).parts[0]})" in message(tmp_path)
+    assert f"holds files that belong to no run ({Path(name).parts[0]})" in message(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -387,31 +367,33 @@ def test_another_run_that_began_while_this_one_waited_keeps_its_folder(tmp_path,
 
 @pytest.mark.parametrize("kind", NO_FILES)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "results.json", "batch.json", "predictions/x.json", ".lock"])
-def test_what_lies_where_a_file_will_be_written_is_found_at_the_start(used, name, kind):
+def test_what_is_where_a_file_will_be_written_is_found_at_the_start(used, name, kind):
     (used / name).parent.mkdir(exist_ok=True)
     NO_FILES[kind](used / name)
     said = message(used)
     assert said.startswith(f"{used / name}: ")
-    assert "no file" in said or "no regular file" in said
+    assert "not a file" in said or "no regular file" in said
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
-@pytest.mark.parametrize("name", ["checkpoints", "predictions", "model", ".model.unfinished", "pretrain"])
-def test_what_lies_where_a_folder_will_be_made_is_found_at_the_start(used, name, kind):
+@pytest.mark.parametrize("name", ["checkpoints", "predictions", "model", "pretrain", "checkpoints/update-00000002"])
+def test_what_is_where_a_folder_will_be_made_is_found_at_the_start(used, name, kind):
+    (used / name).parent.mkdir(exist_ok=True)
     if kind == "file":
         (used / name).write_text("mine")
     else:
         (used / name).symlink_to("nowhere")
-    assert f"{used / name}: is no folder, and the run writes one there: move it away" in message(used)
+    assert f"{used / name}: is not a folder, but the run will write one there: move it away" in message(used)
 
 
-def test_checkpoints_may_lie_elsewhere_but_a_model_is_replaced_as_a_whole(used, tmp_path):
+@pytest.mark.parametrize("name", ["model", "checkpoints/update-00000004"])
+def test_checkpoints_may_be_elsewhere_but_what_the_run_deletes_must_be_its_own(used, tmp_path, name):
     (tmp_path / "disk").mkdir()
     (used / "checkpoints").symlink_to(tmp_path / "disk")
     tag = write_checkpoint(tmp_path / "disk", 3)
     assert take(used)[1] == used / "checkpoints" / tag.name
-    (used / "model").symlink_to(tmp_path / "disk")
-    assert f"{used / 'model'}: is no folder" in message(used)
+    (used / name).symlink_to(tmp_path / "disk")
+    assert f"{used / name}: is not a folder" in message(used)
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints", "predictions", "model"])
@@ -435,13 +417,8 @@ def test_the_folder_itself_may_be_a_link_whatever_its_name(tmp_path):
     assert take(tmp_path / "model")[1] is None
 
 
-def test_a_link_to_nothing_is_no_folder(tmp_path):
-    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
-    assert "is a symbolic link to nothing: name a folder" in message(tmp_path / "run")
-
-
 @pytest.mark.parametrize("name", CONTENTS)
-def test_a_batch_that_is_none_names_its_file(used, name):
+def test_a_damaged_batch_names_its_file(used, name):
     CONTENTS[name](used / "batch.json")
     with pytest.raises(InputError, match=rf"^{used}/batch\.json: ") as caught:
         RunFolder(used).began([])
@@ -461,13 +438,6 @@ def test_a_batch_with_any_value_changed_names_its_file(used):
 
 # deep nesting: tests/test_recipe.py
 @pytest.mark.parametrize("name", sorted({*CONTENTS, *NO_FILES} - {"bytes 4", "dangling link"}))
-def test_a_recipe_that_is_none_names_its_file(used, name):
+def test_a_damaged_recipe_names_its_file(used, name):
     (CONTENTS | NO_FILES)[name](used / "recipe.yaml")
     assert str(used) in message(used)
-
-
-def test_a_batch_that_the_recipe_cannot_have_made_is_refused_and_huge_ones_take_no_time():
-    with pytest.raises(InputError, match=r"is a global batch of 8, and the run began with 12"):
-        Batch(12, 8, 1).keep(recipe(train__micro_batch_size=8), 1)
-    with pytest.raises(InputError, match=r"which 3 ranks cannot share evenly: start it on 1, 2, 4, .*, 4096 rank\(s\)"):
-        Batch(2**31, 8, 1).keep(recipe(train__micro_batch_size=8), 3)

@@ -84,7 +84,7 @@ SETTINGS = {  # name -> (overrides, stage, parts of the message)
     "checkpoint": ([], 2, ["no such folder", "--resume nowhere"]),
     "ds_config": ([], "contradicting", ["gradient_clipping = 3, but the recipe's train.max_grad_norm gives 1.0"]),
     "no-ds_config": ([], "missing", ["no such file; shipped ones are in ds_configs/"]),
-    "files": ([], 2, ["holds files of no run"]),
+    "files": ([], 2, ["holds files that belong to no run"]),
 }
 if importlib.util.find_spec("wandb") is None:
     SETTINGS["wandb"] = (

@@ -1,27 +1,25 @@
-"""Two ranks that compare DeepSpeed's gradients with those of a plain loop, for every case of a JSON file.
+"""Started on two ranks: compares DeepSpeed's gradients with those of a plain loop, for every case in a JSON file.
 
-Started with that file; forks the ranks, which build one engine after the other in one process group. A case is {"name",
-"method", "execution", "ds_config"}, and if wanted "loses": true: rank 1 then loses the gradient of its last backward.
+The ranks build one engine after the other in one process group. A case is {"name", "method", "execution", "ds_config"},
+and if wanted "loses": true: rank 1 then loses the gradient of its last backward.
 
-`results.json` beside the file has for each case a list of updates: {"norm", "gradients": {parameter: {"distance",
-"norm", "parts"}}}. The first "norm" is the engine's, of the whole gradient. Of each parameter there is the norm of the
-difference between the engine's gradient and the plain loop's, the norm of the latter, and the norms of the parts that
-it is the sum of: one for each rank and backward.
+`results.json` beside the file lists for each case its updates: {"norm", "gradients": {parameter: {"distance", "norm",
+"parts"}}}. The first "norm" is the engine's, of the whole gradient. For each parameter, "distance" is the norm of the
+difference between the engine's gradient and the plain loop's, "norm" is the norm of the latter, and "parts" are the
+norms of what it is the sum of: one for each rank and backward.
 
-The engine's gradient is what its optimizer was given: Adam with beta1 = 0 keeps exactly that as its first moment. The
-plain loop has PyTorch alone: the same weights in bf16, a backward for every pass, micro-batch and rank, and sums in
-float32.
+The engine's gradient is what its optimizer receives: Adam with beta1 = 0 keeps exactly that as its first moment. The
+plain loop uses PyTorch alone: the same weights in bf16, a backward for every pass, micro-batch and rank, and float32
+sums.
 """
 
 import gc
 import json
-import os
 import sys
 from copy import deepcopy
 from pathlib import Path
 from unittest import mock
 
-import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 (what engines import when they are made)
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -40,11 +38,11 @@ from swep_ds.training.loop import seed_dropout
 from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_objective import split
 
-RANKS, UPDATES, ACCUMULATION, SEED = 2, 2, 2, 0
-LINEAR = torch.nn.functional.linear  # ZeRO-3 puts another in its place, which the plain loop must not use
+UPDATES, ACCUMULATION, SEED = 2, 2, 0
+LINEAR = torch.nn.functional.linear  # ZeRO-3 replaces it; the plain loop must not use the replacement
 SETTINGS = {
     "swep": {"beta": 1e-3, "initialisation": "default"},
-    "r_drop": {"divergence_weight": 5.0},  # so that it is no small part of the gradient
+    "r_drop": {"divergence_weight": 5.0},  # a large part of the gradient
 }
 
 
@@ -55,7 +53,7 @@ def recipe(case: dict) -> Recipe:
         "micro_batch_size": 3,
         "gradient_accumulation_steps": ACCUMULATION,
         "adam_betas": [0.0, 0.999],
-        "learning_rate": 1e-2,  # weights that an update did not reach would show in the next gradient
+        "learning_rate": 1e-2,  # the next gradient shows weights that an update did not reach
         "max_grad_norm": 0.0,
     }
     sections = {"train": train, "method": {"name": case["method"], **SETTINGS[case["method"]]}}
@@ -63,14 +61,14 @@ def recipe(case: dict) -> Recipe:
 
 
 def batch(update: int, micro_step: int) -> Batch:
-    """This rank's, other windows on every rank and in every micro-step."""
-    number = (update * ACCUMULATION + micro_step) * RANKS + ranks.rank()
-    made = tiny_batches.batch((12, 7, 9), seed=number, dtype=torch.float32)
-    return made._replace(sample_id=made.sample_id + 10 * number)
+    """A batch of other windows for every rank and micro-step."""
+    number = (update * ACCUMULATION + micro_step) * ranks.world_size() + ranks.rank()
+    windows = tiny_batches.batch((12, 7, 9), seed=number, dtype=torch.float32)
+    return windows._replace(sample_id=windows.sample_id + 10 * number)
 
 
 def plain_gradients(objective: Objective, update: int) -> dict[str, Tensor]:
-    """By parameter, [ranks * backwards, ...] float32: what every backward of an update adds to the mean gradient."""
+    """What every backward of an update adds to the mean gradient, by parameter: [ranks * backwards, ...] in float32."""
     parameters = dict(objective.named_parameters())
     backwards = []
     seed_dropout(SEED, update)
@@ -79,15 +77,15 @@ def plain_gradients(objective: Objective, update: int) -> dict[str, Tensor]:
             objective.zero_grad(set_to_none=False)
             loss.backward()
             backwards.append(torch.cat([p.grad.float().flatten() for p in parameters.values()]))
-    mine = torch.stack(backwards) / (RANKS * ACCUMULATION)
-    everyone = mine.new_empty(RANKS * len(mine), mine.shape[1])
+    mine = torch.stack(backwards) / (ranks.world_size() * ACCUMULATION)
+    everyone = mine.new_empty(ranks.world_size() * len(mine), mine.shape[1])
     dist.all_gather_into_tensor(everyone, mine)
     pieces = everyone.split([p.numel() for p in parameters.values()], dim=1)
     return {name: piece.view(-1, *p.shape) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
 
 
 def compare(case: dict) -> list[dict]:
-    """A dictionary for each update."""
+    """One dict per update."""
     chosen = recipe(case)
     torch.manual_seed(1)
     qa = ExtractiveQA(tiny_models.model("bert", dropout=0.1, num_hidden_layers=1))
@@ -96,12 +94,11 @@ def compare(case: dict) -> list[dict]:
     for parameter in plain.parameters():
         parameter.grad = torch.zeros_like(parameter)
     parts = objective.parts(case["execution"])
-    config = resolve_ds_config(
-        case["ds_config"], chosen, world_size=RANKS, micro_steps=len(parts), hidden_size=16, on_cpu=True
-    )
+    given = {"world_size": ranks.world_size(), "micro_steps": len(parts), "hidden_size": 16, "on_cpu": True}
+    config = resolve_ds_config(case["ds_config"], chosen, **given)
     engine = build_engine(objective, config, chosen.train, updates=1000)
     engine.train()
-    seen = []
+    lines = []
     for update in range(UPDATES):
         with torch.no_grad():
             for mine, theirs in zip(plain.parameters(), objective.parameters(), strict=True):
@@ -126,30 +123,17 @@ def compare(case: dict) -> list[dict]:
                 "norm": whole.norm().item(),
                 "parts": expected[name].flatten(1).norm(dim=1).tolist(),
             }
-        seen.append(line)
+        lines.append(line)
     engine.destroy()
-    return seen
-
-
-def work(rank: int, folder: Path, cases: list[dict], port: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    gc.freeze()  # what the imports left behind need not be looked through after every case
-    results = {}
-    with ranks.process_group():
-        for case in cases:
-            results[case["name"]] = compare(case)
-            gc.collect()
-    if rank == 0:
-        (folder / "results.json").write_text(json.dumps(results))
+    return lines
 
 
 if __name__ == "__main__":
-    plan, port, children = Path(sys.argv[1]), ranks.free_port(), []
-    for rank in range(RANKS):
-        if (child := os.fork()) == 0:
-            work(rank, plan.parent, json.loads(plan.read_text()), port)
-            os._exit(0)  # what an interpreter's end would clean up belongs to the parent
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    sys.exit(max(map(abs, codes)))
+    plan, results = Path(sys.argv[-1]), {}
+    gc.freeze()  # what the imports left behind need not be looked through after every case
+    with ranks.process_group():
+        for case in json.loads(plan.read_text()):
+            results[case["name"]] = compare(case)
+            gc.collect()
+        if ranks.is_main():
+            (plan.parent / "results.json").write_text(json.dumps(results))

@@ -1,7 +1,8 @@
-"""Started under a launcher: loads models for ZeRO-3 as a run does, sharded, and writes what came of it.
+"""Started under a launcher: loads models for ZeRO-3 as a run does.
 
-`compare FOLDER...`: against the same model loaded whole; `FOLDER.differing` lists what is not bit-equal.
-`memory FOLDER`: `FOLDER.rank<n>` has the bytes that this rank's memory grew by at most, its part's among them.
+`compare FOLDER...` compares each model with the same one loaded whole; `FOLDER.differing` lists what is not bit-equal.
+`memory SMALL LARGE` measures the second model; `LARGE.rank<n>` holds in bytes how much this rank's memory grew at most,
+and the sizes of its part and of the whole model.
 """
 
 import gc
@@ -52,7 +53,7 @@ def compare(folder: str) -> list[str]:
 
 def memory(folder: str) -> dict[str, int]:
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = status("VmRSS")
     qa = load(folder, mapped=True)
     shard(qa, CONFIG)
@@ -69,7 +70,7 @@ def status(field: str) -> int:
 
 
 if __name__ == "__main__":
-    what, *folders = [word for word in sys.argv[1:] if not word.startswith("--")]
+    what, *folders = sys.argv[1:]
     with ranks.process_group():
         if what == "compare":
             for folder in folders:
@@ -77,5 +78,5 @@ if __name__ == "__main__":
                 Path(f"{folder}.differing").write_text(json.dumps(differing))
         else:
             small, large = folders
-            shard(load(small, mapped=True), CONFIG)  # what the first one costs by itself
+            shard(load(small, mapped=True), CONFIG)  # the first model costs memory of its own
             Path(f"{large}.rank{ranks.rank()}").write_text(json.dumps(memory(large)))

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, made without an engine, and changes of them that keep their checksums right."""
+"""Checkpoints on disk without an engine, and changes to them that keep their checksums right."""
 
 import functools
 import io
@@ -17,7 +17,7 @@ BATCH = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
 
 @functools.cache
 def state() -> bytes:
-    """The bytes of a file written by `torch.save`."""
+    """The bytes of a file that PyTorch saved."""
     file = io.BytesIO()
     torch.save({"x": torch.ones(1000)}, file)
     return file.getvalue()
@@ -25,7 +25,7 @@ def state() -> bytes:
 
 @functools.cache
 def described() -> dict[str, int]:
-    """The manifest's entry for `state`."""
+    """What the manifest says about `state`."""
     return {"size": len(state()), "seal": seal(io.BytesIO(state()))}
 
 
@@ -41,7 +41,7 @@ def write_checkpoint(folder: Path, update: int) -> Path:
 
 
 def change_manifest(tag: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes `complete.json` and signs it again."""
+    """Changes the content of `complete.json` and its checksum."""
     content = json.loads((tag / MANIFEST).read_text())
     del content["checksum"]
     change(content)
@@ -49,7 +49,7 @@ def change_manifest(tag: Path, change: Callable[[dict[str, Any]], None]) -> None
 
 
 def rewrite_state(tag: Path, name: str, state: Any) -> Path:
-    """Replaces a file of a checkpoint and its entry in the manifest."""
+    """Replaces the content of a file of a checkpoint, and its entry in the manifest."""
     torch.save(state, tag / name)
 
     def note(content: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Manifests that were changed in any way, and names: damage is one line, and an earlier checkpoint is taken."""
+"""Manifests that were changed in any way, and names: damage is one line, and an earlier checkpoint is used."""
 
 import json
 import shutil
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from swep_ds.errors import InputError
 from swep_ds.training import checkpoint_files
 from swep_ds.training.checkpoint_files import (
-    Manifest,
     checkpoint_name,
     checkpoint_number,
     find_checkpoints,
@@ -21,8 +20,6 @@ from swep_ds.training.checkpoint_files import (
 )
 from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 from tests.support.tiny_checkpoint import change_manifest, write_checkpoint
-
-UNLOGGED = {"accumulation": 2, "counts": {"loss": 3.0, "kl": 1.5}, "sums": {"loss": [1.25], "kl": [float("inf")]}}
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def test_a_manifest_with_one_number_changed_is_damage(tags, caplog):
     assert "complete.json was changed after it was written" in caplog.text
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_no_single_wrong_byte_of_a_manifest_is_believed(data):
     content = {"done": {"updates": 3, "seconds": 1.5}, "setup": {"seed": 0, "name": "é"}}
@@ -62,19 +59,18 @@ def test_no_single_wrong_byte_of_a_manifest_is_believed(data):
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.characters(exclude_characters=text[at])) + text[at + 1 :]
     try:
-        assert json.loads(changed) == json.loads(text)  # as in white space
+        assert json.loads(changed) == json.loads(text)  # only white space differs
     except (ValueError, AssertionError):
         with pytest.raises(InputError):
             checkpoint_files._parse(changed)
 
 
 def test_signed_manifests_with_any_value_changed_are_damage_or_of_the_same_meaning(tags):
-    """All places x all wrong values, with the checksum right: none is a traceback."""
+    """All places x all wrong values, with the right checksum: none is a traceback."""
     file = tags[1] / "complete.json"
     content = json.loads(file.read_text())
     del content["checksum"]
     content |= {"scores": {"1": {"exact_match": 1.5, "f1": 2.5, "total": 7}}}
-    content["done"]["unlogged"] = UNLOGGED
     write_manifest(tags[1], content)
     whole, accepted, refused = read_manifest(tags[1]), [], []
     for changed in with_every_value_changed(content):
@@ -92,9 +88,15 @@ def test_signed_manifests_with_any_value_changed_are_damage_or_of_the_same_meani
 
 
 @pytest.mark.parametrize("name", ["../state.pt", "/etc/hosts", "a/state.pt", "state", ".pt", "state.pt\n", "état.PT"])
-def test_files_outside_of_a_checkpoint_are_none_of_it(tags, caplog, name):
+def test_files_outside_a_checkpoint_do_not_belong_to_it(tags, caplog, name):
     change_manifest(tags[1], lambda content: content["files"].update({name: content["files"]["state.pt"]}))
     assert_passed_over(tags, caplog)
+
+
+def test_a_truncated_file_is_damage(tags, caplog):
+    (tags[1] / "state.pt").write_bytes(b"12345")
+    assert_passed_over(tags, caplog)
+    assert "(state.pt has 5 bytes, " in caplog.text
 
 
 def test_a_file_that_deepspeed_would_read_as_well_is_damage(tags, caplog):
@@ -106,24 +108,23 @@ def test_a_file_that_deepspeed_would_read_as_well_is_damage(tags, caplog):
 
 def test_a_renamed_checkpoint_is_not_taken_for_another_update(tags, caplog):
     assert_passed_over([tags[0], tags[1].rename(tags[1].with_name("update-00000012"))], caplog)
-    assert "it is that of update 2, under another name" in caplog.text
+    assert "it was saved after update 2 and renamed" in caplog.text
     kept = tags[1].with_name("update-00000012").rename(tags[1].with_name("kept"))
     assert read_manifest(kept).done.updates == 2  # named by the user, with --resume
 
 
-@given(st.integers(0, 10**12))
+@pytest.mark.parametrize("number", [0, 7, 99_999_999, 100_000_000, 10**12])
 def test_names_and_numbers_are_each_others(number):
     assert checkpoint_number(checkpoint_name(number)) == number
 
 
-@given(st.from_regex(r"update-\d{1,12}.?") | st.text())
+@pytest.mark.parametrize("name", ["", "update-1", "update-000000001", "update-00000001\n", "update-" + 19 * "1"])
 def test_other_names_have_no_number(name):
-    number = checkpoint_number(name)
-    assert number is None or checkpoint_name(number) == name
+    assert checkpoint_number(name) is None
 
 
 @pytest.mark.parametrize("name", [*CONTENTS, *NO_FILES, "traversal", "absolute", "pruned"])
-def test_a_latest_that_names_none_is_left_aside(tags, caplog, name):
+def test_a_latest_that_names_no_checkpoint_is_ignored(tags, caplog, name):
     file = tags[0].parent / "latest"
     file.write_text(tags[0].name)
     assert find_checkpoints(tags[0].parent) == tags
@@ -147,8 +148,8 @@ def test_a_folder_without_checkpoints(tmp_path):
 
 
 def test_what_a_run_writes_is_read_as_it_was(tags):
-    change_manifest(tags[1], lambda content: content["done"].update(unlogged=UNLOGGED))
+    unlogged = {"accumulation": 2, "counts": {"loss": 3.0, "kl": 1.5}, "sums": {"loss": [1.25], "kl": [float("inf")]}}
+    change_manifest(tags[1], lambda content: content["done"].update(unlogged=unlogged))
     manifest = read_manifest(tags[1])
-    assert isinstance(manifest, Manifest)
-    assert manifest.done.unlogged == UNLOGGED
+    assert manifest.done.unlogged == unlogged
     assert manifest.done.seconds == 1.5

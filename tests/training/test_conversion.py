@@ -1,6 +1,7 @@
-"""Runs that come back on other ranks or at another ZeRO stage, and the layouts that this converts between.
+"""Runs that resume on other ranks or at another ZeRO stage, and the layouts that are converted.
 
-Every chain of starts is compared with one undisturbed run of the same recipe. Without dropout, which draws by rank.
+Every chain of starts is compared with an uninterrupted run of the same recipe, without dropout, whose masks differ
+between ranks.
 """
 
 import json
@@ -20,27 +21,24 @@ from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _copy, _set_step
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare
 
-UPDATES, EVERY, STOPS = 6, 2, (3, 5)  # starts that another one follows end after 3 and 5: it goes on from 2 and 4
+UPDATES, EVERY, STOPS = 6, 2, (3, 5)  # the first and second start stop after 3 and 5: the next resumes from 2 and 4
 OPTIONS = {
+    "": {},
     "offload": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
     "aligned": {"parameter_alignment": True},
 }
-# (ranks, ZeRO stage) of the three starts of a run
-BY_RANKS = {f"ranks-{stage}": [(2, stage), (1, stage), (2, stage)] for stage in (0, 1, 2, 3)}
+# (ranks, ZeRO stage) of the three starts of a run. Stage 1 has the layout of stage 2, and the pairs of stages that are
+# not listed consist of the same two halves: reading a layout, and writing one.
+BY_RANKS = {f"ranks-{stage}": [(2, stage), (1, stage), (2, stage)] for stage in (0, 2, 3)}
 BY_RANKS |= {"both": [(2, 1), (1, 3), (2, 2)], "offload": [(2, "3-offload"), (1, 2), (2, "3-offload")]}
 BY_RANKS |= {"t5": [(2, 3), (1, 1), (2, 3)], "bf16": [(2, 2), (1, 3), (2, 1)]}
-# the layout of stage 1 is that of stage 2
-BY_STAGE = {"stages-232": [(2, 2), (2, 3), (2, 2)]}
-BY_STAGE |= {"stages-020": [(2, 0), (2, "2-shuffled"), (2, 0)], "stages-303": [(2, 3), (2, 0), (2, 3)]}
-# of losses; in bf16 a right conversion was 2.5e-4 off, one that zeroes the moments or rounds the weights from 7e-3 on
+BY_STAGE = {"stages-020": [(2, 0), (2, "2-aligned"), (2, 0)]}
+# of losses; in bf16 a right conversion differed by 2.5e-4, one that zeroes moments or rounds weights by 7e-3 or more
 TOLERANCE = {"bf16": 1e-3}
 
 
-# Layouts, against DeepSpeed's rules in PyTorch's own words
-
-
 def spread(stage: int, whole: dict[str, torch.Tensor], groups: list[list[str]], ranks: int, gap: int) -> list[Part]:
-    """Parts of all ranks: flat tensors as DeepSpeed makes them, and their shares as they are computed from shapes."""
+    """Parts of all ranks: flat tensors by DeepSpeed's rules in plain PyTorch, and their shares from `find_shares`."""
     shapes = [{name: whole[name].shape for name in group} for group in groups]
     flats: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
     for group in groups:
@@ -68,20 +66,20 @@ sizes = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=2).map(tuple),
 
 
 @settings(max_examples=100)
-@given(sizes=sizes, there=layout, here=layout, cut=st.integers(1, 6))
-def test_every_element_of_every_parameter_comes_over(sizes, there, here, cut):
+@given(sizes=sizes, source=layout, target=layout, cut=st.integers(1, 6))
+def test_every_element_of_every_parameter_is_converted(sizes, source, target, cut):
     whole = {f"p{i}": torch.randn(size) for i, size in enumerate(sizes)}
-    one, two = [list(whole)], [part for part in (list(whole)[:cut], list(whole)[cut:]) if part]
-    saved = spread(there[0], whole, two if there[0] == 3 else one, *there[1:])
-    kept = spread(here[0], {name: torch.zeros_like(value) for name, value in whole.items()}, one, *here[1:])
-    for part, expected in zip(kept, spread(here[0], whole, one, *here[1:]), strict=True):
+    group, groups = [list(whole)], [part for part in (list(whole)[:cut], list(whole)[cut:]) if part]
+    saved = spread(source[0], whole, groups if source[0] == 3 else group, *source[1:])
+    kept = spread(target[0], {name: torch.zeros_like(value) for name, value in whole.items()}, group, *target[1:])
+    for part, expected in zip(kept, spread(target[0], whole, group, *target[1:]), strict=True):
         _copy(saved, part, Path("tag"))
         for mine, right in zip(part.flats, expected.flats, strict=True):
             assert all(torch.equal(mine[key], right[key]) for key in right)
 
 
 class Pickled:
-    """As a call of `getattr`."""
+    """Pickled as a call of `getattr`."""
 
     def __init__(self, *arguments):
         self.arguments = arguments
@@ -100,7 +98,7 @@ def test_members_of_enumerations_are_read_however_python_pickled_them(tmp_path):
 def test_getattr_reads_nothing_else(arguments, tmp_path):
     file = tmp_path / "states.pt"
     torch.save({"stage": Pickled(*arguments)}, file)
-    with pytest.raises(InputError, match=r"states.pt: holds builtins.getattr, as no checkpoint"):
+    with pytest.raises(InputError, match=r"states.pt: contains builtins.getattr, which no checkpoint"):
         read_state(file)
 
 
@@ -120,36 +118,33 @@ def test_steps_count_where_the_optimizer_expects_them(fused):
     step = torch.tensor(4.0)
     _set_steps(SimpleNamespace(basic_optimizer=optimizer, zero_optimization_stage=lambda: 1), step)
     steps = [optimizer.state[flat]["step"] for flat in flats]
-    assert all(one.device.type == ("meta" if fused else "cpu") for one in steps)
-    assert len({id(one) for one in (*steps, step)}) == 3
-
-
-# Real runs
+    assert all(step.device.type == ("meta" if fused else "cpu") for step in steps)
+    assert len({id(tensor) for tensor in (*steps, step)}) == 3
 
 
 def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, **more) -> dict:
-    """A run for `several_runs.py`. The recipe's split is for 2 ranks; one rank has to find its own."""
-    own = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
+    """A run for `several_runs.py`. The recipe's split is for 2 ranks; a single rank has to find another."""
+    sets = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
     if name == "bf16":
-        own.append("train.precision=bf16")
+        sets.append("train.precision=bf16")
     return {
         "recipe": str(folder / f"model-{'t5' if name == 't5' else 'bert'}" / "recipe.yaml"),
-        "set": [*own, *changes],
-        "ds_config": str(ds_config(folder, int(str(stage)[0]), **OPTIONS.get(str(stage)[2:], {}))),
+        "set": [*sets, *changes],
+        "ds_config": str(ds_config(folder, int(str(stage)[0]), **OPTIONS[str(stage)[2:]])),
         "output_dir": str(folder / more.pop("output", name)),
         **more,
     }
 
 
 def two_stages(folder: Path, name: str, ranks: int, stage: int, **more) -> dict:
-    """A first stage of 3 updates, and a choice of checkpoint: weights hardly change then, so it is the first one."""
+    """A first stage of 3 updates, then a selected checkpoint: the first one, as weights hardly change."""
     changes = [f"pretrain.train={folder / 'model-bert' / 'train.json'}", "pretrain.max_updates=3"]
     changes += ["pretrain.micro_batch_size=4", "pretrain.learning_rate=1e-3"]
     return start(folder, name, ranks, stage, *changes, "eval.select_on=test", "train.learning_rate=1e-6", **more)
 
 
 def uneven(folder: Path, name: str, ranks: int) -> dict:
-    """Fewer windows than an update takes, and than there are ranks to evaluate on."""
+    """Fewer windows than an update takes, and fewer to evaluate on than there are ranks."""
     few = ("data.max_train_examples=3", "data.max_eval_examples=1", "train.epochs=3", f"train.max_updates={UPDATES}")
     return start(folder, name, ranks, 2, *few, f"train.gradient_accumulation_steps={4 // ranks}")
 
@@ -160,16 +155,16 @@ def make(folder: Path, ranks: int, runs: list[dict]) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """All chains and the undisturbed runs, in three launches; said-<n> is what the n-th printed."""
+def folder(tmp_path_factory) -> Path:
+    """All chains and the uninterrupted runs, in three launches; said-<n> is what the n-th printed."""
     folder = tmp_path_factory.mktemp("conversion")
     for architecture in ("bert", "t5"):
         (folder / f"model-{architecture}").mkdir()
         prepare(folder / f"model-{architecture}", architecture=architecture)
     launches = [[], [], []]
-    # undisturbed runs before any ZeRO-3: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
+    # uninterrupted runs before any ZeRO-3: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
     launches[0] += [start(folder, name, 2, 2, output=f"whole-{name}") for name in ("bert", "t5", "bf16")]
-    finished = folder / "whole-bf16" / "checkpoints"  # one rank takes it over at ZeRO-3, and two take that back
+    finished = folder / "whole-bf16" / "checkpoints"  # converted for one rank at ZeRO-3, and back for two
     launches[1].append(start(folder, "bf16", 1, 3, output="over", resume=str(finished), saves_first=True))
     over = folder / "over" / "checkpoints"
     launches[2].append(start(folder, "bf16", 2, 2, output="back", resume=str(over), saves_first=True))
@@ -183,10 +178,10 @@ def made(tmp_path_factory) -> Path:
     launches[2].append(two_stages(folder, "stages", 2, 1))
     for name, starts in BY_STAGE.items():
         launches[2] += [
-            start(folder, name, *one, stop_after=stop) for one, stop in zip(starts, (*STOPS, None), strict=True)
+            start(folder, name, *layout, stop_after=s) for layout, s in zip(starts, (*STOPS, None), strict=True)
         ]
-    # the recipe itself asks for another batch, more ranks than share it evenly, half precision that began at ZeRO-0
-    launches[2].append(start(folder, "ranks-1", 2, 1, "train.gradient_accumulation_steps=2", fails=True))
+    # another batch in the recipe itself, ranks that cannot share it evenly, half precision that began at ZeRO-0
+    launches[2].append(start(folder, "ranks-2", 2, 2, "train.gradient_accumulation_steps=2", fails=True))
     launches[1].append(start(folder, "half", 1, 0, "train.precision=bf16", stop_after=STOPS[0]))
     launches[1].append(start(folder, "half", 1, 2, "train.precision=bf16", fails=True))
     launches[1].append(start(folder, "odd", 1, 2, stop_after=STOPS[0]))
@@ -202,8 +197,8 @@ def column(run: Path, key: str) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_RANKS | BY_STAGE)
-def test_a_run_that_comes_back_otherwise_is_the_undisturbed_one(made, name):
-    run, whole = made / name, made / f"whole-{name if name in ('t5', 'bf16') else 'bert'}"
+def test_a_run_that_resumes_otherwise_is_the_uninterrupted_one(folder, name):
+    run, whole = folder / name, folder / f"whole-{name if name in ('t5', 'bf16') else 'bert'}"
     assert column(run, "update") == list(range(1, UPDATES + 1))
     assert column(run, "learning_rate") == column(whole, "learning_rate")
     close = TOLERANCE.get(name, 1e-5)
@@ -215,12 +210,12 @@ def test_a_run_that_comes_back_otherwise_is_the_undisturbed_one(made, name):
 
 
 @pytest.mark.slow
-def test_there_and_back_every_bit_of_the_state_is_the_same(made):
+def test_there_and_back_every_bit_of_the_state_is_the_same(folder):
     for rank in (0, 1):
         whole, back = (
             torch.load(file, weights_only=False)["optimizer_state_dict"]
             for run in ("whole-bf16", "back")
-            for file in (made / run / "checkpoints" / f"update-{UPDATES:08d}").glob(f"*rank_{rank}_*optim_states.pt")
+            for file in (folder / run / "checkpoints" / f"update-{UPDATES:08d}").glob(f"*rank_{rank}_*optim_states.pt")
         )
         for left, right in zip(*(o["single_partition_of_fp32_groups"] for o in (whole, back)), strict=True):
             assert torch.equal(left, right)
@@ -234,39 +229,41 @@ def test_there_and_back_every_bit_of_the_state_is_the_same(made):
 
 
 @pytest.mark.slow
-def test_a_first_stage_and_the_choice_of_a_checkpoint_go_over_as_well(made):
+def test_a_first_stage_and_the_selection_of_a_checkpoint_are_converted_as_well(folder):
     for stage in ("pretrain", "."):
-        mine, whole = losses(made / "stages" / stage), losses(made / "whole-stages" / stage)
+        mine, whole = losses(folder / "stages" / stage), losses(folder / "whole-stages" / stage)
         assert len(mine) == (3 if stage == "pretrain" else UPDATES)
         assert mine == pytest.approx(whole, rel=0, abs=1e-5)
-    mine, whole = (json.loads((made / name / "results.json").read_text()) for name in ("stages", "whole-stages"))
+    mine, whole = (json.loads((folder / name / "results.json").read_text()) for name in ("stages", "whole-stages"))
     assert mine["selection"] == whole["selection"]
     assert mine["selection"]["update"] == EVERY  # written by one rank at ZeRO-3, chosen by two at ZeRO-1
     assert mine["eval"] == whole["eval"]
 
 
 @pytest.mark.slow
-def test_what_is_kept_is_said_and_the_recipe_stays_as_it_was_given(made):
-    said = f"{made / 'ranks-2'} began with a global batch of 6: kept, on 1 rank(s), by micro-batches of 3 and an accumu"
-    assert said in (made / "said-1").read_text()
-    assert "kept, on" not in (made / "said-2").read_text()
-    assert "gradient_accumulation_steps: 1\n" in (made / "ranks-2" / "recipe.yaml").read_text()
+def test_what_is_kept_is_said_and_the_recipe_stays_as_it_was_given(folder):
+    said = (
+        f"{folder / 'ranks-2'} began with a global batch of 6: kept, on 1 rank(s), by micro-batches of 3 and an accumu"
+    )
+    assert said in (folder / "said-1").read_text()
+    assert "kept, on" not in (folder / "said-2").read_text()
+    assert "gradient_accumulation_steps: 1\n" in (folder / "ranks-2" / "recipe.yaml").read_text()
 
 
 @pytest.mark.slow
-def test_what_cannot_go_on_is_refused_in_one_line(made):
-    said = {name: (made / f"{name}.error").read_text() for name in ("ranks-1", "half", "odd")}
-    assert "x 2 rank(s) is a global batch of 12, and the run began with 6: give factors of that" in said["ranks-1"]
+def test_what_cannot_resume_is_refused_in_one_line(folder):
+    said = {name: (folder / f"{name}.error").read_text() for name in ("ranks-2", "half", "odd")}
+    assert "x 2 rank(s) is a global batch of 12, and the run began with 6: give factors of that" in said["ranks-2"]
     assert "in half precision the state of ZeRO-0 has another form" in said["half"]
     assert said["half"].endswith("take a ds_config of stage 0")
     assert "a global batch of 3, which 2 ranks cannot share evenly: start it on 1, 3 rank(s)" in said["odd"]
     assert not any("\n" in text for text in said.values())
-    assert len(losses(made / "odd")) == STOPS[0]  # as it was
+    assert len(losses(folder / "odd")) == STOPS[0]  # unchanged
 
 
 @pytest.mark.slow
-def test_ranks_without_a_window_wait_for_nobody(made):
-    two, one = made / "uneven-2", made / "uneven-1"
+def test_ranks_without_a_window_wait_for_nobody(folder):
+    two, one = folder / "uneven-2", folder / "uneven-1"
     assert len(losses(two)) == 3  # updates, each with fewer windows than the ranks' micro-batches could take
     assert losses(two) == pytest.approx(losses(one), rel=0, abs=1e-5)
     answers = [json.loads((run / "predictions" / "test.json").read_text()) for run in (two, one)]

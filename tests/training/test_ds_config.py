@@ -1,65 +1,23 @@
 """ds_config: "auto" filled from the recipe, everything that contradicts it in one message."""
 
 import json
-from pathlib import Path
+import os
 
 import deepspeed
 import pytest
 
 from swep_ds.errors import InputError
-from swep_ds.recipe import Recipe
-from swep_ds.training.ds_config import check_machine, resolve_ds_config, zero_stage
-from tests.support.tiny_run import ROOT
+from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, zero_stage
+from tests.support.ds_configs import message, resolve, write
+from tests.support.fork_server import ROOT
 
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
-TRAIN = {
-    "micro_batch_size": 4,
-    "gradient_accumulation_steps": 3,
-    "learning_rate": 2e-4,
-    "max_grad_norm": 0.5,
-    "weight_decay": 0.01,
-    "adam_betas": [0.8, 0.98],
-    "adam_epsilon": 1e-6,
-}
-
-
-def resolve(
-    source: Path | str, precision="fp32", micro_steps=2, world_size=2, on_cpu=True, optimizer="adamw", compile=False
-) -> dict:
-    recipe = Recipe.model_validate(
-        {
-            "model": {"name": "m"},
-            "method": {"name": "swep"},
-            "data": {"train": "t", "eval": {"x": "y"}},
-            "train": TRAIN | {"precision": precision, "optimizer": optimizer, "compile": compile},
-        }
-    )
-    return resolve_ds_config(
-        str(source), recipe, world_size=world_size, micro_steps=micro_steps, hidden_size=16, on_cpu=on_cpu
-    )
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(config: object) -> Path:
-        (tmp_path / "ds.json").write_text(config if isinstance(config, str) else json.dumps(config))
-        return tmp_path / "ds.json"
-
-    return write
-
-
-def message(source: Path | str, **changes) -> str:
-    with pytest.raises(InputError) as caught:
-        resolve(source, **changes)
-    assert "\n" not in str(caught.value)
-    assert str(source) in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16", "fp16"])
 def test_every_shipped_config_resolves(path, precision):
-    config = resolve(path, precision, on_cpu=False)
+    config = resolve(path, precision=precision, on_cpu=False)
     assert '"auto"' not in json.dumps(config)
     assert f"zero{zero_stage(config)}" in path.stem
     assert config["train_micro_batch_size_per_gpu"] == 4
@@ -71,69 +29,55 @@ def test_every_shipped_config_resolves(path, precision):
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2])
-def test_split_execution_multiplies_the_engines_accumulation(write, micro_steps):
-    config = resolve(write({"gradient_accumulation_steps": 3}), micro_steps=micro_steps)
-    assert config["gradient_accumulation_steps"] == 3 * micro_steps
+@pytest.mark.parametrize("config", [{}, {"gradient_accumulation_steps": 3}])
+def test_split_execution_multiplies_the_engines_accumulation(tmp_path, config, micro_steps):
+    resolved = resolve(write(tmp_path, config), micro_steps=micro_steps)
+    assert resolved["gradient_accumulation_steps"] == 3 * micro_steps
+    assert resolved["train_micro_batch_size_per_gpu"] == 4
+    assert zero_stage(resolved) == 0
 
 
-def test_an_empty_config_gets_everything(write):
-    config = resolve(write({}))
-    assert zero_stage(config) == 0
-    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (4, 6)
-
-
-def test_autos_are_filled(write):
+def test_autos_are_filled(tmp_path):
     sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
     params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
-    config = resolve(
-        write(
-            {
-                "train_batch_size": "auto",
-                "optimizer": {"type": "AdamW", "params": params | {"torch_adam": True}},
-                "zero_optimization": {"stage": 3} | dict.fromkeys(sizes, "auto"),
-            }
-        )
-    )
+    config = {
+        "train_batch_size": "auto",
+        "optimizer": {"type": "AdamW", "params": params | {"torch_adam": True}},
+        "zero_optimization": {"stage": 3} | dict.fromkeys(sizes, "auto"),
+    }
+    config = resolve(write(tmp_path, config))
     expected = {"lr": 2e-4, "betas": [0.8, 0.98], "eps": 1e-6, "weight_decay": 0.01, "torch_adam": True}
     assert config["optimizer"]["params"] == expected
     # hidden size 16, by the formulas of transformers' integration
     assert [config["zero_optimization"][name] for name in sizes] == [256, 230, 160]
 
 
-def test_values_that_agree_are_no_fault(write):
-    config = resolve(
-        write(
-            {
-                "train_batch_size": 24,  # 4 x 3 x 2 ranks
-                "train_micro_batch_size_per_gpu": 4,
-                "gradient_accumulation_steps": 3,
-                "gradient_clipping": 0.5,
-                "bf16": {"enabled": False},
-                "optimizer": {"type": "AdamW", "params": {"lr": 0.0002, "betas": [0.8, 0.98], "weight_decay": 1e-2}},
-            }
-        )
-    )
-    assert config["gradient_accumulation_steps"] == 6
+def test_values_that_agree_are_no_fault(tmp_path):
+    config = {
+        "train_batch_size": 24,  # 4 x 3 x 2 ranks
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": False},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.0002, "betas": [0.8, 0.98], "weight_decay": 1e-2}},
+    }
+    assert resolve(write(tmp_path, config))["gradient_accumulation_steps"] == 6
+    assert "x 1 rank(s) gives 12" in message(write(tmp_path, config), world_size=1)
 
 
-def test_all_disagreements_in_one_error_name_both_sides(write):
-    said = message(
-        write(
-            {
-                "train_batch_size": 32,
-                "train_micro_batch_size_per_gpu": 8,
-                "gradient_accumulation_steps": 1,
-                "gradient_clipping": 1.0,
-                "bf16": {"enabled": True},
-                "optimizer": {
-                    "type": "AdamW",
-                    "params": {"lr": 0.001, "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0},
-                },
-                "scheduler": {"type": "WarmupLR", "params": {}},
-                "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"},
-            }
-        )
-    )
+def test_all_disagreements_in_one_error_name_both_sides(tmp_path):
+    params = {"lr": 0.001, "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0}
+    config = {
+        "train_batch_size": 32,
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": params},
+        "scheduler": {"type": "WarmupLR", "params": {}},
+        "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"},
+    }
+    said = message(write(tmp_path, config))
     for part in (
         "train_batch_size = 32, but the recipe's micro batch x accumulation x 2 rank(s) gives 24",
         "train_micro_batch_size_per_gpu = 8, but the recipe's train.micro_batch_size gives 4",
@@ -150,89 +94,105 @@ def test_all_disagreements_in_one_error_name_both_sides(write):
         assert part in said
 
 
-def test_train_batch_size_counts_the_ranks(write):
-    path = write({"train_batch_size": 24})
-    resolve(path, world_size=2)
-    assert "x 1 rank(s) gives 12" in message(path, world_size=1)
+def zero(**fields) -> dict:
+    return {"zero_optimization": fields}
 
 
-def test_fp16_needs_a_gpu(write):
-    assert "fp16 needs a GPU" in message(write({}), precision="fp16")
-    assert resolve(write({}), precision="fp16", on_cpu=False)["fp16"]["enabled"] is True
-
-
-@pytest.mark.parametrize("stage", ["auto", None, "3", True])
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_a_stage_is_a_number(write, stage, optimizer):
-    said = message(write({"zero_optimization": {"stage": stage}}), optimizer=optimizer)
-    assert f"zero_optimization.stage is {json.dumps(stage)}: write 0, 1, 2 or 3" in said
-
-
-@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16")])
-def test_adafactor_needs_whole_matrices(write, stage, precision):
-    config = {"zero_optimization": {"stage": stage}}
-    assert "flat pieces" in message(write(config), precision=precision, optimizer="adafactor")
-
-
-def test_adafactor_and_an_optimizer_of_the_ds_config_contradict(write):
-    config = {"optimizer": {"type": "AdamW"}}
-    assert "optimizer: the recipe's train.optimizer is adafactor" in message(write(config), optimizer="adafactor")
-    assert "optimizer" not in resolve(write({}), optimizer="adafactor")
-
-
-def test_a_compiled_model_needs_whole_weights(write):
-    config = {"zero_optimization": {"stage": 3}}
-    assert "train.compile: ZeRO-3 gathers weights" in message(write(config), compile=True)
-    assert resolve(write({"zero_optimization": {"stage": 2}}), compile=True)
-
-
-def test_missing_file():
-    assert "no such file; shipped ones are in ds_configs/" in message("nowhere/zero2.json")
-
-
-@pytest.mark.parametrize("text", ["{", '{"a": 1,}', ""])
-def test_not_json(write, text):
-    assert "not JSON" in message(write(text))
-
-
-def test_not_an_object(write):
-    assert "a ds_config is a JSON object" in message(write([1]))
+OFFLOAD = {"device": "cpu"}
+ADAFACTOR = {"optimizer": "adafactor"}
 
 
 @pytest.mark.parametrize(
-    ("config", "block"),
+    ("config", "train", "part"),
     [
-        ({"bf16": True}, "bf16 is true"),
-        ({"fp16": None}, "fp16 is null"),
-        ({"zero_optimization": 2}, "zero_optimization is 2"),
-        ({"optimizer": "AdamW"}, 'optimizer is "AdamW"'),
-        ({"optimizer": {"type": "AdamW", "params": None}}, "optimizer.params is null"),
+        ("{", {}, "not JSON"),
+        ('{"a": 1,}', {}, "not JSON"),
+        ("", {}, "not JSON"),
+        ([1], {}, "a ds_config is a JSON object"),
+        ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
+        ('{"a": ' * 5000 + "1" + "}" * 5000, {}, "nested too deep"),
+        ('{"steps_per_print": %s}' % ("9" * 5000), {}, "thousands of digits"),
+        ({f"wrong{n}": 1 for n in range(50)}, {}, "; and 30 more"),
+        # what contradicts the recipe
+        ({}, {"precision": "fp16"}, "fp16 needs a GPU"),
+        (zero(stage=1), ADAFACTOR, "flat pieces"),
+        (zero(stage=3), ADAFACTOR, "flat pieces"),
+        ({}, ADAFACTOR | {"precision": "bf16"}, "flat pieces"),
+        ({"optimizer": {"type": "AdamW"}}, ADAFACTOR, "optimizer: the recipe's train.optimizer is adafactor"),
+        (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
+        ({"optimizer": {"type": "Lamb"}}, {}, 'optimizer.type = "Lamb": the recipe trains with "AdamW": name that'),
+        ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, {}, "makes another optimizer than the recipe"),
+        ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
+        ({"torch_autocast": {"enabled": True}}, {}, "torch_autocast.enabled"),
+        # what DeepSpeed refuses, or would do wrong or not at all without a word
+        (zero(stage=2, offload_optimizer={"device": "gpu"}), {}, "offload_optimizer.device: input should be"),
+        (zero(offload_optimizer=OFFLOAD), {}, "offload_optimizer would do nothing at ZeRO-0"),
+        (zero(stage=0, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-0: set the stage to 3"),
+        (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),
+        (zero(stage=2, offload_optimizer={"pin_memory": True}), {}, 'names no device and would do nothing: give it "d'),
+        (zero(stage=3, offload_param={"buffer_count": 3}), {}, "offload_param names no device"),
+        (zero(stage=3, offload_param={"device": "nvme"}), {}, "offload_param is to disk and has no nvme_path"),
+        (zero(stage=2, cpu_offload=True), {}, 'write "offload_optimizer": {"device": "cpu"} instead'),
+        # the float32 weights would be another parameter's; tests/support/gradient_matrix.py shows it if this is allowed
+        (zero(stage=1, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
+        (zero(stage=2, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_a_block_that_is_no_object(write, config, block):
-    assert f"{block}: write it as a JSON object" in message(write(config))
+def test_what_is_refused_says_why(tmp_path, config, train, part):
+    assert part in message(write(tmp_path, config), **train)
+
+
+def test_what_is_accepted_beside_that(tmp_path):
+    assert resolve(write(tmp_path, {}), precision="fp16", on_cpu=False)["fp16"]["enabled"] is True
+    assert "optimizer" not in resolve(write(tmp_path, {}), **ADAFACTOR)
+    assert resolve(write(tmp_path, zero(stage=2, round_robin_gradients=False)), compile=True)
 
 
 @pytest.mark.parametrize(
-    ("zero", "part"),
-    [
-        ({"stage": 7}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
-        (
-            {"stage": 2, "overlap_com": True},
-            "zero_optimization.overlap_com is not a field of a ds_config: did you mean",
-        ),
-        ({"stage": 2, "offload_optimizer": {"device": "gpu"}}, "offload_optimizer.device: input should be"),
-    ],
+    "name", ["nowhere", "~nobody-of-this-name/ds.json", "x" * 5000, "a\0b", "/dev/zero", "fifo", "."]
 )
-def test_what_deepspeed_refuses_is_bad_input(write, zero, part):
-    assert part in message(write({"zero_optimization": zero}))
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    with pytest.raises(InputError) as caught:
+        read_ds_config(name)
+    assert str(caught.value).isprintable()
+    assert str(caught.value).startswith("--ds_config")
 
 
-def test_the_files_own_settings_stay(write):
-    zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000}
-    config = resolve(write({"zero_optimization": zero, "wall_clock_breakdown": True}))
-    assert config["zero_optimization"] == zero
+def test_the_files_own_settings_stay(tmp_path):
+    block = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000}
+    config = resolve(write(tmp_path, {"zero_optimization": block, "wall_clock_breakdown": True}))
+    assert config["zero_optimization"] == block
     assert config["wall_clock_breakdown"] is True
+
+
+@pytest.mark.parametrize("block", [{"device": "none"}, {"device": "none", "pin_memory": True}, None, {}])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_no_offload_is_no_block(tmp_path, block, stage):
+    config = resolve(write(tmp_path, zero(stage=stage, offload_optimizer=block, offload_param=block)))
+    assert config["zero_optimization"] == {"stage": stage}
+
+
+def test_autocast_is_deepspeeds_block_of_that_name(tmp_path):
+    for present in ({}, {"torch_autocast": {"enabled": "auto", "dtype": "bfloat16"}}):
+        config = resolve(write(tmp_path, present), precision="autocast")
+        assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
+        assert not config["bf16"]["enabled"]
+    assert "torch_autocast" not in resolve(write(tmp_path, {}))
+
+
+@pytest.mark.parametrize("version", [(0, 18, 3), (0, 19, 7)])
+def test_a_deepspeed_that_loses_gradients_is_refused(tmp_path, monkeypatch, version):
+    for part, number in zip(("major", "minor", "patch"), version, strict=True):
+        monkeypatch.setattr(deepspeed, f"__version_{part}__", number)
+    monkeypatch.setattr(deepspeed, "__version__", ".".join(map(str, version)))
+    with pytest.raises(InputError, match=r"DeepSpeed 0\.1\d\.\d .*: pip install 'deepspeed>=0\.19\.8'$"):
+        resolve(write(tmp_path, {}))
+
+
+# This machine
 
 
 def test_offload_to_disk_asks_for_what_it_is_built_with(monkeypatch):
@@ -243,37 +203,40 @@ def test_offload_to_disk_asks_for_what_it_is_built_with(monkeypatch):
     check_machine(resolve(ROOT / "ds_configs" / "zero3_offload.json"))
 
 
-def test_the_optimizer_state_on_disk_is_refused(write):
-    block = {"device": "nvme", "nvme_path": "disk"}
-    config = resolve(write({"zero_optimization": {"stage": 3, "offload_optimizer": block}}))
-    with pytest.raises(InputError, match=r"offload_optimizer: .*other updates.*zero3_offload_nvme\.json"):
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (
+            {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "disk"}},
+            r"offload_optimizer: .*other updates.*zero3_offload_nvme\.json",
+        ),
+        (
+            {"stage": 2, "reduce_bucket_size": 1e12},
+            r"1,000,000,000,000 elements are more than this machine's memory of \d+ GiB",
+        ),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused(tmp_path, block, said):
+    config = resolve(write(tmp_path, {"zero_optimization": block}))
+    with pytest.raises(InputError, match=said):
         check_machine(config)
 
 
-def test_autocast_is_deepspeeds_block_of_that_name(write):
-    expected = {"enabled": True, "dtype": "bfloat16"}
-    for present in ({}, {"torch_autocast": {"enabled": "auto", "dtype": "bfloat16"}}):
-        config = resolve(write(present), precision="autocast")
-        assert config["torch_autocast"] == expected
-        assert not config["bf16"]["enabled"]
-    assert "torch_autocast" not in resolve(write({}))
-    assert "torch_autocast.dtype" in message(write({"torch_autocast": {"dtype": "float16"}}), precision="autocast")
-    assert "torch_autocast.enabled" in message(write({"torch_autocast": {"enabled": True}}))
+def test_without_zero_a_bucket_takes_no_memory(tmp_path):
+    check_machine(resolve(write(tmp_path, zero(stage=0, reduce_bucket_size=1e12))))
 
 
-def test_a_setting_with_which_wrong_weights_are_saved_is_refused(write):
-    """With two ranks at stages 1 and 2 the float32 weights are another parameter's (tests/support/gradient_matrix.py
-    shows it, once this is let through)."""
-    for stage in (1, 2):
-        source = write({"zero_optimization": {"stage": stage, "round_robin_gradients": True}})
-        assert "zero_optimization.round_robin_gradients" in message(source)
-    resolve(write({"zero_optimization": {"stage": 2, "round_robin_gradients": False}}))
-
-
-@pytest.mark.parametrize("version", [(0, 18, 3), (0, 19, 3), (0, 19, 7)])
-def test_a_deepspeed_that_loses_gradients_is_refused(write, monkeypatch, version):
-    for part, number in zip(("major", "minor", "patch"), version, strict=True):
-        monkeypatch.setattr(deepspeed, f"__version_{part}__", number)
-    monkeypatch.setattr(deepspeed, "__version__", ".".join(map(str, version)))
-    with pytest.raises(InputError, match=r"DeepSpeed 0\.1\d\.\d .*: pip install 'deepspeed>=0\.19\.8'$"):
-        resolve(write({}))
+@pytest.mark.parametrize(
+    ("block", "part"),
+    [
+        ({"csv_monitor": {"enabled": True, "output_path": "file/logs"}}, "csv_monitor.output_path file/logs"),
+        ({"flops_profiler": {"enabled": True, "output_file": "file/x"}}, "flops_profiler.output_file file"),
+        ({"comet": {"enabled": True}}, "comet: needs the package comet_ml: pip install comet_ml"),
+    ],
+)
+def test_a_monitor_that_fails_on_rank_0_alone(tmp_path, monkeypatch, block, part):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("swep_ds.training.ds_config.find_spec", lambda package: None)
+    with pytest.raises(InputError, match=part):
+        check_monitors(resolve(write(tmp_path, block)))

@@ -1,4 +1,4 @@
-"""A full disk or a folder that cannot be written, on one rank alone as well: said in one line, and nothing is lost."""
+"""A full disk or an unwritable folder, perhaps on one rank alone: one line says so, and nothing is lost."""
 
 import json
 import os
@@ -17,7 +17,7 @@ GO_ON = "train.on_checkpoint_failure=go_on"
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory):
-    """A file system of its own with room for one checkpoint and a model, and for no second checkpoint; else None."""
+    """A file system with room for one checkpoint and a model but no second checkpoint; None if none can be mounted."""
     folder = tmp_path_factory.mktemp("disk")
     mount = ["mount", "-t", "tmpfs", "-o", "size=380k", "tmpfs", str(folder)]
     mounted = shutil.which("mount") and subprocess.run(mount, capture_output=True).returncode == 0
@@ -27,19 +27,17 @@ def disk(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, disk) -> Path:
+def folder(tmp_path_factory, disk) -> Path:
     folder = tmp_path_factory.mktemp("full")
     (folder / "model-bert").mkdir()
     prepare(folder / "model-bert")
     runs = [
         start(folder, "whole", 2, 2),
         start(folder, "stopped", 2, 2, full=[1, 4], fails=True),
-        start(folder, "again", 2, 2, full=[1, 4], fails=True),
-        start(folder, "again", 2, 2),
+        start(folder, "again", 2, 2, resume=str(folder / "stopped" / "checkpoints")),
         start(folder, "go-on", 2, 2, GO_ON, full=[0, 4]),
         start(folder, "no-model", 2, 2, full=[0, "model"], fails=True),
-        start(folder, "old-model", 2, 2),
-        start(folder, "old-model", 2, 2, full=[0, "model"], fails=True),
+        start(folder, "whole", 2, 2, full=[0, "model"], fails=True),
         start(folder, "no-lines", 2, 2, blocked="metrics.jsonl", fails=True),
         start(folder, "blocked", 2, 3, blocked=4, fails=True),
     ]
@@ -49,8 +47,8 @@ def made(tmp_path_factory, disk) -> Path:
     return folder
 
 
-def test_a_checkpoint_that_one_rank_cannot_write_stops_the_run(made):
-    run = made / "stopped"
+def test_a_checkpoint_that_one_rank_cannot_write_stops_the_run(folder):
+    run = folder / "stopped"
     said = error(run)
     assert said.startswith("the checkpoint of update 4 is lost, earlier ones stay: cannot write ")
     assert f"{run / 'checkpoints' / 'update-00000004'}/zero_pp_rank_1_mp_rank_00_optim_states.pt: " in said
@@ -61,36 +59,36 @@ def test_a_checkpoint_that_one_rank_cannot_write_stops_the_run(made):
     assert len(losses(run)) == 4
 
 
-def test_it_goes_on_from_the_earlier_one_once_there_is_room(made):
-    assert losses(made / "again") == losses(made / "whole")
-    assert complete(made / "again") == [4, 6]
+def test_it_resumes_from_the_earlier_one_once_there_is_room(folder):
+    assert losses(folder / "again") == losses(folder / "whole")[2:]
+    assert complete(folder / "again") == [4, 6]
 
 
-def test_a_run_that_is_to_go_on_does_and_writes_the_next_one(made):
-    run = made / "go-on"
-    assert losses(run) == losses(made / "whole")
+def test_a_run_that_is_to_continue_does_and_writes_the_next_one(folder):
+    run = folder / "go-on"
+    assert losses(run) == losses(folder / "whole")
     assert complete(run) == [2, 6]
     assert (run / "results.json").is_file()
 
 
-def test_a_folder_that_cannot_be_made(made):
-    said = error(made / "blocked")
+def test_a_folder_that_cannot_be_made(folder):
+    said = error(folder / "blocked")
     assert "the checkpoint of update 4 is lost, earlier ones stay: cannot write " in said
     assert "update-00000004" in said
     assert "Not a directory" in said
-    assert complete(made / "blocked") == [2]
+    assert complete(folder / "blocked") == [2]
 
 
-def test_lines_that_cannot_be_written_from_the_start(made):
-    run = made / "no-lines"
+def test_lines_that_cannot_be_written_from_the_start(folder):
+    run = folder / "no-lines"
     said = error(run)
     assert said.startswith(f"cannot write {run}/")
     assert "metrics.jsonl" in said
     assert "Is a directory (on rank 0, " in said
 
 
-def test_a_model_that_cannot_be_written(made):
-    for run in (made / "no-model", made / "old-model"):
+def test_a_model_that_cannot_be_written(folder):
+    for run in (folder / "no-model", folder / "whole"):
         said = error(run)
         assert said.startswith(f"cannot write {run / 'model'}: ")
         assert "File too large" in said
@@ -98,16 +96,16 @@ def test_a_model_that_cannot_be_written(made):
         assert complete(run) == [4, 6]
         assert not (run / ".model.unfinished").exists()
         assert not (run / "results.json").exists()
-    assert not (made / "no-model" / "model").exists()
-    assert (made / "old-model" / "model" / "model.safetensors").is_file()  # of an earlier start
+    assert not (folder / "no-model" / "model").exists()
+    assert (folder / "whole" / "model" / "model.safetensors").is_file()  # of an earlier start
 
 
-def test_a_file_system_that_is_full(made, disk):
+def test_a_file_system_that_is_full(folder, disk):
     if not disk:
         pytest.skip("no file system can be mounted here: that takes root")
     run = disk / "run"
     assert [line["update"] for line in metrics(run)] == list(range(1, UPDATES + 1))
-    assert losses(run) == losses(made / "whole")
+    assert losses(run) == losses(folder / "whole")
     assert complete(run) == [2]
     assert (run / "checkpoints" / "latest").read_text() == "update-00000002"
     assert [f.name for f in run.glob("checkpoints/update-*")] == ["update-00000002"]

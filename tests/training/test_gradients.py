@@ -1,17 +1,17 @@
 """Gradients, not losses: what DeepSpeed gives the optimizer is what a plain PyTorch loop computes.
 
-In bf16 on two ranks over gloo, at every ZeRO stage, with several backwards an update and more than one update. Faults
-of this kind (DeepSpeed's issues 7839, 7967, 7981, 7985, 8224) lose a backward, or add one twice, and raise nothing.
+In bf16 on two ranks over gloo, at every ZeRO stage, with several backwards per update and more than one update. Faults
+of this kind (DeepSpeed's issues 7839, 7967, 7981, 7985, 8224) lose a backward or add one twice, and raise nothing.
 """
 
 import json
 import math
-import sys
 from itertools import product
 
 import pytest
 
-from tests.support.tiny_run import ROOT, ds_config, execute
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import ds_config
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +22,10 @@ CASES = {
     for stage, execution, overlap, offload in product(STAGES, EXECUTIONS, (False, True), (False, True))
 }
 FAULTY = ("zero1-joint", "zero2-split-overlap", "zero3-r_drop")
-# A tensor's distance from the plain loop's, relative to the size of what it is the sum of. Rounding to bf16 (2^-9) in a
-# few sums makes up to 0.012; the smallest part of any sum is 0.1.
+# Largest distance from the plain loop's gradient, relative to the size of its parts. Rounding to bf16 (2^-9) in a few
+# sums makes up to 0.012; the smallest part of any sum is 0.1.
 TOLERANCE = 0.03
-# A softmax does not change when all of its inputs shift: these gradients are nothing but rounding errors.
+# A softmax does not change if all its inputs shift: these gradients are only rounding errors.
 WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.0.output.LayerNorm.bias")
 
 
@@ -46,13 +46,12 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
         cases.append({"name": name, "method": method, "execution": execution, "ds_config": config})
     cases += [case | {"name": f"{case['name']}-loses", "loses": True} for case in cases if case["name"] in FAULTY]
     (folder / "cases.json").write_text(json.dumps(cases))
-    script = ROOT / "tests" / "support" / "gradient_matrix.py"
-    execute([sys.executable, str(script), str(folder / "cases.json")])
+    run_script(ROOT / "tests" / "support" / "gradient_matrix.py", str(folder / "cases.json"), ranks=2)
     return json.loads((folder / "results.json").read_text())
 
 
 def wrong(update: dict) -> list[str]:
-    """The parameters whose gradient is not the plain loop's."""
+    """The parameters whose gradient differs from the plain loop's."""
     return [
         name
         for name, gradient in update["gradients"].items()
@@ -66,13 +65,13 @@ def test_gradients_are_those_of_a_plain_loop(results, case):
     for update in results[case]:
         assert wrong(update) == []
         norm = math.hypot(*(gradient["norm"] for gradient in update["gradients"].values()))
-        assert update["norm"] == pytest.approx(norm, rel=0.01)  # what clipping and the log go by
+        assert update["norm"] == pytest.approx(norm, rel=0.01)  # clipping and the log use it
 
 
 def test_no_part_of_a_gradient_can_be_lost_unseen(results):
     for update in (update for case in CASES for update in results[case]):
         for name, gradient in update["gradients"].items():
-            parts = [part for part in gradient["parts"] if part > 0]  # a pass without noise adds nothing to its network
+            parts = [part for part in gradient["parts"] if part > 0]  # the clean pass adds nothing to the noise network
             assert parts, name
             if not name.endswith(WITHOUT_GRADIENT):
                 assert min(parts) > 2 * TOLERANCE * math.hypot(*parts), name

@@ -1,4 +1,4 @@
-"""Checkpoints whose bytes are right and whose content is none of the engine's: found before any of it is loaded."""
+"""Checkpoints whose bytes are right but whose content does not belong to the engine: found before any is loaded."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,20 +8,20 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from swep_ds.methods.objective import Objective
 from swep_ds.pipeline import prepare
 from swep_ds.recipe import Recipe, differences
 from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
-from swep_ds.training.conversion import find_fault, parameter_shapes
+from swep_ds.training.conversion import find_mismatch, parameter_shapes
 from swep_ds.training.engine import build_engine
-from swep_ds.training.saved_state import name_files, read_state
+from swep_ds.training.saved_state import FLATS, name_files, read_state
 from tests.support import tiny_run
 from tests.support.one_rank import one_rank
 from tests.support.tiny_checkpoint import BATCH, LAYOUT, change_manifest, rewrite_state
 from tests.support.tiny_objective import objective
 
 MODEL, OPTIMIZER = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+FLAT = FLATS[1]
 WORD = "qa.model.bert.embeddings.word_embeddings.weight"
 
 
@@ -49,13 +49,13 @@ def whole(request, group, tmp_path_factory) -> Iterator[Saved]:
     engine.destroy()
 
 
-def fault(saved: Saved, *, same_layout: bool = True) -> str | None:
-    return find_fault(saved.engine, saved.tag, read_manifest(saved.tag), same_layout=same_layout)
+def mismatch(saved: Saved, *, same_layout: bool = True) -> str | None:
+    return find_mismatch(saved.engine, saved.tag, read_manifest(saved.tag), same_layout=same_layout)
 
 
-def test_what_the_engine_saved_is_without_fault(whole):
-    assert fault(whole) is None
-    assert fault(whole, same_layout=False) is None
+def test_what_the_engine_saved_is_without_mismatch(whole):
+    assert mismatch(whole) is None
+    assert mismatch(whole, same_layout=False) is None
 
 
 def in_model(change: Callable[[dict], Any]) -> tuple[str, Callable]:
@@ -63,12 +63,12 @@ def in_model(change: Callable[[dict], Any]) -> tuple[str, Callable]:
 
 
 def in_optimizer(change: Callable[[dict], Any]) -> tuple[str, Callable]:
-    """Of ZeRO-1."""
+    """A change at ZeRO-1."""
     return OPTIMIZER, lambda state: change(state["optimizer_state_dict"])
 
 
 BOTH = {
-    "nothing": in_model(dict.clear),
+    "an empty model": in_model(dict.clear),
     "no module": in_model(lambda s: s.update(module=[1])),
     "no schedule": in_model(lambda s: s.pop("lr_scheduler")),
     "another schedule": in_model(lambda s: s.update(lr_scheduler={"last_epoch": "x"})),
@@ -90,14 +90,12 @@ STAGES = {
         "a name": in_model(lambda s: s["param_shapes"][0].update(more=s["param_shapes"][0].pop(WORD))),
         "a shape": in_model(lambda s: s["param_shapes"][0].update({WORD: torch.Size((16, 200))})),
         "no shapes": in_model(lambda s: s.update(param_shapes=None)),
-        "nothing of it": (OPTIMIZER, dict.clear),
-        "too short": in_optimizer(lambda s: s.update(single_partition_of_fp32_groups=[torch.ones(5)])),
-        "too long": in_optimizer(lambda s: s.update(single_partition_of_fp32_groups=[torch.ones(10**5)])),
-        "two of them": in_optimizer(lambda s: s["single_partition_of_fp32_groups"].append(torch.ones(5))),
-        "another type": in_optimizer(
-            lambda s: s.update(single_partition_of_fp32_groups=[s["single_partition_of_fp32_groups"][0].double()])
-        ),
-        "nan": in_optimizer(lambda s: s["single_partition_of_fp32_groups"][0].data.fill_(float("inf"))),
+        "nothing": (OPTIMIZER, dict.clear),
+        "too short": in_optimizer(lambda s: s.update({FLAT: [torch.ones(5)]})),
+        "too long": in_optimizer(lambda s: s.update({FLAT: [torch.ones(10**5)]})),
+        "two tensors": in_optimizer(lambda s: s[FLAT].append(torch.ones(5))),
+        "another type": in_optimizer(lambda s: s.update({FLAT: [s[FLAT][0].double()]})),
+        "nan": in_optimizer(lambda s: s[FLAT][0].data.fill_(float("inf"))),
         "no state": in_optimizer(lambda s: s.pop("base_optimizer_state")),
         "moments of another length": in_optimizer(
             lambda s: s["base_optimizer_state"].update(state={0: {"step": 1, "exp_avg": torch.ones(2)}})
@@ -116,15 +114,15 @@ def test_right_bytes_of_wrong_content_are_found_before_they_are_loaded(whole):
         state = read_state(whole.tag / name, mapped=False)
         change(state)
         rewrite_state(whole.tag, name, state)
-        said = fault(whole)
+        said = mismatch(whole)
         assert said is not None, what
         assert said.startswith(f"{whole.tag}: the checkpoint is damaged ("), what
         assert "\n" not in said
         rewrite_state(whole.tag, name, None)
-        assert fault(whole) is not None
+        assert mismatch(whole) is not None
         (whole.tag / name).write_bytes(content)
         rewrite_state(whole.tag, name, read_state(whole.tag / name, mapped=False))
-    assert fault(whole) is None
+    assert mismatch(whole) is None
     assert all(torch.equal(weight, before[name]) for name, weight in whole.engine.module.named_parameters())
 
 
@@ -133,9 +131,9 @@ def test_another_layout_than_the_files_have(whole):
         before = (whole.tag / "complete.json").read_text()
         change_manifest(whole.tag, lambda content, layout=layout: content["layout"].update(layout))
         if whole.engine.zero_optimization_stage() or "zero_stage" in layout:  # at ZeRO-0 rank 0 writes everything
-            assert "its files are not those of" in fault(whole, same_layout=False)
+            assert "its files are not those of" in mismatch(whole, same_layout=False)
         else:
-            assert fault(whole, same_layout=False) is None
+            assert mismatch(whole, same_layout=False) is None
         (whole.tag / "complete.json").write_text(before)
 
 
@@ -150,24 +148,20 @@ def test_files_are_named_by_rank(stage, ranks):
             name_files([*models, *optimizers, "more.pt"], stage, ranks)
 
 
-def architecture(made: Objective) -> dict[str, Any]:
-    return prepare.architecture(made)
-
-
 def test_models_of_as_many_weights_are_told_apart():
     mine = objective("mle")
-    there = architecture(mine)
-    assert architecture(objective("mle")) == there
+    saved = prepare.architecture(mine)
+    assert prepare.architecture(objective("mle")) == saved
     config: BertConfig = mine.qa.model.config
     config.num_attention_heads = 4
     config.transformers_version = "0.1"
     config._name_or_path = "elsewhere"
-    assert differences(there, architecture(mine)) == "model config num_attention_heads 2 there, 4 here"
+    assert differences(saved, prepare.architecture(mine)) == "model config num_attention_heads 2 there, 4 here"
     config.num_attention_heads = 2
     layer = mine.qa.model.bert.encoder.layer[0].intermediate.dense
     shape = list(layer.weight.shape)
     layer.weight = torch.nn.Parameter(layer.weight.T)
-    said = differences(there, architecture(mine))
+    said = differences(saved, prepare.architecture(mine))
     assert said.endswith(f"intermediate.dense.weight {shape} there, {shape[::-1]} here")
     assert ";" not in said
     assert sum(map(len, parameter_shapes(mine).values())) > 0

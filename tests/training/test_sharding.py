@@ -1,4 +1,4 @@
-"""Models for ZeRO-3 never stand in memory whole, and are what loading them whole gives, bit for bit."""
+"""Models for ZeRO-3 are never whole in memory, and are bit for bit what loading them whole gives."""
 
 import json
 from pathlib import Path

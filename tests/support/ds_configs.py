@@ -1,0 +1,50 @@
+"""ds_configs written to a file and resolved with a recipe."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from swep_ds.training.ds_config import resolve_ds_config
+
+TRAIN = {
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 3,
+    "learning_rate": 2e-4,
+    "max_grad_norm": 0.5,
+    "weight_decay": 0.01,
+    "adam_betas": [0.8, 0.98],
+    "adam_epsilon": 1e-6,
+}
+
+
+def recipe(**train) -> Recipe:
+    sections = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
+    return Recipe.model_validate(sections | {"train": TRAIN | train})
+
+
+def write(folder: Path, config: object) -> Path:
+    (folder / "ds.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return folder / "ds.json"
+
+
+def resolve(source: Path, micro_steps=2, world_size=2, on_cpu=True, **train) -> dict:
+    """For a model of hidden size 16."""
+    given = {"world_size": world_size, "micro_steps": micro_steps, "hidden_size": 16, "on_cpu": on_cpu}
+    return resolve_ds_config(str(source), recipe(**train), **given)
+
+
+def message(source: Path, **changes) -> str:
+    """What `resolve` raises."""
+    with pytest.raises(InputError) as caught:
+        resolve(source, **changes)
+    return checked(str(caught.value), str(source))
+
+
+def checked(said: str, source: str) -> str:
+    assert said.isprintable()
+    assert source in said
+    assert len(said) < 4000
+    return said
