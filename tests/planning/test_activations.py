@@ -7,7 +7,7 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.planning.activations import Search, count_activations
+from swep_ds.planning.activations import Generation, count_activations
 from swep_ds.recipe import TrainSection
 from tests.support import tiny_batches, tiny_models
 
@@ -115,5 +115,5 @@ def test_an_answer_keeps_what_generation_really_caches(architecture):
     cache = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **how).past_key_values
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
     made, settings = objective(architecture, device="meta"), TrainSection()
-    counted = count_activations(made, windows(architecture), settings, on_gpu=False, search=Search(40, 6, 4))
+    counted = count_activations(made, windows(architecture), settings, on_gpu=False, generation=Generation(40, 6, 4))
     assert counted.answer == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)

@@ -32,8 +32,8 @@ def test_parts_are_those_of_the_flat_buffer():
     part = 556  # 1110 / 2, to an even number: begins inside of the first parameter, which both ranks touch
     assert (one.parameters, one.optimizer) == (4 * N, 12 * part)
     assert one.gradients == 4 * N  # rank 1 has the other two and keeps the first whole
-    assert one.passing == 4 * (BUCKET + LARGEST + N)
-    assert states(1).passing == 4 * (BUCKET + N)
+    assert one.transient == 4 * (BUCKET + LARGEST + N)
+    assert states(1).transient == 4 * (BUCKET + N)
 
 
 def test_zero_3_pads_every_parameter():
@@ -41,8 +41,8 @@ def test_zero_3_pads_every_parameter():
     part = 334 + 34 + 4  # ceil(1000 / 3) ...
     assert (one.parameters, one.optimizer, one.gradients) == (2 * part, 12 * part, 2 * part)
     assert one.buffers == 2 * BUCKET
-    assert one.passing == 2 * N + 2 * 2 * LARGEST  # gathered, and the largest with its gradient
-    assert states(3, world_size=1).passing == 2 * 4 * LARGEST
+    assert one.transient == 2 * N + 2 * 2 * LARGEST  # gathered, and the largest with its gradient
+    assert states(3, world_size=1).transient == 2 * 4 * LARGEST
 
 
 def test_what_is_offloaded_is_on_the_host():
@@ -67,9 +67,9 @@ def test_evaluation_may_take_more_than_an_update():
     training = one.peak(0)
     assert one.peak(0, 100) == training
     assert one.peak(0, 10**6) == one.parameters + one.optimizer + 10**6
-    spread = states(3, "bf16")
+    partitioned = states(3, "bf16")
     part = 500 + 50 + 5
-    assert spread.reading == 2 * N + 2 * N + 2 * part  # gathered, and those which come next; its own gradients
+    assert partitioned.evaluating == 2 * N + 2 * N + 2 * part  # gathered, and those which come next; its own gradients
 
 
 def test_weights_pass_through_cpu_memory_below_zero_3():
@@ -97,6 +97,6 @@ def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
         assert held_back == (stage < 2), case
         if reached is not None:  # gloo's thread may hold the bucket before as well
             assert 0.75 * reached < peak < 1.05 * reached, case
-    [_, whole, counted], [_, spread, _] = measured["casts"]
+    [_, whole, counted], [_, partitioned, _] = measured["casts"]
     assert counted == pytest.approx(whole, rel=0.05)  # at ZeRO-2
-    assert spread < 0.1 * counted  # at ZeRO-3
+    assert partitioned < 0.1 * counted  # at ZeRO-3

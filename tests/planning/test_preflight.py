@@ -20,18 +20,18 @@ TRAIN = ROOT / "scripts" / "train.py"
 def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
     big = bytes(3 * preflight.ENDS)
 
-    def seen(**files: bytes) -> str:
+    def fingerprint(**files: bytes) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for name, content in files.items():
             folder.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-        return preflight.seen(folder.rglob("*"), folder)
+        return preflight.fingerprint(folder.rglob("*"), folder)
 
-    same = seen(a=big, b=b"x")
+    same = fingerprint(a=big, b=b"x")
     assert same.startswith(f"2 file(s), {len(big) + 1:,} bytes, ")
-    assert seen(b=b"x", a=big) == same
-    others = [seen(a=big, c=b"x"), seen(a=b"?" + big[1:], b=b"x"), seen(a=big[:-1] + b"?", b=b"x")]
-    assert len({same, *others, seen(a=big[:-1], b=b"x")}) == 5
+    assert fingerprint(b=b"x", a=big) == same
+    others = [fingerprint(a=big, c=b"x"), fingerprint(a=b"?" + big[1:], b=b"x"), fingerprint(a=big[:-1] + b"?", b=b"x")]
+    assert len({same, *others, fingerprint(a=big[:-1], b=b"x")}) == 5
 
 
 def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
