@@ -99,13 +99,11 @@ def test_what_does_not_fit_is_marked_and_what_would_help_is_named(capsys, folder
 
 
 def test_what_fits_is_marked(capsys, folder):
-    peak = peaks(said(capsys, folder, gpus(2, 1000)))
-    text = said(capsys, folder, gpus(2, 0.999 * peak["zero0"] / 0.9))
+    text = said(capsys, folder, gpus(2, 5))  # the buckets of the other ds_configs are larger
     marks = {line.split()[1]: line.split("│")[-2].strip() for line in text.splitlines() if line.startswith("│")}
-    assert marks["zero0"] == "too much"
-    assert marks["zero2_offload"] == "fits"
-    first = next(name for name, mark in marks.items() if mark == "fits")
-    assert f"take {first}.json, the simplest that fits" in text
+    assert marks == {name: "fits" if peak < 0.9 * 5 else "too much" for name, peak in peaks(text).items()}
+    assert set(marks.values()) == {"fits", "too much"}
+    assert "take zero0.json, the simplest that fits" in text
 
 
 def test_adafactor_is_planned_without_zero_alone(capsys, folder):
@@ -118,8 +116,8 @@ def test_both_stages_are_planned_with_one_command(capsys, folder):
     order = [text.index(one) for one in ("first stage", "of 16 windows", "second stage", "of 8 windows", "take zero0")]
     assert order == sorted(order)
     assert text.count("scripts/train.py") == 1
-    wide = peaks(text.partition("second stage")[0])["zero0"]
-    narrow = said(capsys, folder, gpus(1, 0.999 * wide / 0.9), stages)  # enough for the second stage alone
+    first, second = (peaks(part)["zero0"] for part in text.split("second stage"))
+    narrow = said(capsys, folder, gpus(1, (first + second) / 2 / 0.9), stages)  # enough for the second stage alone
     first, second = narrow.split("second stage")
     assert re.search(r"zero0 .* too much", first)
     assert re.search(r"zero0 .* fits", second)
@@ -239,11 +237,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_large_models_take_little_memory_to_plan(config, task, parameters, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     sets = [f"model.name={tmp_path}", f"task={task}", "train.precision=bf16", "data.max_length=384"]
+    sets += ["train.micro_batch_size=4", "train.activation_checkpointing=true", "eval.batch_size=4"]
     options = ["--plan", "8x80", "--output_dir", "runs/one", "--resume", "never"]
     (tmp_path / "measured.py").write_text(WITH_ITS_PEAK)
     out = run_script(tmp_path / "measured.py", *options, *(part for one in sets for part in ("--set", one))).stdout
     assert f"parameters: {parameters:,} of the model" in out
-    assert "activations of the widest micro-batch, 32 x 384 tokens" in out
+    assert "activations of the widest micro-batch, 4 x 384 tokens" in out
     assert "scripts/train.py --ds_config ds_configs/" in out
     assert " --output_dir runs/one --resume never" in out
     assert int(out.splitlines()[-1]) * 1024 < 2 * GIB
