@@ -11,6 +11,7 @@ import pytest
 
 from swep_ds.benchmarks.candidates import _recorded_rise, largest_batch, sample
 from swep_ds.benchmarks.scaling import COUNTS
+from swep_ds.benchmarks.suite import rank_by_rank
 from swep_ds.errors import InputError
 from tests.data.test_batches import ranks, windows
 from tests.support.fork_server import ROOT, run_script
@@ -90,18 +91,30 @@ def test_a_sample_of_updates_stands_for_the_epoch():
     assert np.mean(sizes) == pytest.approx(tenths.mean(), rel=0.03)
 
 
+COPY = """
+import json, os, sys
+_, source, _, target = sys.argv
+if os.environ["RANK"] == "0":
+    loop = json.load(open(source)) | {"ranks": int(os.environ["WORLD_SIZE"])}
+    json.dump(loop, open(target, "w"))
+"""
+
+
 @pytest.mark.slow
-def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path):
-    ended = bench(tmp_path, "--scaling")
-    found = json.loads((tmp_path / "bench.json").read_text())
-    assert [run["ranks"] for run in found["measured"]] == [1, 2]
-    one, two = found["measured"]
-    assert one["parameters"] == two["parameters"]
-    assert one["width"] == 4
-    assert set(one["loop"]) == set(two["loop"]) == {"mle", "swep:split", "swep:joint"}
-    assert 1.9 < one["flops"]["swep:split"] / one["flops"]["mle"] < 2.2
+def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path, capsys):
+    bench(tmp_path, "--loop")
+    loop = json.loads((tmp_path / "bench.json").read_text())
+    assert (loop["ranks"], loop["width"]) == (1, 4)
+    assert set(loop["loop"]) == {"mle", "swep:split", "swep:joint"}
+    assert 1.9 < loop["flops"]["swep:split"] / loop["flops"]["mle"] < 2.2
+    # --scaling starts --loop on 1 and 2 ranks: here a script that gives back what was measured
+    (tmp_path / "copy.py").write_text(COPY)
+    found = rank_by_rank([str(tmp_path / "copy.py"), str(tmp_path / "bench.json")])
+    assert found["measured"] == [loop, loop | {"ranks": 2}]
     assert {row["ranks"] for row in found["model"]} == set(COUNTS)
-    assert all(f"{name} = " in ended.stdout for name in found["assumptions"])
+    printed = capsys.readouterr().out
+    assert "swep:split: 1.00 times the samples per second of 1 rank on 2" in printed
+    assert all(f"{name} = " in printed for name in found["assumptions"])
 
 
 def test_ssmba_is_measured_as_mle(tmp_path):
@@ -112,8 +125,8 @@ def test_ssmba_is_measured_as_mle(tmp_path):
 # Every operation has a row: which ones are the slowest is not the same from run to run.
 BENCH_WITH_ALL_ROWS = f"""
 import runpy, sys
-from swep_ds.benchmarks import profile as hot_spots
-hot_spots.SHOWN = 10**6
+from swep_ds.benchmarks import profile
+profile.SHOWN = 10**6
 sys.argv[0] = {str(BENCH)!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -123,7 +136,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_an_update_is_profiled(tmp_path):
     (tmp_path / "bench.py").write_text(BENCH_WITH_ALL_ROWS)
     ended = bench(tmp_path, "--profile", "--methods", "swep:split", script=tmp_path / "bench.py")
-    rows = json.loads((tmp_path / "bench.json").read_text())["hot_spots"]["swep:split"]
+    rows = json.loads((tmp_path / "bench.json").read_text())["profile"]["swep:split"]
     calls = {row["name"]: row["calls"] for row in rows}
     # in both passes six linear layers in each of two layers, the answer's, and the noise generator's two: idle, and not
     assert calls["aten::addmm"] == 2 * (2 * 6 + 1 + 2)
