@@ -61,9 +61,9 @@ def test_the_documentation_quotes_the_report(report):
 
 
 @pytest.mark.slow
-def test_the_documentation_quotes_the_ladder():
+def test_the_documentation_quotes_the_noise_ablation():
     documented()
-    names = (*aot.ladder.RUNGS, aot.ladder.RANDN)
+    names = (*aot.noise_ablation.VARIANTS, aot.noise_ablation.RANDN)
     quoted = rows(DOCUMENTATION, *names)
     code, printed, _ = run_script.run("kernel_report", "--ladder", "--arch", "sm_90")
     assert code == 0

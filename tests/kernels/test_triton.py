@@ -240,13 +240,13 @@ def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
     assert_same(found, run(triton_impl, inputs, grads))
 
 
-def test_the_rungs_of_the_ladder_compute_the_same_kl():
-    from swep_ds.kernels.tools.ladder import rungs
+def test_the_variants_of_the_noise_ablation_compute_the_same_kl():
+    from swep_ds.kernels.tools.noise_ablation import variants
 
     (embeddings, params, mask, ids), grads = batch(1, 2)
     mask = torch.ones_like(mask)
     usual = run(triton_impl, (embeddings, params, mask, ids), grads)
-    for name, call in rungs(embeddings, params, mask, ids, ALPHA).items():
+    for name, call in variants(embeddings, params, mask, ids, ALPHA).items():
         perturbed, kl = call()
         torch.testing.assert_close(kl, usual[1], rtol=1e-5, atol=1e-5, msg=name)
         assert perturbed.isfinite().all(), name
