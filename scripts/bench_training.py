@@ -84,11 +84,8 @@ def bench() -> None:
 
 def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
     """The recipe of one candidate, with one batch for every update."""
-    fixed = [
-        f"train.max_updates={arguments.warmup + arguments.updates}",
-        "train.gradient_accumulation_steps=1",
-        "tracking.wandb=off",
-    ]
+    updates = arguments.warmup + arguments.updates
+    fixed = [f"train.max_updates={updates}", "train.gradient_accumulation_steps=1", "tracking.wandb=off"]
     if name == PUBLISHED:
         if arguments.loop or arguments.profile:
             raise InputError(f"--methods {name}: it has no engine: leave --loop and --profile out")
