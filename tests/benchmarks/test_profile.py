@@ -1,6 +1,6 @@
-"""The profile of an update: its ranking by hand, from events with given times; of real ones, how often each is called.
+"""The profile of an update: the ranking of events with given times; in a real profile, the calls of each operation.
 
-Nothing here depends on how long anything takes.
+No test depends on how long anything takes.
 """
 
 import io
@@ -21,7 +21,7 @@ from swep_ds.ranks import group as distributed
 
 
 def event(key: str, kind: DeviceType, microseconds: float, count: int = 4, annotation: bool = False) -> SimpleNamespace:
-    """As the profiler sums them up: on a GPU, `self_cpu_time_total` of a kernel is 0."""
+    """An event as the profiler sums them up: on a GPU, `self_cpu_time_total` of a kernel is 0."""
     times = {"self_cpu_time_total": 0.0, "self_device_time_total": 0.0}
     times["self_device_time_total" if kind == DeviceType.CUDA else "self_cpu_time_total"] = microseconds
     return SimpleNamespace(key=key, device_type=kind, count=count, is_user_annotation=annotation, **times)

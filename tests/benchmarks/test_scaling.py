@@ -27,11 +27,11 @@ def between_logged_updates(loop: dict) -> set[str]:
 
 @pytest.mark.slow
 def test_what_two_ranks_send_and_where_their_loop_spends_its_time(tmp_path):
-    out = tmp_path / "found.json"
+    out = tmp_path / "figures.json"
     run_script(SCRIPT, str(out), str(prepare(tmp_path)), str(ds_config(tmp_path, 2)), ranks=2)
-    found = json.loads(out.read_text())
-    assert len(found["traffic"]) == 8
-    for stage, schedule, live, parameters, sent, calls in found["traffic"]:
+    figures = json.loads(out.read_text())
+    assert len(figures["traffic"]) == 8
+    for stage, schedule, live, parameters, sent, calls in figures["traffic"]:
         case = f"ZeRO-{stage}, {schedule}, {live}"
         expected = volumes(stage, BY_NAME[schedule], parameters, 4, live or 10**9)
         # the rest are norms, and at ZeRO-3 the weights that are too small to be partitioned
@@ -41,7 +41,7 @@ def test_what_two_ranks_send_and_where_their_loop_spends_its_time(tmp_path):
             assert sent[name] == pytest.approx(size, rel=0.05 if stage == 3 else 1e-3), (case, name)
         assert set(calls) == set(sent)
 
-    loop = found["loop"]
+    loop = figures["loop"]
     assert set(loop["shares"]) == set(PARTS)
     assert sum(loop["shares"].values()) == pytest.approx(1)
     # SWEP in split execution at ZeRO-2: gradients twice, weights once, and a norm
@@ -56,7 +56,7 @@ def test_what_two_ranks_send_and_where_their_loop_spends_its_time(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nothing_of_this_package_waits_for_the_gpu_between_logged_updates(tmp_path):
-    out = tmp_path / "found.json"
+    out = tmp_path / "figures.json"
     command = [sys.executable, str(SCRIPT), str(out), str(prepare(tmp_path)), str(ds_config(tmp_path, 2))]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
     loop = json.loads(out.read_text())["loop"]
@@ -98,8 +98,8 @@ def test_the_model_covers_all_and_says_what_it_assumes():
         assert row["compute_seconds"] == pytest.approx(job["flops"][row["schedule"]] / (989e12 * 0.4))
         if row["ranks"] == 1:
             assert row["efficiency"] == 1
-    [one] = [r["bytes_sent"] for r in rows if (r["stage"], r["schedule"], r["ranks"]) == (0, "mle", 1024)]
-    assert one == pytest.approx(2 * 220e6 * 1023 / 1024)
+    [sent] = [r["bytes_sent"] for r in rows if (r["stage"], r["schedule"], r["ranks"]) == (0, "mle", 1024)]
+    assert sent == pytest.approx(2 * 220e6 * 1023 / 1024)
     text, _ = tables(job, rows)
     assert all(name in text for name in Cluster.__dataclass_fields__)
     in_fp32 = predict(job | {"precision": "fp32"})[0]["compute_seconds"]

@@ -1,4 +1,4 @@
-"""The Triton kernels: on a GPU where there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
+"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
 
 import os
 
@@ -53,26 +53,26 @@ def doubles(tensors):
     return tuple(x.double() if x.is_floating_point() else x for x in tensors)
 
 
-def assert_close(found, exact, low):
+def assert_close(results, exact, low):
     """Within twice the error of PyTorch in the same precision (reference.assert_accurate)."""
     if DEVICE == "cpu":
         # the interpreter cuts to bfloat16 where a GPU rounds: give back that last place
-        cut = [x is not None and x.dtype == torch.bfloat16 for x in found]
-        found = [torch.where((x - w).abs() <= w.abs() * 2**-7, w.to(x.dtype), x) if c else x
-                 for c, x, w in zip(cut, found, exact, strict=True)]  # fmt: skip
-        reference.assert_accurate(found, exact, low)
+        cut = [x is not None and x.dtype == torch.bfloat16 for x in results]
+        results = [torch.where((x - w).abs() <= w.abs() * 2**-7, w.to(x.dtype), x) if c else x
+                 for c, x, w in zip(cut, results, exact, strict=True)]  # fmt: skip
+        reference.assert_accurate(results, exact, low)
     else:
         # the hardware's log2 has an absolute error, and a normal of a small radius with it
-        reference.assert_accurate(found, exact, low, atol=1e-3)
-        for got, want, rough in zip(found, exact, low, strict=True):
+        reference.assert_accurate(results, exact, low, atol=1e-3)
+        for got, want, rough in zip(results, exact, low, strict=True):
             if want is not None:
                 errors = [(x.double() - want).abs().mean() for x in (got, rough, want.to(got.dtype))]
                 assert errors[0] <= 2 * max(errors[1:]) + 2e-6 * want.abs().max()
 
 
-def assert_same(found, expected):
+def assert_same(results, expected):
     """Bit for bit on a GPU; the interpreter computes with NumPy, whose last bit may hang on the shape of an array."""
-    for got, want in zip(found, expected, strict=True):
+    for got, want in zip(results, expected, strict=True):
         if DEVICE == "cuda" or want is None:
             assert (got is None and want is None) or torch.equal(got, want)
         else:
@@ -96,11 +96,11 @@ def test_words_match_numpy(rounds):
 @pytest.mark.parametrize("mode", MODES)
 def test_all_modes_match_float64(mode, dtype):
     inputs, grads = batch(dtype=dtype)
-    found = run(triton_impl, inputs, grads, mode)
+    results = run(triton_impl, inputs, grads, mode)
     exact = run(torch_impl, doubles(inputs), doubles(grads), mode)
-    assert_close(found, exact, run(torch_impl, inputs, grads, mode))
+    assert_close(results, exact, run(torch_impl, inputs, grads, mode))
     live = inputs[2]
-    for result in found:
+    for result in results:
         assert result is None or result[~live].abs().sum() == 0
 
 
@@ -161,8 +161,8 @@ def test_masked_rows_are_not_read(mode):
     usual = run(triton_impl, (embeddings, params, live, ids), grads, mode)
     for tensor in (embeddings, params, *grads):
         tensor[~live] = float("nan")
-    found = run(triton_impl, (embeddings, params, live.long() * 5, ids), grads, mode)
-    for got, want in zip(found, usual, strict=True):
+    results = run(triton_impl, (embeddings, params, live.long() * 5, ids), grads, mode)
+    for got, want in zip(results, usual, strict=True):
         assert (got is None and want is None) or torch.equal(got, want)
         assert got is None or got[~live].abs().sum() == 0
 
@@ -216,16 +216,16 @@ def test_offsets_beyond_32_bits(tmp_path, which, strides):
     assert size > 2**31
     storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=size, dtype=x.dtype)
     tensors[which] = torch.as_strided(storage, x.shape, strides).copy_(x)
-    found = run(triton_impl, list(tensors.values())[:4], (tensors["grad"], tensors["grad_kl"]))
-    assert_same(found, usual)
+    results = run(triton_impl, list(tensors.values())[:4], (tensors["grad"], tensors["grad_kl"]))
+    assert_same(results, usual)
 
 
 def test_mixed_dtypes_as_under_autocast():
     (embeddings, params, mask, ids), grads = batch()
     mixed = (embeddings, params.bfloat16(), mask, ids)
-    found, low = run(triton_impl, mixed, grads), run(torch_impl, mixed, grads)
-    assert [x.dtype for x in found] == [x.dtype for x in low]
-    assert_close(found, run(torch_impl, doubles(mixed), doubles(grads)), low)
+    results, low = run(triton_impl, mixed, grads), run(torch_impl, mixed, grads)
+    assert [x.dtype for x in results] == [x.dtype for x in low]
+    assert_close(results, run(torch_impl, doubles(mixed), doubles(grads)), low)
 
 
 def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
@@ -234,10 +234,10 @@ def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
     (embeddings, params, mask, ids), grads = batch()
     leaves = embeddings.requires_grad_(), params.requires_grad_()
     outputs = perturb(*leaves, mask, ids, seed=SEED, draw=DRAW, prior_variance=ALPHA)
-    found = outputs + torch.autograd.grad(outputs, leaves, grads)
+    results = outputs + torch.autograd.grad(outputs, leaves, grads)
     implementation.cache_clear()
     inputs = (embeddings.detach(), params.detach(), mask, ids)
-    assert_same(found, run(triton_impl, inputs, grads))
+    assert_same(results, run(triton_impl, inputs, grads))
 
 
 def test_the_variants_of_the_noise_ablation_compute_the_same_kl():
