@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -117,11 +118,6 @@ def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path, 
     assert all(f"{name} = " in printed for name in figures["assumptions"])
 
 
-def test_ssmba_is_measured_as_mle(tmp_path):
-    ended = bench(tmp_path, "--methods", "mle", "ssmba", check=False)
-    assert (ended.returncode, ended.stderr) == (2, "error: --methods ssmba: ssmba's update is mle's: measure mle\n")
-
-
 # Shows a row for every operation: which ones are the slowest differs from run to run.
 BENCH_WITH_ALL_ROWS = f"""
 import runpy, sys
@@ -150,11 +146,14 @@ def test_an_update_is_profiled(tmp_path):
         (["--json", "tests"], "--json tests: is no file: name one"),
         (["--updates", "1"], "--updates must be at least 2"),
         (["--scaling", "--set", "train.precision=autocast"], "--scaling: with train.precision autocast"),
+        (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
+        (["--methods", "mle", "swap"], "'swap' is not a method; did you mean 'swep'?"),
+        (["--loop", "--methods", "published"], "published: it has no engine: leave --loop and --profile out"),
     ],
 )
 def test_bad_arguments_are_told_before_anything_is_loaded(monkeypatch, arguments, message):
     monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=re.escape(message)):
         runpy.run_path(str(BENCH))["bench"]()
 
 
@@ -162,15 +161,3 @@ def test_an_epoch_that_is_too_short_is_told(tmp_path):
     ended = bench(tmp_path, "--updates", "90", check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: an epoch has 6 updates, and 90 are asked for: lower --updates")
-
-
-def test_a_method_that_is_none_is_named_with_the_nearest(tmp_path):
-    ended = bench(tmp_path, "--methods", "mle", "swap", check=False)
-    assert ended.returncode == 2
-    assert "'swap' is not a method; did you mean 'swep'?" in ended.stderr
-
-
-def test_the_published_procedure_has_no_loop(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["bench_training.py", "--loop", "--methods", "published"])
-    with pytest.raises(InputError, match="published: it has no engine: leave --loop and --profile out"):
-        runpy.run_path(str(BENCH))["bench"]()
