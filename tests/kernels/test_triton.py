@@ -1,6 +1,7 @@
 """The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
 
 import os
+from itertools import product
 
 import pytest
 import torch
@@ -92,8 +93,9 @@ def test_words_match_numpy(rounds):
         assert got.tolist() == want.tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [*product(MODES, (torch.float32, torch.bfloat16)), ("learned", torch.float16)]
+)
 def test_all_modes_match_float64(mode, dtype):
     inputs, grads = batch(dtype=dtype)
     results = run(triton_impl, inputs, grads, mode)
@@ -104,7 +106,7 @@ def test_all_modes_match_float64(mode, dtype):
         assert result is None or result[~live].abs().sum() == 0
 
 
-@pytest.mark.parametrize(("n", "t", "d"), [(1, 1, 4), (2, 5, 12), (2, 3, 100), (2, 3, 768), (1, 2, 8192)])
+@pytest.mark.parametrize(("n", "t", "d"), [(1, 1, 4), (2, 3, 100), (2, 3, 768), (1, 2, 8192)])
 def test_widths(n, t, d):
     inputs, grads = batch(n, t, d)
     exact = run(torch_impl, doubles(inputs), doubles(grads))
@@ -121,10 +123,10 @@ def test_empty_batches(shape):
 def test_noise_does_not_depend_on_the_tile():
     inputs, grads = batch(d=48)
     usual = run(triton_impl, inputs, grads)
-    for rows, cols, warps in ((2, 8, 1), (4, 4, 4)):  # ragged ends of rows and of columns, and loops
-        other = run(triton_impl, inputs, grads, BLOCK_ROWS=rows, BLOCK_COLS=cols, num_warps=warps)
-        assert_same((other[0], *other[2:]), (usual[0], *usual[2:]))
-        torch.testing.assert_close(other[1], usual[1], rtol=1e-5, atol=1e-5)  # summed in another order
+    # ragged ends of rows and of columns, and loops
+    other = run(triton_impl, inputs, grads, BLOCK_ROWS=2, BLOCK_COLS=8, num_warps=1)
+    assert_same((other[0], *other[2:]), (usual[0], *usual[2:]))
+    torch.testing.assert_close(other[1], usual[1], rtol=1e-5, atol=1e-5)  # summed in another order
 
 
 def test_noise_follows_the_sample_not_the_batch():
@@ -195,29 +197,18 @@ def test_strides_do_not_matter():
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="test_cuda.py does this in real memory")
-@pytest.mark.parametrize(
-    ("which", "strides"),
-    [
-        ("embeddings", (3, 1, 70_000_000)),
-        ("params", (2**30 + 64, 64, 1)),
-        ("mask", (1, 2**30 + 3)),
-        ("ids", (2**30 + 1,)),
-        ("grad", (64, 2**30 + 192, 1)),
-        ("grad_kl", (2**30 + 3, 1)),
-    ],
-)
-def test_offsets_beyond_32_bits(tmp_path, which, strides):
-    """Strided over a sparse file, of which only the touched pages exist; no stride is beyond 32 bits itself."""
-    (embeddings, params, mask, ids), (g, k) = batch(3, 3)
-    tensors = {"embeddings": embeddings, "params": params, "mask": mask, "ids": ids, "grad": g, "grad_kl": k}
-    usual = run(triton_impl, list(tensors.values())[:4], (g, k))
-    x = tensors[which]
-    size = 1 + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True))
-    assert size > 2**31
-    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=size, dtype=x.dtype)
-    tensors[which] = torch.as_strided(storage, x.shape, strides).copy_(x)
-    results = run(triton_impl, list(tensors.values())[:4], (tensors["grad"], tensors["grad_kl"]))
-    assert_same(results, usual)
+def test_offsets_beyond_32_bits(tmp_path):
+    """Strided over sparse files, of which only the touched pages exist; no stride is beyond 32 bits itself."""
+    inputs, grads = batch(3, 3)
+    strides = [(3, 1, 70_000_000), (2**30 + 64, 64, 1), (1, 2**30 + 3), (2**30 + 1,)]  # embeddings, params, mask, ids
+    strides += [(64, 2**30 + 192, 1), (2**30 + 3, 1)]  # gradients of both outputs
+    strided = []
+    for number, (x, steps) in enumerate(zip([*inputs, *grads], strides, strict=True)):
+        size = 1 + sum((length - 1) * step for length, step in zip(x.shape, steps, strict=True))
+        assert size > 2**31
+        storage = torch.from_file(str(tmp_path / f"sparse{number}"), shared=True, size=size, dtype=x.dtype)
+        strided.append(torch.as_strided(storage, x.shape, steps).copy_(x))
+    assert_same(run(triton_impl, strided[:4], strided[4:]), run(triton_impl, inputs, grads))
 
 
 def test_mixed_dtypes_as_under_autocast():
