@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 from rich.table import Table
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -39,21 +38,19 @@ Update = Callable[[Batch, int], None]
 
 @dataclass
 class Candidate:
-    """One way to train: `update` runs a whole optimizer step on a batch.
+    """One way to train.
 
     forwards: of the model per update, those inside a perturbation included.
     extra_parameters: the method's own, beside the model's.
-    engine: DeepSpeed's; None = PyTorch alone.
     """
 
     name: str
+    training: "EngineTraining | PlainTraining"
     forwards: int
     extra_parameters: int
     flops: Flops
-    update: Update
     state_bytes: int
     peak_bytes: int
-    engine: Any = None
     batches: list[Batch] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -73,38 +70,23 @@ def engine_update(engine, execution: str) -> Update:
     return update
 
 
-def engine_candidate(name: str, make: Callable[[], Any], execution: str, batch: Batch) -> Candidate:
-    """Builds a candidate and measures its memory on a batch. `make` loads the model and returns its engine."""
+class EngineTraining:
+    """Whole updates of a method under DeepSpeed's engine; `PlainTraining` is its counterpart in PyTorch alone."""
 
-    def build() -> tuple[Any, Update]:
-        engine = make()
+    def __init__(self, engine, execution: str):
         engine.train()
-        return engine, engine_update(engine, execution)
-
-    engine, *measured = _memory(build, batch)
-    return _candidate(name, engine.module, *measured, batch, engine=engine)
+        self.engine, self.loss, self.update = engine, engine.module, engine_update(engine, execution)
 
 
-def plain_candidate(name: str, make: Callable[[], PlainTraining], batch: Batch) -> Candidate:
-    """The same for a training without an engine."""
-
-    def build() -> tuple[PlainTraining, Update]:
-        training = make()
-        return training, training.update
-
-    training, *measured = _memory(build, batch)
-    return _candidate(name, training.loss, *measured, batch)
-
-
-def _candidate(
-    name: str, root: nn.Module, update: Update, state: int, peak: int, batch: Batch, engine: Any = None
-) -> Candidate:
-    forwards = []
+def build_candidate(name: str, make: Callable[[], EngineTraining | PlainTraining], batch: Batch) -> Candidate:
+    """Builds a candidate and measures its memory on a batch. `make` loads the model."""
+    training, state, peak = _memory(make, batch)
+    root, forwards = training.loss, []
     hook = root.qa.register_forward_hook(lambda *_: forwards.append(1))
-    flops = count(root, root.qa, update, batch)
+    flops = count(root, root.qa, training.update, batch)
     hook.remove()
     extra = sum(getattr(p, "ds_numel", p.numel()) for p in root.method.parameters())  # ZeRO-3 partitions them
-    return Candidate(name, len(forwards), extra, flops, update, state, peak, engine)
+    return Candidate(name, training, len(forwards), extra, flops, state, peak)
 
 
 def largest_batch(batches: TrainingBatches) -> Batch:
@@ -136,30 +118,30 @@ def _positions(batches: TrainingBatches, update: int) -> int:
     return len(rows) * int(batches.lengths[rows].max())
 
 
-def _memory(build: Callable[[], tuple[Any, Update]], batch: Batch) -> tuple[Any, Update, int, int]:
-    """What `build` returns, bytes held after an update, and the most bytes held during the next ones."""
+def _memory(make: Callable[[], Any], batch: Batch) -> tuple[Any, int, int]:
+    """What `make` returns, bytes held after an update, and the most bytes held during the next ones."""
     gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
     if accelerator.on_gpu():
         gpu = get_accelerator()
         before = gpu.memory_allocated()
-        built, update = build()
-        update(batch, 0)
+        training = make()
+        training.update(batch, 0)
         gpu.synchronize()
         state = gpu.memory_allocated() - before
         gpu.reset_peak_memory_stats()
-        update(batch, 1)
+        training.update(batch, 1)
         gpu.synchronize()
-        return built, update, state, gpu.max_memory_allocated() - before
+        return training, state, gpu.max_memory_allocated() - before
     before = held_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        built, update = build()
-        update(batch, 0)
+        training = make()
+        training.update(batch, 0)
         state = held_bytes() - before
         with record_function("measured updates"):
             for number in range(1, 4):
-                update(batch, number)
-        update(batch, 4)
-    return built, update, state, state + _recorded_rise(recorded)
+                training.update(batch, number)
+        training.update(batch, 4)
+    return training, state, state + _recorded_rise(recorded)
 
 
 def held_bytes() -> int:
@@ -212,7 +194,7 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
         for candidate in candidates:
             ranks.synchronize()
             began = time.perf_counter()
-            candidate.update(candidate.batches[number], number)
+            candidate.training.update(candidate.batches[number], number)
             ranks.synchronize()
             if number >= warmup:
                 candidate.seconds.append(time.perf_counter() - began)
@@ -246,7 +228,7 @@ def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[di
             "activation_ratio": (peak - state) / (base.peak_bytes - base.state_bytes),
         }
         if name := accelerator.product_name():
-            limit = peak_flops(name, "fp32" if candidate.engine is None else precision)
+            limit = peak_flops(name, "fp32" if candidate.training.engine is None else precision)
             flops = sum(map(candidate.flops.of, lengths)) / seconds
             row |= {"flops_per_second": flops, "utilisation": limit and flops / limit}
         rows.append(row)

@@ -45,6 +45,8 @@ class Published(nn.Module):
 class PlainTraining:
     """Whole updates with PyTorch alone."""
 
+    engine = None
+
     def __init__(self, loss: nn.Module, train: TrainSection):
         self.loss = loss.train()
         self.optimizer = torch.optim.AdamW(

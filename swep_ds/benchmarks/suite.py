@@ -18,13 +18,13 @@ from torch import nn
 
 from swep_ds.benchmarks import breakdown, profile, scaling
 from swep_ds.benchmarks.candidates import (
-    engine_candidate,
+    EngineTraining,
+    build_candidate,
     engine_update,
     figures,
     hardware,
     largest_batch,
     measure,
-    plain_candidate,
     sample,
     table,
 )
@@ -67,16 +67,11 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
         common = _load(batches)
         candidates = []
         for name, recipe in recipes.items():
+            make = _published if name == plain else _under_engine
+            candidates.append(build_candidate(name, partial(make, recipe, ds_config), largest))
             if name == plain:
-                candidate = plain_candidate(name, partial(_published, recipe, ds_config), largest)
                 random = _load(sample(random_batches(job.batches), warmup, updates))
-                candidates += [candidate, replace(candidate, name=name + RANDOM, batches=random, seconds=[])]
-            else:
-
-                def make(recipe: Recipe = recipe) -> Any:
-                    return _engine(recipe, ds_config)[0]
-
-                candidates.append(engine_candidate(name, make, recipe.train.execution, largest))
+                candidates.append(replace(candidates[-1], name=name + RANDOM, batches=random, seconds=[]))
         for candidate in candidates:
             candidate.batches = candidate.batches or common
         measure(candidates, warmup)
@@ -88,13 +83,11 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
         ratios = {name: speed / published for name, speed in speeds.items()} if published else {}
         for name, ratio in ratios.items():
             say(f"{name}: {ratio:.2f} times the published procedure's samples per second, each on batches of its own")
-        loops = {
-            candidate.name: breakdown.break_down(
-                candidate.engine, batches, recipes[candidate.name], max(1, updates // 2)
-            )
-            for candidate in candidates
-            if candidate.engine
-        }
+        loops = {}
+        for candidate in candidates:
+            if engine := candidate.training.engine:
+                recipe = recipes[candidate.name]
+                loops[candidate.name] = breakdown.break_down(engine, batches, recipe, max(1, updates // 2))
         if loops:
             say(breakdown.table(loops))
         return {
@@ -216,6 +209,10 @@ def rank_by_rank(command: list[str]) -> Figures:
 
 def _published(recipe: Recipe, ds_config: str) -> PlainTraining:
     return PlainTraining(Published(prepare(recipe, ds_config).objective.qa).to(ranks.device()), recipe.train)
+
+
+def _under_engine(recipe: Recipe, ds_config: str) -> EngineTraining:
+    return EngineTraining(_engine(recipe, ds_config)[0], recipe.train.execution)
 
 
 def _engine(recipe: Recipe, ds_config: str) -> tuple[Any, Job]:

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
 
-from swep_ds.benchmarks.candidates import engine_candidate, held_bytes
+from swep_ds.benchmarks.candidates import EngineTraining, build_candidate, held_bytes
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
@@ -73,7 +73,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
     windows = generative((4,), (3,), dtype=torch.float32) if model == "t5" else batch((4,), dtype=torch.float32)
     peak = None
     if ranks.world_size() == 1 and not offload:  # gloo holds buckets for some time
-        peak = engine_candidate("swep", make, "split", windows).peak_bytes
+        peak = build_candidate("swep", lambda: EngineTraining(make(), "split"), windows).peak_bytes
     else:
         make()
     engine, states = engines
