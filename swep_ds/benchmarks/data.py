@@ -94,11 +94,10 @@ def _prepare(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder
         return build_features(examples, tokenizer, settings, training=True, cache_dir=folder / "cache")
 
     def pairs() -> None:
-        some = examples[::PAIRS]
-        for at in range(0, len(some), CHUNK):
+        for chunk in _chunks(examples[::PAIRS]):
             tokenizer(
-                [e.question for e in some[at : at + CHUNK]],
-                [e.context for e in some[at : at + CHUNK]],
+                [example.question for example in chunk],
+                [example.context for example in chunk],
                 truncation="only_second",
                 max_length=settings.max_length,
                 stride=settings.max_length - settings.max_query_length - settings.doc_stride,
@@ -109,12 +108,10 @@ def _prepare(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder
     def bare() -> None:
         backend = tokenizer.backend_tokenizer
         backend.no_truncation()
-        for at in range(0, len(contexts), CHUNK):
-            for encoding in backend.encode_batch(contexts[at : at + CHUNK], add_special_tokens=False):
-                _ = encoding.ids, encoding.offsets
-        for at in range(0, len(questions), CHUNK):
-            for encoding in backend.encode_batch_fast(questions[at : at + CHUNK], add_special_tokens=False):
-                _ = encoding.ids
+        for chunk in _chunks(contexts):
+            _ = [(text.ids, text.offsets) for text in backend.encode_batch(chunk, add_special_tokens=False)]
+        for chunk in _chunks(questions):
+            _ = [text.ids for text in backend.encode_batch_fast(chunk, add_special_tokens=False)]
 
     loaded, reading = _timed(read)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
@@ -135,6 +132,10 @@ def _prepare(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder
         "bare_tokenizer": tokenising,
         "usual_pairs": {name: value * PAIRS for name, value in pairing.items()},
     }
+
+
+def _chunks(items: list) -> Iterator[list]:
+    return (items[at : at + CHUNK] for at in range(0, len(items), CHUNK))
 
 
 def _write_squad(examples: list[Example], file: Path) -> None:
@@ -242,7 +243,7 @@ def _answers_of_records(examples: list[Example], pairs: Iterable[Pair], n_best: 
     """As in transformers' example: a record for every pair, and the n best with texts and probabilities."""
     records: dict[int, list[dict]] = defaultdict(list)
     for example, begin, end, start_logit, end_logit in pairs:
-        total = start_logit + end_logit  # in float32, as there
+        total = start_logit + end_logit  # in float32, as in that example
         logits = {"start_logit": start_logit, "end_logit": end_logit}
         records[example].append({"offsets": (begin, end), "score": total, **logits})
     answers = {}
@@ -267,27 +268,26 @@ def _answers_of_tuples(examples: list[Example], pairs: Iterable[Pair]) -> dict[s
 
 
 def _show(figures: Figures) -> None:
-    made, decoded = figures["preparation"], figures["decoding"]
-    tokenizer, pairs = made["bare_tokenizer"], made["usual_pairs"]
-    records, tuples = decoded["loops_with_records"], decoded["loops_with_tuples"]
-    count = f"{decoded['questions']:,} questions"
+    data, answers = figures["preparation"], figures["decoding"]
+    tokenizer, pairs = data["bare_tokenizer"], data["usual_pairs"]
+    records, tuples = answers["loops_with_records"], answers["loops_with_tuples"]
     table = Table("", "seconds", "CPU seconds", "x baseline", title=f"{figures['model']}, {figures['data']}")
     for name, figure, baseline in (
-        (f"read {made['questions']:,} questions, {made['contexts']:,} contexts", made["reading"], None),
+        (f"read {data['questions']:,} questions, {data['contexts']:,} contexts", data["reading"], None),
         ("baseline: the bare tokenizer", tokenizer, None),
         (f"baseline: the usual call on pairs (one of {PAIRS}, times {PAIRS})", pairs, None),
-        ("windows, against the bare tokenizer", made["building"], tokenizer),
-        ("windows, against the usual call", made["building"], pairs),
-        ("second start, reading included", made["second_start"], None),
-        (f"baseline: {count}, n best by loops with records", records, None),
+        ("windows, against the bare tokenizer", data["building"], tokenizer),
+        ("windows, against the usual call", data["building"], pairs),
+        ("second start, reading included", data["second_start"], None),
+        (f"baseline: {answers['questions']:,} questions, n best by loops with records", records, None),
         ("baseline: the best answer by tight loops", tuples, None),
-        (f"decoding (exact match {decoded['exact_match']:.1f})", decoded["vectorised"], records),
-        ("the n best with probabilities", decoded["vectorised_n_best"], records),
-        ("decoding, against the tight loops", decoded["vectorised"], tuples),
-        ("scoring", decoded["scoring"], None),
+        (f"decoding (exact match {answers['exact_match']:.1f})", answers["vectorised"], records),
+        ("the n best with probabilities", answers["vectorised_n_best"], records),
+        ("decoding, against the tight loops", answers["vectorised"], tuples),
+        ("scoring", answers["scoring"], None),
     ):
         ratio = f"{figure['seconds'] / baseline['seconds']:.3g}" if baseline else ""
         table.add_row(name, f"{figure['seconds']:.2f}", f"{figure['cpu_seconds']:.2f}", ratio)
     console = Console(highlight=False, width=110)
     console.print(table)
-    console.print(f"peak memory grew by {made['peak_memory_growth_bytes'] / 2**20:,.0f} MiB while windows were made")
+    console.print(f"peak memory grew by {data['peak_memory_growth_bytes'] / 2**20:,.0f} MiB while windows were made")
