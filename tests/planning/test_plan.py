@@ -19,8 +19,7 @@ from tests.support.tiny_run import prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
 SHIPPED = ROOT / "ds_configs"
-CONFIGS = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]
-T5_11B, DEBERTA_XXLARGE = CONFIGS["t5-11b"], CONFIGS["deberta-v2-xxlarge"]
+T5_11B = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]["t5-11b"]
 
 
 @pytest.fixture(scope="module")
@@ -236,20 +235,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "task", "parameters"),
-    [(T5_11B, "generative", 11_307_321_344), (DEBERTA_XXLARGE, "extractive", 1_564_552_706)],
-)
-def test_large_models_take_little_memory_to_plan(config, task, parameters, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    sets = [f"model.name={tmp_path}", f"task={task}", "train.precision=bf16", "data.max_length=384"]
+def test_a_large_model_takes_little_memory_to_plan(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(T5_11B))
+    sets = [f"model.name={tmp_path}", "task=generative", "train.precision=bf16", "data.max_length=384"]
     sets += ["train.micro_batch_size=4", "train.activation_checkpointing=true", "eval.batch_size=4"]
     options = ["--plan", "8x80", "--output_dir", "runs/large", "--resume", "never"]
     (tmp_path / "measured.py").write_text(WITH_ITS_PEAK)
-    out = run_script(
-        tmp_path / "measured.py", *options, *(word for override in sets for word in ("--set", override))
-    ).stdout
-    assert f"parameters: {parameters:,} of the model" in out
+    out = run_script(tmp_path / "measured.py", *options, *(word for s in sets for word in ("--set", s))).stdout
+    assert "parameters: 11,307,321,344 of the model" in out
     assert "activations of the widest micro-batch, 4 x 384 tokens" in out
     assert "scripts/train.py --ds_config ds_configs/" in out
     assert " --output_dir runs/large --resume never" in out
