@@ -189,14 +189,14 @@ def _say_data(
         say(f"updates and tokens: not known, because {error}")
         return recipe.data.max_length
     batches = run.training_batches(recipe, tokenizer, features, 0, world_size)
-    # all epochs have the same windows
-    lengths = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
-    tokens, positions = sum(int(n.sum()) for n in lengths), sum(int(n.max()) * len(n) for n in lengths)
+    # an epoch's updates are made of the same windows
+    seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
+    tokens, positions = sum(int(n.sum()) for n in seen), sum(int(n.max()) * len(n) for n in seen)
     say(
         f"data: {len(training):,} questions, {len(features.dataset):,} windows; {batches.updates:,} updates of "
-        f"{batches.size}, {tokens / len(lengths):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
+        f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
     )
-    return int(np.max([n.max() for n in lengths]))
+    return int(np.max([lengths.max() for lengths in seen]))
 
 
 def _batch(recipe: Recipe, length: int) -> Batch:

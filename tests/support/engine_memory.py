@@ -77,7 +77,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
     else:
         make()
     engine, states = engines
-    for number in range(2):  # Adam's moments exist from the first one on
+    for number in range(2):  # Adam's moments are there from the first on
         carried = None
         for part in range(2):
             loss, carried, _ = engine(windows, number, 0.0, part, carried)
