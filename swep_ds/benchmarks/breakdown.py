@@ -2,7 +2,7 @@
 
 Collectives count as `reduce` wherever they happen (also the gathering of weights at ZeRO-3, and of updated weights at
 ZeRO-1 and 2), are not part of forward, backward and optimizer, and are waited for one by one. `data` is the wait for
-data; `loop` is the rest. On a GPU the times are those of its stream, between events that nobody waits for.
+data; `loop` is the rest. On a GPU the times are those of its stream, between events that it need not wait for.
 """
 
 import io

@@ -35,7 +35,7 @@ def rank_events(events: Iterable[Any], updates: int, *, on_gpu: bool) -> list[di
 
     Returns:
         The SHOWN slowest, and last all others as one row: `name`, `seconds` and `calls` per update, and `share` of the
-        total time. On a GPU these are kernels, copies and fills, by the device's clock, idle time left out; elsewhere
+        total time. On a GPU these are kernels, copies and fills, by the device's clock, without idle time; elsewhere
         operations, by the host's clock.
 
     Raises:

@@ -181,7 +181,7 @@ def _say_data(
     try:
         if tokenizer is None:
             raise InputError(missing)
-        # training data alone: test sets need not be at hand
+        # training data alone: the test sets may be missing
         data = recipe.data.model_copy(update={"eval": {}})
         training, _ = load_examples(recipe.model_copy(update={"data": data}))
         features = run.training_features(recipe, tokenizer, training)

@@ -24,7 +24,7 @@ SIGNED_SEED = SEED - 2**64
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
-    """PyTorch fills what `torch.empty` returns with NaN, so that an element nobody writes shows."""
+    """PyTorch fills what `torch.empty` returns with NaN, so that an element that is never written shows."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -72,7 +72,7 @@ def assert_close(results, exact, low):
 
 
 def assert_same(results, expected):
-    """Bit for bit on a GPU; the interpreter computes with NumPy, whose last bit may hang on the shape of an array."""
+    """Bit for bit on a GPU; the interpreter computes with NumPy, whose last bit may depend on the shape of an array."""
     for got, want in zip(results, expected, strict=True):
         if DEVICE == "cuda" or want is None:
             assert (got is None and want is None) or torch.equal(got, want)
