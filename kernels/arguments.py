@@ -1,4 +1,4 @@
-"""Command-line arguments that the scripts share: a bad one ends the script with one line and exit code 2."""
+"""Types of arguments that the kernel scripts share; argparse turns their errors into one line and exit code 2."""
 
 from argparse import ArgumentTypeError
 

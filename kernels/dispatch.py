@@ -1,7 +1,7 @@
 """Which implementation runs: Triton on CUDA and ROCm, PyTorch elsewhere and in float64.
 
 The environment variable SWEP_KERNELS forces one: `torch`, or `triton` (on a CPU only under TRITON_INTERPRET=1).
-It is read once in a process.
+A process reads it once.
 """
 
 import functools
@@ -18,10 +18,9 @@ VARIABLE = "SWEP_KERNELS"
 
 @functools.cache
 def implementation(device_type: str, dtype: torch.dtype) -> ModuleType:
-    """The module whose `forward` and `backward` serve embeddings of `dtype` on a device of this type.
+    """The module whose `forward` and `backward` run for embeddings of `dtype` on a device of this type.
 
-    Raises: ValueError where SWEP_KERNELS holds anything else than auto, torch or triton; RuntimeError where Triton
-        is called for and cannot run.
+    Raises: ValueError if SWEP_KERNELS is not auto, torch or triton; RuntimeError if Triton is needed and cannot run.
     """
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in ("auto", "torch", "triton"):

@@ -1,8 +1,8 @@
 """`perturb`: keyed, reparameterised noise on word embeddings with its per-token Gaussian KL.
 
-Forward and backward are written by hand; the inputs are all that is saved, the noise is drawn again in the backward.
-Eager calls go straight to an autograd function; under `torch.compile` and `torch.export` the same two functions
-stand in the graph as the registered operators `swep_ds::perturb` and `swep_ds::perturb_backward`.
+Forward and backward are written by hand; only the inputs are saved, and the backward draws the noise again. Eager calls
+go straight to an autograd function; under `torch.compile` and `torch.export` the same two functions are the registered
+operators `swep_ds::perturb` and `swep_ds::perturb_backward`.
 """
 
 import math
@@ -19,8 +19,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class _Perturb(torch.autograd.Function):
     @staticmethod
     def forward(ctx, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode, run):
-        # a key in tensors is saved, so that one changed in place before the backward raises instead of drawing
-        # other noise
+        # saved key tensors raise when they change in place before the backward, which would draw other noise
         key_tensors = [part if isinstance(part, Tensor) else None for part in (seed, draw)]
         ctx.save_for_backward(embeddings, params, mask, sample_ids, *key_tensors)
         ctx.settings = seed, draw, prior_variance, mode, run
@@ -75,7 +74,7 @@ def perturb_backward_op(
     prior_variance: float,
     mode: str,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of embeddings and params; without params the second one is empty, an operator has no None to give."""
+    """Gradients of embeddings and params. Without params the second one is empty: an operator cannot return None."""
     run = implementation(embeddings.device.type, embeddings.dtype).backward
     tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw)
     grad_embeddings, grad_params = run(*tensors, prior_variance, MODES[mode])
@@ -119,27 +118,27 @@ def perturb(
 
         z = mu + sigma * eps;   e~ = e * z  (additive: e~ = e + z);   KL( N(mu, diag sigma^2) || N(m, alpha I) )
 
-    The noise is a pure function of (seed, draw, sample id, position, dimension): see `philox.py`. The modes and
-    their KL stand in `modes.py`, the choice between Triton and PyTorch in `dispatch.py`.
+    The noise is a pure function of (seed, draw, sample id, position, dimension): see `philox.py`. `modes.py`
+    defines the modes and their KL, `dispatch.py` chooses between Triton and PyTorch.
 
     Args:
         embeddings: [N, T, d] of float32, bfloat16, float16 or float64; d divisible by 4; any strides.
-        params: [N, T, 2d], mu then log sigma^2, float, any strides; None where nothing is learned (`prior`).
+        params: [N, T, 2d], mu then log sigma^2, float, any strides; None if nothing is learned (`prior`).
         mask: [N, T] bool or integer, nonzero for a real token.
-        sample_ids: [N] int64, taken mod 2^32: what tells one sample's noise from another's.
+        sample_ids: [N] int64, taken mod 2^32; samples with different ids get different noise.
         seed: 64-bit integer, or 0-dim int64 tensor.
         draw: number of the draw, taken mod 2^32, a new one for each perturbed pass: integer or 0-dim int64 tensor.
-            Tensors may live on the device, for CUDA graphs; none may change in place between forward and backward.
+            Tensors may be on the device, for CUDA graphs; none may change in place between forward and backward.
         prior_variance: alpha > 0, finite.
         mode: "learned", "additive", "fixed_mu", "fixed_sigma", "no_eps" or "prior".
     Returns:
         perturbed [N, T, d] in the embeddings' dtype, and KL [N, T], summed over d, in float32 (float64 for float64
-        embeddings). Both are zero where masked, and whatever the inputs hold there, NaN included, is not read.
+        embeddings). Both are zero where masked; inputs are not read there, so they may be NaN.
         Arithmetic is float32 whatever the storage, float64 for float64 embeddings. Differentiable once.
     Raises:
-        ValueError, TypeError: on wrong shapes, dtypes, devices or settings, before anything is computed.
-        RuntimeError: where no implementation can run (`dispatch.py`), where a CUDA graph would freeze a host key, and
-            from the backward, under create_graph=True.
+        ValueError, TypeError: shapes, dtypes, devices or settings are wrong; nothing is computed then.
+        RuntimeError: no implementation can run (`dispatch.py`), a CUDA graph would freeze a host key, or the backward
+            runs under create_graph=True.
     """
     _check(embeddings, params, mask, sample_ids, prior_variance, mode)
     seed, draw = _checked_key("seed", seed, embeddings.device), _checked_key("draw", draw, embeddings.device)
@@ -154,7 +153,7 @@ def perturb(
 
 
 def _checked_key(name: str, part: int | Tensor, device: torch.device) -> int | Tensor:
-    """`part` as an int in the range of int64, or the tensor it is."""
+    """`part` as an int in the range of int64, or unchanged if it is a tensor."""
     if isinstance(part, Tensor):
         if part.dim() or part.dtype != torch.int64:
             raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {part.dtype}, {part.dim()}-dim")

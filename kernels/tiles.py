@@ -1,14 +1,14 @@
-"""The tile a Triton kernel runs with: a measured one where there is one, else the default of its width.
+"""The tile that a Triton kernel runs with: a measured one if there is one, else the default of its width.
 
-Nothing is tuned at run time: a run would stall, and ranks that tune apart would sum the KL in different orders. The
-noise does not depend on the tile.
+Nothing is tuned at run time: a run would stall, and ranks that chose different tiles would sum the KL in different
+orders. The noise does not depend on the tile.
 """
 
 from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    """A program takes `rows` tokens and walks over a row's d/4 counters, `cols` (a power of two) at a time."""
+    """A program takes `rows` tokens and walks over the d/4 counters of a row, `cols` (a power of two) at a time."""
 
     rows: int
     cols: int
@@ -21,10 +21,10 @@ prints it on a GPU. Empty, because no GPU has run the kernels yet."""
 
 
 def default(d: int, warp_size: int) -> Tile:
-    """The tile of a width that nobody has measured, for storage of two bytes an element: a rule, not a measurement.
+    """The tile of a width without a measurement, for storage of two bytes an element.
 
     One warp a program, so that nothing waits at a barrier and padding is skipped in small steps; 8 counters a
-    thread, so that a thread's share of a word is one access of 128 bits; `cols` the largest power of two that
+    thread, so that a thread's share of a word is one access of 128 bits; `cols` is the largest power of two that
     divides the d/4 counters of a row, so that no lane idles (d = 768 is walked as 3 x 64). Where that would be
     under 8, the end of the row is masked instead.
     """

@@ -1,8 +1,8 @@
-"""The perturbation in PyTorch: what runs on a CPU, and what the Triton kernels are held against.
+"""The perturbation in PyTorch: it runs on CPUs, and the Triton kernels are tested against it.
 
-Rows (tokens) that the mask leaves out are neither read nor drawn. The others are taken in chunks that fit a
-CPU's cache, and the noise is drawn again in the backward, so nothing of the size of the batch is stored or left
-behind but the results. An input whose strides do not let [N, T] be viewed as rows is copied once, for the call.
+Masked rows (tokens) are neither read nor drawn. The others are processed in chunks that fit a CPU's cache, and the
+backward draws the noise again, so only the results have the size of the batch. An input whose strides do not let
+[N, T] be viewed as rows is copied once per call.
 """
 
 import math
@@ -15,9 +15,9 @@ from .modes import Mode
 from .philox import standard_normal
 
 CHUNK_ELEMENTS_CPU = 2**20
-"""Elements worked on at once on a CPU: temporaries of 4 MB in float32, small beside a cache of tens of MB."""
+"""Elements of a chunk on a CPU: temporaries of 4 MB in float32, small beside a cache of tens of MB."""
 CHUNK_ELEMENTS_ELSEWHERE = 2**24
-"""On a device without Triton: few launches for a bounded amount of temporary memory."""
+"""Elements of a chunk on a device without Triton: few launches for bounded temporary memory."""
 
 
 def compute_dtype(embeddings: Tensor) -> torch.dtype:
@@ -26,7 +26,7 @@ def compute_dtype(embeddings: Tensor) -> torch.dtype:
 
 
 def _chunks(mask: Tensor, d: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows of the real tokens in the flattened batch, with their samples and positions, chunk by chunk."""
+    """Rows of the real tokens in the flattened batch, their samples and their positions, chunk by chunk."""
     rows = mask.reshape(-1).nonzero().squeeze(1)
     elements = CHUNK_ELEMENTS_CPU if mask.device.type == "cpu" else CHUNK_ELEMENTS_ELSEWHERE
     step = max(1, elements // d)
@@ -97,7 +97,7 @@ def backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the embeddings [N, T, d] and the params [N, T, 2d] (None where there are no params).
 
-    Without params the KL is a constant, and its gradient is not read: it may be None.
+    Without params the KL is a constant, so its gradient is not read and may be None.
 
     With g, k the gradients of the perturbed embeddings and the KL, and dz = g * e (additive: dz = g):
 

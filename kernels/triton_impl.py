@@ -13,14 +13,14 @@ from .tiles import tile
 from .triton_kernels import perturb_backward, perturb_forward
 
 INTERPRETED = triton.knobs.runtime.interpret
-"""Whether the kernels run in Triton's interpreter, on CPU tensors: TRITON_INTERPRET at import."""
+"""Whether the kernels run in Triton's interpreter, on CPU tensors; TRITON_INTERPRET decides at import."""
 
 
 @functools.cache
 def target(device: torch.device) -> tuple[str, str, int]:
     """(architecture, math of triton_kernels, lanes of a warp) of a device."""
     if INTERPRETED:
-        return "interpreter", "portable", 256  # its time goes by tiles, not by elements: wide ones
+        return "interpreter", "portable", 256  # its time grows with tiles, not elements: wide tiles
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return properties.gcnArchName.split(":")[0], "amd", properties.warp_size
@@ -35,8 +35,8 @@ def _signed32(word: int) -> int:
 def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
     """Kernel arguments (seed_low, seed_high, draw, KEY_ON_DEVICE).
 
-    A tensor on the device is read there, without a wait for the GPU and anew at each replay of a CUDA graph.
-    Raises: RuntimeError where a graph is being captured and a part is on the host: each replay would draw the same.
+    A tensor on the device is read there, without a wait for the GPU, and again at each replay of a CUDA graph.
+    Raises: RuntimeError if a graph is being captured and a part is on the host: each replay would draw the same.
     """
     parts = [part for part in (seed, draw) if isinstance(part, Tensor) and part.device == device]
     if len(parts) < 2 and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -96,7 +96,7 @@ def forward(
     mode: Mode,
     **overrides,
 ) -> tuple[Tensor, Tensor]:
-    """As `torch_impl.forward`; `overrides` replace compile-time arguments (tuning, tests)."""
+    """Like `torch_impl.forward`; `overrides` replace compile-time arguments (tuning, tests)."""
     perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     kl = torch.empty(mask.shape, dtype=torch.float32, device=mask.device)
     if mask.numel() == 0:
@@ -125,7 +125,7 @@ def backward(
     mode: Mode,
     **overrides,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `torch_impl.backward`; `overrides` as for `forward`."""
+    """Like `torch_impl.backward`; `overrides` as in `forward`."""
     grad_embeddings = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     grad_params = torch.empty_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
     if mask.numel() == 0:

@@ -1,17 +1,16 @@
-"""Time the perturbation beside eager PyTorch, torch.compile and a copy:
+"""Times the perturbation, and beside it eager PyTorch, torch.compile and a copy:
 
     python scripts/bench_kernels.py --output results/kernels    # on a GPU: sizes, dtypes, forward and backward
     python scripts/bench_kernels.py --device cpu                # the same on a CPU, fewer sizes
-    python scripts/bench_kernels.py --ladder                    # on a GPU: what the noise costs the forward
-    python scripts/bench_kernels.py --host [--device cpu]       # host time of an eager call on next to nothing
+    python scripts/bench_kernels.py --ladder                    # on a GPU: the noise ablation of the forward
+    python scripts/bench_kernels.py --host [--device cpu]       # host time of an eager call on a tiny batch
     python scripts/bench_kernels.py --update                    # on a CPU: share of a SWEP update
 
-Checks the results against float64 first and times nothing if they are wrong. Prints a table; with --output it writes
-OUTPUT.json, renewed after each size, and for sizes, where matplotlib is installed, OUTPUT.png.
+Checks the results against float64 first, and times nothing if they are wrong. Prints a table; with --output it writes
+OUTPUT.json, again after each size.
 """
 
 import argparse
-import importlib.util
 import json
 import platform
 import sys
@@ -29,7 +28,7 @@ DEFAULTS = {
     "cuda": {"tokens": [512, 3072, 8192, 32768, 131072, 262144], "width": [128, 768, 1024, 4096], "dtype": DTYPES},
     "cpu": {"tokens": [512, 1536], "width": [384, 768], "dtype": ["float32"]},
 }
-"""Sizes up to what fills a GPU, and sizes of a batch that one trains on a CPU."""
+"""Sizes up to those that fill a GPU, and sizes of a batch for training on a CPU."""
 LADDER = {"tokens": [32768], "width": [768, 1024]}
 TAKES = {
     "sizes": {"device", "tokens", "width", "dtype"},
@@ -50,27 +49,6 @@ def show(record: dict) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def plot(records: list[dict], path: Path) -> None:
-    """GB/s of forward + backward over the number of tokens, a panel for each dtype and width."""
-    from matplotlib import pyplot
-
-    panels = sorted({(r["dtype"], r["d"]) for r in records})
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 3.2), squeeze=False, sharey=True)
-    for axis, (dtype, d) in zip(axes[0], panels, strict=True):
-        for name in ("copy", "fused", "compiled", "eager"):
-            line = [
-                r
-                for r in records
-                if (r["dtype"], r["d"], r["implementation"], r.get("pass")) == (dtype, d, name, "both")
-            ]
-            if line:
-                axis.plot([r["tokens"] for r in line], [r["gb_per_s"] for r in line], marker="o", label=name)
-        axis.set(title=f"{dtype}, d = {d}", xscale="log", xlabel="tokens")
-    axes[0][0].set_ylabel("GB/s, forward + backward")
-    axes[0][0].legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
 def sizes(args: argparse.Namespace, save: Callable[[object], None]) -> None:
     dtypes = [getattr(torch, name) for name in args.dtype]
     for dtype in dtypes:
@@ -82,26 +60,21 @@ def sizes(args: argparse.Namespace, save: Callable[[object], None]) -> None:
     for dtype in dtypes:
         for d in args.width:
             for tokens in args.tokens:
-                found = bench.measure(tokens, d, dtype, args.device)
-                print(*map(show, found), sep="\n", flush=True)
-                records += found
+                measured = bench.measure(tokens, d, dtype, args.device)
+                print(*map(show, measured), sep="\n", flush=True)
+                records += measured
                 save(records)
     print(*["", *bench.aims(records)], sep="\n")
-    if args.output:
-        if importlib.util.find_spec("matplotlib"):
-            plot(records, Path(f"{args.output}.png"))
-        else:
-            print("\nNo plot: matplotlib is not installed.")
 
 
-def ladder(args: argparse.Namespace, save: Callable[[object], None]) -> None:
+def noise_ablation(args: argparse.Namespace, save: Callable[[object], None]) -> None:
     records = []
     print("| tokens | d | noise of the forward, bf16 | us, median | of copy |")
     print("|" + " --- |" * 5)
     for d in args.width:
         bench.check(d, torch.bfloat16, "cuda")
         for tokens in args.tokens:
-            times = bench.ladder(tokens, d)
+            times = bench.noise_ablation(tokens, d)
             for name, value in times.items():
                 print(f"| {tokens} | {d} | {name} | {1e6 * value:.1f} | {times['copy'] / value:.0%} |", flush=True)
             records.append({"tokens": tokens, "d": d, "seconds": times})
@@ -114,8 +87,8 @@ def host(args: argparse.Namespace, save: Callable[[object], None]) -> None:
     called = list(times["perturb"])
     print("| us of the host a call | " + " | ".join(called) + " |")
     print("|" + " --- |" * (1 + len(called)))
-    for way, row in times.items():
-        print(f"| {way} | " + " | ".join(f"{1e6 * row[name]:.1f}" for name in called) + " |")
+    for entry_point, row in times.items():
+        print(f"| {entry_point} | " + " | ".join(f"{1e6 * row[name]:.1f}" for name in called) + " |")
     save(times)
 
 
@@ -133,10 +106,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", nargs="+", type=arguments.tokens, help="(default: by device)")
     parser.add_argument("--width", nargs="+", type=arguments.width, help="embedding widths d (default: by device)")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: by device)")
-    parser.add_argument("--output", type=Path, help="path without suffix for the JSON and the plot")
+    parser.add_argument("--output", type=Path, help="path of the JSON, without its suffix")
     section = parser.add_mutually_exclusive_group()
     for name, text in (
-        ("ladder", "only the forward from no noise to tl.randn, on a GPU"),
+        ("ladder", "only the noise ablation of the forward, from no noise to tl.randn, on a GPU"),
         ("host", "only the host time of eager calls"),
         ("update", "only the share of a SWEP update of 8 x 192 tokens, on a CPU"),
     ):
@@ -168,12 +141,12 @@ def main() -> int:
         device = f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
     print(f"{device}, PyTorch {torch.__version__}\n")
 
-    def save(found: object) -> None:
+    def save(figures: object) -> None:
         if args.output:
-            result = {"device": device, "torch": torch.__version__, args.section: found}
+            result = {"device": device, "torch": torch.__version__, args.section: figures}
             Path(f"{args.output}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
-    {"sizes": sizes, "ladder": ladder, "host": host, "update": update}[args.section](args, save)
+    {"sizes": sizes, "ladder": noise_ablation, "host": host, "update": update}[args.section](args, save)
     return 0
 
 

@@ -1,5 +1,5 @@
-"""Times updates of several methods and of the published procedure on the same windows, with their peak memory, and
-takes the time of the training loop apart.
+"""Compares methods and the published procedure on the same windows: time per update, peak memory, and where the
+training loop's time goes.
 
     python scripts/bench_training.py --recipe new_wikipedia --set model.name=ENCODER --set data.train=FILE.json.gz
     python scripts/bench_training.py --methods all --updates 20 --json FILE
@@ -7,10 +7,10 @@ takes the time of the training loop apart.
     python scripts/bench_training.py --scaling --json FILE
     python scripts/bench_training.py --profile --methods swep:split
 
-`published` is the published code's three-pass update, in float32 without an engine: once on the batches of all
-others, which hold windows of like length, and once on random batches of the same epoch, as that code trains. Updates
-are a sample of the epoch's, of every size as often as it comes there.
-Prints tables; --json FILE keeps them. Exit codes as scripts/train.py.
+`published` is the published code's three-pass update, in float32 without an engine: once on the same batches as all
+others, which group windows by length, and once on random batches of the same epoch, as that code trains. The updates
+are a sample of the epoch's that represents their sizes.
+Prints tables; --json FILE keeps the figures. Exit codes as scripts/train.py.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from swep_ds.recipe import Recipe
 PUBLISHED = "published"
 LOOPS = ("mle", "swep:split", "swep:joint")
 DEFAULT = (*LOOPS, PUBLISHED)
-# SSMBA's updates are MLE's, on more data
+# SSMBA's updates are MLE's, on more data: leave it out
 ALL = [name for name in METHODS if name != "ssmba"]
 
 
@@ -41,11 +41,11 @@ def bench() -> None:
         help=f"methods, all of them, or {PUBLISHED}; execution is split or joint (default: split) "
         f"(default: {' '.join(DEFAULT)})",
     )
-    parser.add_argument("--updates", type=int, default=30, help="counted updates of each (default: 30)")
-    parser.add_argument("--warmup", type=int, default=3, help="updates before those (default: 3)")
+    parser.add_argument("--updates", type=int, default=30, help="updates that count, of each (default: 30)")
+    parser.add_argument("--warmup", type=int, default=3, help="updates before them (default: 3)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
-    what.add_argument("--scaling", action="store_true", help="that on 1 and 2 ranks, and a model of more")
+    what.add_argument("--scaling", action="store_true", help="the same on 1 and 2 ranks, and a model of more")
     what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
     parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
@@ -60,32 +60,32 @@ def bench() -> None:
     recipes = {name: recipe_of(arguments, name) for name in names}
     if arguments.scaling and recipes["mle"].train.precision == "autocast":
         raise InputError(
-            "--scaling: with train.precision autocast some gradients travel in bf16 and some in float32, which the "
-            "model of more ranks does not know: take fp32 or bf16"
+            "--scaling: with train.precision autocast some gradients are sent in bf16 and some in float32, which the "
+            "model of more ranks does not cover: take fp32 or bf16"
         )
 
-    from swep_ds.benchmarks import suite as benchmarks  # after the arguments: these imports take seconds
+    from swep_ds.benchmarks import suite  # after the arguments: these imports take seconds
 
     options = {"updates": arguments.updates, "warmup": arguments.warmup}
     if arguments.scaling:
-        sets = [word for one in arguments.set for word in ("--set", one)]
-        numbers = [word for name, number in options.items() for word in (f"--{name}", str(number))]
-        named = ["--recipe", arguments.recipe, "--ds_config", arguments.ds_config]
-        found = benchmarks.rank_by_rank([__file__, "--loop", *named, *sets, *numbers])
+        command = [__file__, "--loop", "--recipe", arguments.recipe, "--ds_config", arguments.ds_config]
+        command += [word for override in arguments.set for word in ("--set", override)]
+        command += [word for name, number in options.items() for word in (f"--{name}", str(number))]
+        figures = suite.rank_by_rank(command)
     elif arguments.profile:
-        found = benchmarks.profiles(recipes, arguments.ds_config, **options)
+        figures = suite.profiles(recipes, arguments.ds_config, **options)
     elif arguments.loop:
-        found = benchmarks.loops(recipes, arguments.ds_config, **options)
+        figures = suite.loops(recipes, arguments.ds_config, **options)
     else:
-        found = benchmarks.side_by_side(recipes, arguments.ds_config, PUBLISHED, **options)
-    if arguments.json and found:
-        write_atomically(arguments.json, json.dumps(found, indent=2) + "\n")
+        figures = suite.side_by_side(recipes, arguments.ds_config, PUBLISHED, **options)
+    if arguments.json and figures:
+        write_atomically(arguments.json, json.dumps(figures, indent=2) + "\n")
 
 
 def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
-    """With one batch for every update there may be."""
-    count = arguments.warmup + arguments.updates
-    fixed = [f"train.max_updates={count}", "train.gradient_accumulation_steps=1", "tracking.wandb=off"]
+    """The recipe of one candidate, with one batch for every update."""
+    updates = arguments.warmup + arguments.updates
+    fixed = [f"train.max_updates={updates}", "train.gradient_accumulation_steps=1", "tracking.wandb=off"]
     if name == PUBLISHED:
         if arguments.loop or arguments.profile:
             raise InputError(f"--methods {name}: it has no engine: leave --loop and --profile out")
@@ -94,8 +94,8 @@ def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
     method, _, execution = name.partition(":")
     if method == "ssmba":
         raise InputError(f"--methods {name}: ssmba's update is mle's: measure mle")
-    own = [f"method.name={method}", f"train.execution={execution or 'split'}"]
-    return Recipe.load(arguments.recipe, [*arguments.set, *own, *fixed])
+    changes = [f"method.name={method}", f"train.execution={execution or 'split'}"]
+    return Recipe.load(arguments.recipe, [*arguments.set, *changes, *fixed])
 
 
 if __name__ == "__main__":

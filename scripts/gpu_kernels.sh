@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# All that only a GPU can tell about the kernels, in steps.
+# Everything about the kernels that only a GPU can show, in steps.
 #   usage: scripts/gpu_kernels.sh [OUT [STEP ...]]
-#     OUT   folder for what the steps print (STEP.md) and measure (STEP.json, STEP.png); default results/kernels
+#     OUT   folder for what the steps print (STEP.md) and measure (STEP.json); default results/kernels
 #     STEP  of test, report, host, ladder, bfloat16, float16, float32, tune; default: all, in this order
 #           test      the kernel tests, on the GPU itself; report    what this machine's Triton compiles
-#           host      host time of a call, launches included; ladder    what the noise costs, from a copy to tl.randn
+#           host      host time of a call, launches included; ladder    the noise ablation, from a copy to tl.randn
 #           a dtype   the benchmark: speed, memory, the aims; tune      entries for kernels/tiles.py
-# A step should take less than 10 minutes and is cut off there; a benchmark cut off keeps the sizes it has done.
-# The script ends at the first step that fails: no figure comes after a kernel that computed the wrong thing.
+# A step is stopped after 10 minutes; a stopped benchmark keeps the sizes it has measured.
+# The script ends at the first step that fails: nothing is measured after a kernel that computed a wrong result.
 set -euo pipefail
 out=$(realpath -m "${1:-results/kernels}")
 steps=("${@:2}")

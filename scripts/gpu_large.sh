@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What updates of large models take on one device, beside what --plan says of them. Random weights, nothing downloaded.
+# Compares what updates of large models take on one device with --plan. Random weights, nothing is downloaded.
 #   usage: scripts/gpu_large.sh OUT [MODEL ...]
 #     OUT    folder for the models (2 bytes a parameter, removed again), logs and figures
-#     MODEL  a name that scripts/random_model.py knows, or a config.json; by default all those names
-# Each model is trained for a few updates of SWEP, and of MLE, with the ds_config and settings that --plan takes for SWEP;
-# a model for which nothing fits is left out. Prints, last, a line for each: peak memory measured and planned, tokens
-# per second.
+#     MODEL  a name that scripts/random_model.py knows, or a config.json; by default all these names
+# Each model is trained for a few updates with SWEP and with MLE, with the ds_config that --plan takes for SWEP; a model
+# that fits with none is left out. At the end it prints a line for each: measured and planned peak memory, tokens per
+# second.
 set -euo pipefail
 out=$(realpath -m "$1")
 shift

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Everything about training that only a GPU can measure, as one script. Nothing is downloaded.
+# Everything about training that only a GPU can measure. Nothing is downloaded.
 #   usage: scripts/gpu_training.sh ENCODER DATA OUT
 #     ENCODER  local folder of a small pretrained encoder
 #     DATA     folder with new_wiki_v1.0.json.gz and amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for the logs and results.json files
-# Prints, last, one line per run: EM and F1 per data set and samples per second.
+# At the end it prints one line per run: EM and F1 per data set, and samples per second.
 set -euo pipefail
 encoder=$(realpath "$1") data=$(realpath "$2") out=$(realpath -m "$3")
 cd "$(dirname "$0")/.."
@@ -30,13 +30,13 @@ shape() {  # NAME HIDDEN LAYERS HEADS [ATTENTION_DROPOUT]: a BERT of random weig
   python3 scripts/random_model.py "$out/$1.json" "$out/$1" >"$out/$1.log" 2>&1
   cp "$encoder"/tokenizer* "$out/$1"
 }
-bench() {  # NAME SHAPE [--set ...]: FLOPs and memory against the published procedure, which is in fp32 whatever is set
+bench() {  # NAME SHAPE [--set ...]: FLOPs and memory against the published procedure, which always runs in fp32
   echo "== $1"
   python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --updates 40 --warmup 10 \
     --set "model.name=$out/$2" "${@:3}" --json "$out/bench-$1.json" 2>"$out/bench-$1.log" ||
     { tail -n 30 "$out/bench-$1.log"; echo "FAILED $1"; return 1; }
 }
-profile() {  # NAME SHAPE: the kernels that a SWEP update's time goes into
+profile() {  # NAME SHAPE: the kernels that take a SWEP update's time
   echo "== profile of $1"
   python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --updates 10 --warmup 10 \
     --set "model.name=$out/$2" --profile --methods swep:split --json "$out/profile-$1.json" 2>"$out/profile-$1.log" ||
@@ -47,7 +47,7 @@ shape bert-base-undropped 768 12 12 0.0
 shape bert-large 1024 24 16
 bench base-fp32 bert-base --set train.precision=fp32
 bench base-bf16 bert-base
-# one attention kernel for all windows has no dropout of attention weights: both are without it
+# one attention kernel for all windows has no dropout of attention weights: neither model has it
 bench base-bf16-undropped bert-base-undropped
 bench base-bf16-packing bert-base-undropped --set train.packing=true
 bench base-bf16-compile bert-base --set train.compile=true

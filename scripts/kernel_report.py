@@ -1,12 +1,13 @@
 """What the Triton kernels compile to, found without a GPU:
 
     python scripts/kernel_report.py             # registers, spills, access widths, instructions, limits per element
-    python scripts/kernel_report.py --check     # the same, and exit code 1 where the budget is broken
-    python scripts/kernel_report.py --ladder    # what the noise costs, from none to tl.randn
+    python scripts/kernel_report.py --check     # the same, and exit code 1 if the budget is broken
+    python scripts/kernel_report.py --ladder    # the noise ablation: what drawing costs, from no noise to tl.randn
 
-The first table gives what each kernel compiled to, the second its instructions by class, the third the picoseconds
-that an element costs the memory, the instruction issue and the special-function units of known GPUs: the largest is
-the limit, given as a multiple of the memory's, or that of the next. What counts, and how: `swep_ds.kernels.tools.aot`.
+The first table shows what each kernel compiled to, the second its instructions by class, the third the picoseconds
+that an element costs the memory, the instruction issue and the special-function units of known GPUs. The largest is
+the limit; it is given as a multiple of the memory's or, if that is it, of the next. `swep_ds.kernels.tools.aot` defines
+what is counted.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def limits(result: aot.Report) -> list[list[str]]:
-    """For each known GPU of the architecture: its name, its LIMITS."""
+    """A row for each known GPU of the architecture: its name and its LIMITS."""
     rows = []
     for machine in aot.MACHINES:
         if machine.arch == result.arch:
@@ -43,7 +44,7 @@ def limits(result: aot.Report) -> list[list[str]]:
 
 
 def kernels(archs: list[str], widths: list[int], dtype: str, mode: str) -> list[aot.Report]:
-    """Report the kernels of one mode and dtype."""
+    """Reports the kernels of one mode and dtype."""
     reports = [aot.report(k, arch, d, dtype, mode) for k in ("forward", "backward") for arch in archs for d in widths]
     compiled, classes, bounds = [], [], []
     for r in reports:
@@ -61,10 +62,10 @@ def kernels(archs: list[str], widths: list[int], dtype: str, mode: str) -> list[
     return reports
 
 
-def ladder(archs: list[str]) -> None:
+def noise_ablation(archs: list[str]) -> None:
     rows = []
     for arch in archs:
-        for name, r in aot.rung_reports(arch).items():
+        for name, r in aot.ablation_reports(arch).items():
             rows += [[name, arch, str(r.d), f"{r.instructions:.1f}", *row] for row in limits(r)]
     print(table(["noise of the forward, bf16", "arch", "d", "instructions", "GPU", *LIMITS], rows))
 
@@ -76,15 +77,15 @@ def main() -> int:
     parser.add_argument("--dtype", nargs="+", choices=list(aot.BITS), help="(default: bf16)")
     parser.add_argument("--mode", nargs="+", choices=list(MODES), help="(default: learned)")
     section = parser.add_mutually_exclusive_group()
-    section.add_argument("--check", action="store_true", help="exit with 1 where the budget is broken")
-    section.add_argument("--ladder", action="store_true", help="only what the noise costs the forward")
+    section.add_argument("--check", action="store_true", help="exit with 1 if the budget is broken")
+    section.add_argument("--ladder", action="store_true", help="only the noise ablation of the forward")
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set, under which Triton compiles nothing; unset it")
     if args.ladder:
         if args.width or args.dtype or args.mode:
             parser.error("--ladder is about learned noise, bf16 and d = 1024: leave out --width, --dtype and --mode")
-        ladder(args.arch)
+        noise_ablation(args.arch)
         return 0
     widths = args.width or [768, 1024]
     reports = [

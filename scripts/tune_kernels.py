@@ -1,8 +1,8 @@
-"""Time tiles of the Triton kernels on the GPU at hand and print entries for MEASURED in `kernels/tiles.py`:
+"""Times tiles of the Triton kernels on this GPU and prints entries for MEASURED in `kernels/tiles.py`:
 
     python scripts/tune_kernels.py --width 768 1024
 
-A tile replaces the present one where it is at least 2% faster, so that noise does not churn the table.
+A tile replaces the current one if it is at least 2% faster, so that measurement noise does not churn the table.
 """
 
 import argparse
@@ -17,17 +17,17 @@ from swep_ds.kernels import MODES, arguments, tiles, triton_impl
 
 
 def candidates(d: int, warp_size: int) -> list[tiles.Tile]:
-    """The default tile first, then others of 8 or 16 counters a thread and 1 to 4 warps."""
-    quarter, found = d // 4, [tiles.default(d, warp_size)]
+    """The default tile, then others with 8 or 16 counters a thread and 1 to 4 warps."""
+    quarter, result = d // 4, [tiles.default(d, warp_size)]
     for warps in (1, 2, 4):
         for total in (8 * warps * warp_size, 16 * warps * warp_size):
             cols = [2**k for k in range(5, 11) if 2**k <= total and quarter % 2**k == 0]
-            found += [tiles.Tile(total // c, c, warps) for c in cols]
-    return list(dict.fromkeys(found))
+            result += [tiles.Tile(total // c, c, warps) for c in cols]
+    return list(dict.fromkeys(result))
 
 
 def entry(direction: str, d: int, tokens: int, device: torch.device, name: str) -> str:
-    """The line of the table for one kernel and width; `name` says on what it was measured."""
+    """The line of the table for one kernel and width; `name` is the GPU's."""
     batch = bench.inputs(*bench.shape(tokens), d, torch.bfloat16, device.type)
     tensors = [batch[key].detach() for key in ("embeddings", "params", "mask", "sample_ids")]
     gradients = [batch["grad"], batch["grad_kl"]] if direction == "backward" else []
@@ -38,12 +38,12 @@ def entry(direction: str, d: int, tokens: int, device: torch.device, name: str) 
         return bench.seconds(functools.partial(run, MODES["learned"], **options), device.type)[0]
 
     arch, _, warp_size = triton_impl.target(device)
-    present = tiles.tile(arch, direction, d, 2, warp_size)
-    timed = {tile: time(tile) for tile in dict.fromkeys([present, *candidates(d, warp_size)])}
+    current = tiles.tile(arch, direction, d, 2, warp_size)
+    timed = {tile: time(tile) for tile in dict.fromkeys([current, *candidates(d, warp_size)])}
     best = min(timed, key=timed.get)
-    if timed[best] > 0.98 * timed[present]:
-        best = present
-    times = f"{1e6 * timed[best]:.1f} us, was {1e6 * timed[present]:.1f}"
+    if timed[best] > 0.98 * timed[current]:
+        best = current
+    times = f"{1e6 * timed[best]:.1f} us, was {1e6 * timed[current]:.1f}"
     return f'    ("{arch}", "{direction}", {d}): Tile({best.rows}, {best.cols}, {best.warps}),  # {name}: {times}'
 
 

@@ -28,7 +28,7 @@ from .. import triton_kernels
 from ..modes import MODES, elements_moved
 from ..philox import ROUNDS
 from ..tiles import Tile, tile
-from . import ladder
+from . import noise_ablation
 
 WARP_SIZES = {"sm_80": 32, "sm_90": 32, "sm_100": 32, "gfx90a": 64, "gfx942": 64}
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16}
@@ -190,22 +190,22 @@ def report(
     return _report(direction, arch, d, dtype, shape, compiled, *elements_moved(direction, MODES[mode]))
 
 
-def rung_reports(arch: str) -> dict[str, Report]:
-    """The rungs of ladder.py, bfloat16: the forward with dearer and dearer noise.
+def ablation_reports(arch: str) -> dict[str, Report]:
+    """The variants of noise_ablation.py in bfloat16, at d = 1024, where a row is one tile.
 
-    At d = 1024, where a row is one tile. In a loop, the slow paths of dear noise would lie outside its body, and count
-    once for all trips.
+    In a loop, the slow paths of expensive noise would lie outside its body, and count once for all trips.
     """
     d = 1024
-    found = {name: report("forward", arch, d, constants=constants) for name, constants in ladder.RUNGS.items()}
-    # one program a row in four warps, Triton's default: in the terms of the report, one trip over the whole row
-    kernel, shape = ladder.randn_forward, Tile(1, d // 4, 4)
+    variants = noise_ablation.VARIANTS.items()
+    reports = {name: report("forward", arch, d, constants=constants) for name, constants in variants}
+    # one program a row in four warps, Triton's default: one trip over the whole row
+    kernel, shape = noise_ablation.randn_forward, Tile(1, d // 4, 4)
     signature = {name: "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
     aligned = list(signature)
     signature |= {"kl_ptr": "*fp32", "inverse_alpha": "fp32", "log_alpha": "fp32", "seed": "i32"}
     compiled = _compile(kernel, arch, signature, {"D": d, "BLOCK_D": d}, aligned, shape.warps)
     moved = elements_moved("forward", MODES["learned"])
-    return found | {ladder.RANDN: _report("forward", arch, d, "bf16", shape, compiled, *moved)}
+    return reports | {noise_ablation.RANDN: _report("forward", arch, d, "bf16", shape, compiled, *moved)}
 
 
 def _report(direction, arch, d, dtype, shape, compiled, reads, writes) -> Report:

@@ -1,4 +1,4 @@
-"""Time the perturbation beside its baselines, in one process.
+"""Times the perturbation and its baselines in one process.
 
 Implementations: `fused` (this package), `eager` (naive.py), `compiled` (torch.compile of it), `copy` (a copy of as
 many bytes as the fused kernels move). Passes: `forward`, `backward`, `both`. On a GPU, times are those of
@@ -27,7 +27,7 @@ PASSES = ("forward", "backward", "both")
 
 
 def shape(tokens: int) -> tuple[int, int]:
-    """(samples, tokens of each) of a number that `arguments.tokens` lets through."""
+    """(samples, tokens of each) for a number of tokens that `arguments.tokens` accepts."""
     return max(1, tokens // LENGTH), min(tokens, LENGTH)
 
 
@@ -49,34 +49,34 @@ def inputs(n: int, t: int, d: int, dtype: torch.dtype, device: str) -> dict[str,
 
 
 def check(d: int, dtype: torch.dtype, device: str) -> None:
-    """Hold the implementation that will be timed against float64 on a small batch with padding.
+    """Compares the implementation that will be timed with float64 on a small batch with padding.
 
-    The mean error may be twice that of rounding the float64 result to `dtype` once, and a little float32 arithmetic.
-    The largest one may be more: a normal of a radius under 0.01 is good to 1e-3 only (docs/kernels.md).
-    Raises: RuntimeError on larger ones.
+    The mean error may be twice that of rounding the float64 result to `dtype` once, plus a little float32 arithmetic.
+    The largest error may be more: a normal of a radius under 0.01 is accurate to 1e-3 only (docs/kernels.md).
+    Raises: RuntimeError where an error is larger.
     """
     batch = inputs(3, 32, d, dtype, device)
     batch["mask"][1, 20:] = False
     tensors = [batch[name].detach() for name in ("embeddings", "params", "mask", "sample_ids")]
     key = (SEED, 7, ALPHA, MODES["learned"])
     run = implementation(torch.device(device).type, dtype)
-    found = run.forward(*tensors, *key) + run.backward(batch["grad"], batch["grad_kl"], *tensors, *key)
+    results = run.forward(*tensors, *key) + run.backward(batch["grad"], batch["grad_kl"], *tensors, *key)
     tensors = [x.double() if x.is_floating_point() else x for x in tensors]
     exact = torch_impl.forward(*tensors, *key)
     exact += torch_impl.backward(batch["grad"].double(), batch["grad_kl"].double(), *tensors, *key)
-    for name, got, want in zip(("perturbed", "kl", "grad_embeddings", "grad_params"), found, exact, strict=True):
+    for name, got, want in zip(("perturbed", "kl", "grad_embeddings", "grad_params"), results, exact, strict=True):
         rounding, error = ((x.double() - want).abs() for x in (want.to(got.dtype), got))
         scale = max(1.0, want.abs().max().item())
         # a sum over d in float32 grows with d, and with it its rounding: hence the scale
         for kind, of, margin in (("mean", torch.mean, 2e-6), ("largest", torch.amax, 2e-3)):
             allowed = 2 * of(rounding) + margin * scale
             if not of(error) <= allowed:
-                found_error = f"{kind} error {of(error):.3g}, allowed {allowed:.3g}"
-                raise RuntimeError(f"{name} is wrong at d = {d} in {dtype}: {found_error}")
+                reason = f"{kind} error {of(error):.3g}, allowed {allowed:.3g}"
+                raise RuntimeError(f"{name} is wrong at d = {d} in {dtype}: {reason}")
 
 
 def calls_of(batch: dict[str, Tensor], run: Callable) -> dict[str, Callable[[], object]]:
-    """A function for each pass; `run()` gives (perturbed, kl)."""
+    """A function for each pass; `run()` returns (perturbed, kl)."""
     leaves, grads = (batch["embeddings"], batch["params"]), (batch["grad"], batch["grad_kl"])
 
     def forward():
@@ -95,7 +95,7 @@ def calls_of(batch: dict[str, Tensor], run: Callable) -> dict[str, Callable[[], 
 
 
 def implementations(batch: dict[str, Tensor], device: str) -> Iterator[tuple[str, Callable[[], dict]]]:
-    """Name, and what makes the functions of each pass."""
+    """(name, function that returns the calls of each pass)."""
     tensors = [batch[name] for name in ("embeddings", "params", "mask")]
     fused = functools.partial(perturb, *tensors, batch["sample_ids"], seed=SEED, draw=1, prior_variance=ALPHA)
     yield "fused", lambda: calls_of(batch, fused)
@@ -107,14 +107,14 @@ def implementations(batch: dict[str, Tensor], device: str) -> Iterator[tuple[str
 
 
 def bytes_moved(batch: dict[str, Tensor]) -> dict[str, int]:
-    """What the fused kernels read and write in each pass."""
+    """Bytes that the fused kernels read and write in each pass."""
     embeddings = batch["embeddings"]
     moved = {p: sum(elements_moved(p, MODES["learned"])) * embeddings.nbytes for p in ("forward", "backward")}
     return moved | {"both": sum(moved.values())}
 
 
 def copies(batch: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
-    """For each pass, a copy that reads half of the bytes and writes the other half."""
+    """A copy for each pass that reads half of its bytes and writes the other half."""
     moved = bytes_moved(batch)
     source = torch.zeros(max(moved.values()) // 2, dtype=torch.uint8, device=batch["embeddings"].device)
     target = torch.empty_like(source)
@@ -122,7 +122,7 @@ def copies(batch: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
 
 
 def seconds(call: Callable[[], object], device: str) -> tuple[float, float, float]:
-    """Median, 20% and 80% quantile of the time of a call."""
+    """Median, 20% and 80% quantile of a call's seconds."""
     if device != "cpu":
         from triton.testing import do_bench
 
@@ -138,7 +138,7 @@ def seconds(call: Callable[[], object], device: str) -> tuple[float, float, floa
 
 
 def extra_memory(call: Callable[[], object], device: str) -> int | None:
-    """Bytes allocated at the peak of a call beyond what was allocated before it; None on a CPU."""
+    """Bytes that a call allocates at its peak; None on a CPU."""
     if device == "cpu":
         return None
     torch.cuda.synchronize()
@@ -150,7 +150,7 @@ def extra_memory(call: Callable[[], object], device: str) -> int | None:
 
 
 def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
-    """One record for each implementation and pass; a baseline that runs out of memory is recorded as such."""
+    """One record for each implementation and pass; one that runs out of memory has a record that says so."""
     torch.compiler.reset()
     batch = inputs(*shape(tokens), d, dtype, device)
     moved = bytes_moved(batch)
@@ -183,9 +183,9 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
 
 
 def aims(records: list[dict]) -> list[str]:
-    """How far a benchmark on a GPU is from what the kernels aim at, in bfloat16 at d >= 768 and 32k tokens or more.
+    """How far a benchmark on a GPU is from the kernels' aims, in bfloat16 at d >= 768 and 32k tokens or more.
 
-    Each line names the worst of those sizes; none where the benchmark holds no such size.
+    Each line names the worst of these sizes; without such sizes there are no lines.
     """
     sizes: dict[tuple, dict] = {}
     for r in records:
@@ -198,30 +198,30 @@ def aims(records: list[dict]) -> list[str]:
         ("compiled", "both", 1.5),
         ("eager", "both", 8.0),
     ):
-        found = [(t[base, name] / t["fused", name], *size) for size, t in sizes.items() if (base, name) in t]
-        if found:
-            ratio, tokens, d = min(found)
+        ratios = [(t[base, name] / t["fused", name], *size) for size, t in sizes.items() if (base, name) in t]
+        if ratios:
+            ratio, tokens, d = min(ratios)
             where = f"{tokens} tokens, d = {d}"
             verdict = "met" if ratio >= aim else "missed"
             lines.append(f"{name}: {ratio:.2f} times the speed of {base} at {where}; aim {aim:g}, {verdict}")
     return lines
 
 
-def ladder(tokens: int, d: int) -> dict[str, float]:
-    """Median seconds of the rungs of ladder.py, a copy of the same bytes first: bfloat16, forward, on a GPU."""
-    from .ladder import rungs
+def noise_ablation(tokens: int, d: int) -> dict[str, float]:
+    """Median seconds of a copy of the same bytes and of the variants of noise_ablation.py: bfloat16, on a GPU."""
+    from .noise_ablation import variants
 
     batch = inputs(*shape(tokens), d, torch.bfloat16, "cuda")
     tensors = [batch[name].detach() for name in ("embeddings", "params", "mask", "sample_ids")]
-    functions = {"copy": copies(batch)["forward"]} | rungs(*tensors, ALPHA)
+    functions = {"copy": copies(batch)["forward"]} | variants(*tensors, ALPHA)
     return {name: seconds(call, "cuda")[0] for name, call in functions.items()}
 
 
 def share_of_update(n: int = 8, t: int = 192, d: int = 384, layers: int = 6, rounds: int = 7) -> dict[str, float]:
-    """Medians on this CPU, in seconds, measured in turns: `fused` and `eager` forward + backward, and `update`.
+    """Median seconds on this CPU, measured in turns: `fused` and `eager` forward + backward, and `update`.
 
-    `update` is a SWEP update around an encoder of random weights: clean and noisy pass, forward and backward, and
-    AdamW's step; the noise in it comes from `fused`.
+    `update` is a SWEP update of an encoder with random weights: clean and noisy pass, forward and backward, and AdamW's
+    step; its noise comes from `fused`.
     """
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(d, 12, 4 * d, dropout=0.0, activation="gelu", batch_first=True)
@@ -248,7 +248,7 @@ def share_of_update(n: int = 8, t: int = 192, d: int = 384, layers: int = 6, rou
 
 
 def in_turns(functions: dict[str, Callable[[], object]], rounds: int, calls: int = 1) -> dict[str, list[float]]:
-    """Seconds of the host for one call of each, `rounds` times in turns, each time the mean of `calls` calls."""
+    """Host seconds of one call of each function, `rounds` times in turns; each time is the mean of `calls` calls."""
     times = {name: [] for name in functions}
     for number in range(rounds + 1):
         for name, call in functions.items():
@@ -261,7 +261,7 @@ def in_turns(functions: dict[str, Callable[[], object]], rounds: int, calls: int
 
 
 class _Least(torch.autograd.Function):
-    """The least that an autograd function around the two passes can do: no checks, no choice, no care for keys."""
+    """The least that an autograd function around the two passes can do: no checks, no dispatch, no key handling."""
 
     @staticmethod
     def forward(ctx, run, key, *tensors):
@@ -276,12 +276,12 @@ class _Least(torch.autograd.Function):
 
 
 def host_times(device: str, rounds: int = 40, calls: int = 100) -> dict[str, dict[str, float]]:
-    """Least seconds of the host for a call, in eager mode, by way and by what is called.
+    """Host seconds of an eager call, by entry point and by what is called.
 
-    Ways: `least` (the implementation in the plainest autograd function), `perturb`, and `operator` (the registered
-    operator, which `perturb` spares an eager call). Called: `forward` and `both` of an empty batch, where there is
-    nothing to compute or to launch, and of 4 tokens of width 8, where there is. The least of many turns, because
-    what others do on the machine only ever adds.
+    Entry points: `least` (the implementation in the plainest autograd function), `perturb`, and `operator` (the
+    registered operator, which `perturb` bypasses in eager mode). Called: `forward` and `both` of an empty batch, which
+    computes and launches nothing, and of 4 tokens of width 8. The minimum of many turns, because other work on the
+    machine only ever adds.
     """
     functions = {}
     for name, n in (("empty", 0), ("4 tokens", 1)):
@@ -289,15 +289,15 @@ def host_times(device: str, rounds: int = 40, calls: int = 100) -> dict[str, dic
         tensors = [batch[key] for key in ("embeddings", "params", "mask", "sample_ids")]
         run, key = implementation(batch["mask"].device.type, torch.float32), (SEED, 1, ALPHA, MODES["learned"])
         on_device = [torch.tensor(part, device=device) for part in key[:2]]
-        ways = {
+        entry_points = {
             "least": functools.partial(_Least.apply, run, key, *tensors),
             "perturb": functools.partial(perturb, *tensors, seed=SEED, draw=1, prior_variance=ALPHA),
             "operator": functools.partial(perturb_op, *tensors, *on_device, ALPHA, "learned"),
         }
-        for way, call in ways.items():
+        for entry_point, call in entry_points.items():
             passes = calls_of(batch, call)
-            functions |= {(way, f"{name}, {p}"): passes[p] for p in ("forward", "both")}
-    found: dict[str, dict[str, float]] = {}
-    for (way, called), values in in_turns(functions, rounds, calls).items():
-        found.setdefault(way, {})[called] = min(values)
-    return found
+            functions |= {(entry_point, f"{name}, {p}"): passes[p] for p in ("forward", "both")}
+    times: dict[str, dict[str, float]] = {}
+    for (entry_point, called), values in in_turns(functions, rounds, calls).items():
+        times.setdefault(entry_point, {})[called] = min(values)
+    return times

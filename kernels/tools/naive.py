@@ -1,4 +1,4 @@
-"""The perturbation as anyone would first write it: the baseline of the benchmarks."""
+"""The perturbation as one would first write it: the baseline of the benchmarks."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def perturb(embeddings: Tensor, params: Tensor, mask: Tensor, prior_variance: float) -> tuple[Tensor, Tensor]:
-    """Learned multiplicative noise and KL, as `swep_ds.kernels.perturb`, with noise from PyTorch's own generator."""
+    """Learned multiplicative noise and KL, like `swep_ds.kernels.perturb`, with noise from PyTorch's own generator."""
     mu, logvar = params.chunk(2, dim=-1)
     z = mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)
     terms = (logvar.exp() + (mu - 1) ** 2) / prior_variance - 1 - logvar + math.log(prior_variance)

@@ -1,8 +1,8 @@
-"""Where the time of the training loop goes: the loop itself on a real engine, whose calls are timed.
+"""Where the time of the training loop goes: the loop itself runs on a real engine, whose calls are timed.
 
-Forward and backward are without the collectives in them, which count as `reduce` wherever they happen (the gathering
-of weights at ZeRO-3 and of updated weights at ZeRO-1 and 2, too) and are waited for one by one. What is left, beside
-the wait for data, is the loop's own. On a GPU the parts are those of its stream, between events that nobody waits for.
+Collectives count as `reduce` wherever they happen (also the gathering of weights at ZeRO-3, and of updated weights at
+ZeRO-1 and 2), are not part of forward, backward and optimizer, and are waited for one by one. `data` is the wait for
+data; `loop` is the rest. On a GPU the times are those of its stream, between events that it need not wait for.
 """
 
 import io
@@ -31,72 +31,68 @@ PARTS = ("data", "forward", "backward", "reduce", "optimizer", "loop")
 
 
 def break_down(engine, batches: TrainingBatches, recipe: Recipe, updates: int) -> dict[str, Any]:
-    """Trains for 1 + `updates` updates; all but the first count.
+    """Trains for 1 + `updates` updates, of which the first does not count.
 
     Returns:
-        seconds and samples per second of whole updates; `shares` of PARTS, on this rank; bytes and calls of the
-        collectives an update, by name (`Traffic`).
+        Seconds and samples per second of whole updates; `shares` of PARTS, on this rank; bytes and calls of the
+        collectives per update, by name (`Traffic`).
     """
-    own = copy(batches)
-    own.updates = 1 + updates
+    batches = copy(batches)
+    batches.updates = 1 + updates
     with tempfile.TemporaryDirectory() as folder, watch_traffic() as traffic:
-        timed = _Timed(engine, traffic)
-        with _Heard(recipe, Path(folder), own.updates, TrainState(), active=ranks.is_main()) as tracker:
-            train(timed, own, recipe.train, _Unkept(), tracker, TrainState(), None)
+        timed = _TimedEngine(engine, traffic)
+        with _DataTimer(recipe, Path(folder), batches.updates, TrainState(), active=ranks.is_main()) as tracker:
+            train(timed, batches, recipe.train, _NoCheckpoints(), tracker, TrainState(), None)
     ranks.synchronize()
-    calls = len(timed.calls) // own.updates  # of an update
-    first, counted = timed.calls[:calls], timed.calls[calls:]
-    began = first[-1].end
-    whole = _seconds(began, counted[-1].end)
+    calls_per_update = len(timed.calls) // batches.updates
+    first, counted = timed.calls[calls_per_update - 1], timed.calls[calls_per_update:]
+    total = _seconds(first.end, counted[-1].end)
     parts: Counter[str] = Counter()
     for call in counted:
         parts[call.name] += _seconds(call.begin, call.end) - call.collectives
         parts["reduce"] += call.collectives
-    rest = whole - parts.total()
-    parts["data"] = min(rest, tracker.data_seconds)  # on a GPU the device may be busy meanwhile
+    rest = total - parts.total()
+    parts["data"] = min(rest, tracker.data_seconds)  # a GPU may be busy during the wait
     parts["loop"] = rest - parts["data"]
-    windows = sum(len(own.windows(update)) for update in range(1, own.updates))
-    sent = {name: (size - first[-1].bytes[name]) / updates for name, size in traffic.bytes.items()}
-    made = {name: (number - first[-1].numbers[name]) / updates for name, number in traffic.calls.items()}
+    windows = sum(len(batches.windows(update)) for update in range(1, batches.updates))
+    sizes, calls = traffic.bytes - first.bytes, traffic.calls - first.calls
     return {
         "updates": updates,
-        "update_seconds": whole / updates,
-        "samples_per_second": windows / whole,
-        "shares": {name: parts[name] / whole for name in PARTS},
-        "collective_bytes": {name: size for name, size in sent.items() if size},
-        "collective_calls": {name: number for name, number in made.items() if number},
+        "update_seconds": total / updates,
+        "samples_per_second": windows / total,
+        "shares": {name: parts[name] / total for name in PARTS},
+        "collective_bytes": {name: size / updates for name, size in sizes.items()},
+        "collective_calls": {name: number / updates for name, number in calls.items()},
     }
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Of what `break_down` returned, by candidate."""
-    title = f"the training loop, {ranks.world_size()} rank(s): share of the time"
-    shown = Table(title=title)
+    """A row for each candidate: what `break_down` returned."""
+    shown = Table(title=f"the training loop, {ranks.world_size()} rank(s): share of the time")
     shown.add_column("", no_wrap=True)
     for name in ("ms/update", "samples/s", *PARTS, "MB in collectives"):
         shown.add_column(name, justify="right")
     for name, row in rows.items():
         shares = [f"{row['shares'][part]:.2%}" for part in PARTS]
         size = sum(row["collective_bytes"].values()) / 1e6 if ranks.world_size() > 1 else 0.0
-        shown.add_row(
-            name, f"{1000 * row['update_seconds']:.1f}", f"{row['samples_per_second']:.1f}", *shares, f"{size:,.1f}"
-        )
+        times = f"{1000 * row['update_seconds']:.1f}", f"{row['samples_per_second']:.1f}"
+        shown.add_row(name, *times, *shares, f"{size:,.1f}")
     return shown
 
 
 class _Call:
-    """Of an engine: when it began and ended, seconds of collectives in it, and `Traffic` when it ended."""
+    """A call of the engine: when it began and ended, seconds of its collectives, and `Traffic` at its end."""
 
     def __init__(self, name: str, traffic: Traffic):
         self.name, self.begin, self.collectives = name, _mark(), -traffic.seconds
 
-    def ended(self, traffic: Traffic) -> None:
+    def finish(self, traffic: Traffic) -> None:
         self.end = _mark()
         self.collectives += traffic.seconds
-        self.bytes, self.numbers = traffic.bytes.copy(), traffic.calls.copy()
+        self.bytes, self.calls = traffic.bytes.copy(), traffic.calls.copy()
 
 
-class _Timed:
+class _TimedEngine:
     """An engine whose forwards, backwards and steps are timed."""
 
     def __init__(self, engine, traffic: Traffic):
@@ -107,27 +103,27 @@ class _Timed:
         return getattr(self._engine, name)
 
     def __call__(self, *args, **kwargs) -> Any:
-        with self._part("forward"):
+        with self._time("forward"):
             return self._engine(*args, **kwargs)
 
     def backward(self, loss) -> None:
-        with self._part("backward"):
+        with self._time("backward"):
             self._engine.backward(loss)
 
     def step(self) -> None:
-        with self._part("optimizer"):
+        with self._time("optimizer"):
             self._engine.step()
 
     @contextmanager
-    def _part(self, name: str) -> Iterator[None]:
+    def _time(self, name: str) -> Iterator[None]:
         call = _Call(name, self._traffic)
         yield
-        call.ended(self._traffic)
+        call.finish(self._traffic)
         self.calls.append(call)
 
 
-class _Heard(Tracker):
-    """Writes and formats what a run would, and notes how long the loop waited for data after the first update."""
+class _DataTimer(Tracker):
+    """Writes and formats what a run would, and sums up the loop's wait for data after the first update."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -141,8 +137,8 @@ class _Heard(Tracker):
         self._last = update
 
 
-class _Unkept:
-    """In place of the checkpoints, of which none is wanted."""
+class _NoCheckpoints:
+    """Takes the place of the checkpoints, and saves none."""
 
     def save(self, *_) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""What an update's time goes into: the operations, or on a GPU the kernels, that take the most of it."""
+"""The operations, or on a GPU the kernels, that take the most of an update's time."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,8 +14,8 @@ from swep_ds.ranks import group as ranks
 SHOWN = 15
 
 
-def hot_spots(update: Callable[[], None], updates: int) -> list[dict[str, Any]]:
-    """Profiles `updates` updates after one that does not count, and ranks what they spent their time in.
+def profile_updates(update: Callable[[], None], updates: int) -> list[dict[str, Any]]:
+    """Profiles `updates` updates, after one that does not count; returns the rows of `rank_events`.
 
     Raises:
         InputError: the device's profiler is not allowed to record.
@@ -31,21 +31,21 @@ def hot_spots(update: Callable[[], None], updates: int) -> list[dict[str, Any]]:
 
 
 def rank_events(events: Iterable[Any], updates: int, *, on_gpu: bool) -> list[dict[str, Any]]:
-    """Ranks the profiler's events, summed up by name, by the time that they take themselves, without what they call.
-
-    Raises:
-        InputError: there is no event of the device.
+    """Ranks the profiler's events, summed up by name, by their own time, without what they call.
 
     Returns:
         The SHOWN slowest, and last all others as one row: `name`, `seconds` and `calls` per update, and `share` of the
-        time of all. On a GPU these are kernels, copies and fills, by the device's clock, without the time it idles;
-        elsewhere operations, by the host's.
+        total time. On a GPU these are kernels, copies and fills, by the device's clock, without idle time; elsewhere
+        operations, by the host's clock.
+
+    Raises:
+        InputError: there is no event of the device.
     """
     kind, clock = (DeviceType.CUDA, "self_device_time_total") if on_gpu else (DeviceType.CPU, "self_cpu_time_total")
     timed = [
         (event.key, getattr(event, clock), event.count)
         for event in events
-        if event.device_type == kind and not (on_gpu and event.is_user_annotation)  # its time is that of its kernels
+        if event.device_type == kind and not (on_gpu and event.is_user_annotation)  # it has its kernels' time
     ]
     if not timed:
         raise InputError("the profiler recorded nothing: allow it to read this GPU's performance counters")
@@ -62,10 +62,10 @@ def rank_events(events: Iterable[Any], updates: int, *, on_gpu: bool) -> list[di
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> Table:
-    """Of what `hot_spots` returned for the candidate `name`."""
+    """The rows of `profile_updates` for the candidate `name`."""
     kind = "kernels" if ranks.device().type == "cuda" else "operations"
     total = sum(row["seconds"] for row in rows)
-    shown = Table(title=f"{name}: {kind} by their own time, {1000 * total:.1f} ms of an update in all")
+    shown = Table(title=f"{name}: {kind} by their own time, {1000 * total:.1f} ms per update in total")
     shown.add_column("", no_wrap=True, max_width=110)
     for title in ("ms/update", "calls/update", "share"):
         shown.add_column(title, justify="right", no_wrap=True)

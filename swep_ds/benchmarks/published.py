@@ -1,9 +1,9 @@
 """The published code's three-pass update, as a baseline for the benchmark: plain PyTorch in float32, without an engine.
 
-Its choices (the recipe `official` makes them, too): h from a pass of its own, without gradient but with
-dropout; then the noisy pass, then the clean one; the losses are summed and go backward once. AdamW, clipping at 1,
-prior variance sqrt(p / (1 - p)) for p = 0.1, the KL a mean over the batch's tokens; noise from torch.randn; random
-batches, each padded to its longest window. AdamW alone is faster than there: fused, as in our own engine.
+Its choices, which the recipe `official` makes too: h from a pass of its own, without gradient but with dropout; then
+the noisy pass, then the clean one; the losses are summed and go backward once. AdamW, clipping at 1, prior variance
+sqrt(p / (1 - p)) for p = 0.1, the KL a mean over the batch's tokens, noise from torch.randn, random batches, each
+padded to its longest window. Only AdamW is faster than in the published code: it is fused, as in our engine.
 """
 
 import math
@@ -20,11 +20,7 @@ PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)
 
 
 class Published(nn.Module):
-    """The loss of an update.
-
-    Args:
-        qa: the model (`swep_ds.models`).
-    """
+    """The loss of an update of `qa`, a model of `swep_ds.models`."""
 
     def __init__(self, qa: nn.Module):
         super().__init__()
@@ -47,7 +43,9 @@ class Published(nn.Module):
 
 
 class PlainTraining:
-    """Whole updates of a loss, by PyTorch alone."""
+    """Whole updates with PyTorch alone."""
+
+    engine = None
 
     def __init__(self, loss: nn.Module, train: TrainSection):
         self.loss = loss.train()
@@ -68,11 +66,11 @@ class PlainTraining:
 
 
 def random_batches(batches: TrainingBatches) -> TrainingBatches:
-    """The windows of the first epoch in random order, of whatever lengths, each padded to its longest window."""
+    """The first epoch's windows in random order, not grouped by length; each batch is padded to its longest window."""
     windows = [batches.windows(update) for update in range(batches.updates_per_epoch)]
     order = np.random.default_rng(batches.seed).permutation(np.concatenate(windows))
-    shuffled = np.split(order, np.cumsum([len(one) for one in windows])[:-1])
-    own = copy(batches)
-    own.windows = shuffled.__getitem__
-    own.updates = len(shuffled)
-    return own
+    shuffled = np.split(order, np.cumsum([len(rows) for rows in windows])[:-1])
+    random = copy(batches)
+    random.windows = shuffled.__getitem__
+    random.updates = len(shuffled)
+    return random

@@ -1,13 +1,14 @@
-"""What an update sends at each ZeRO stage and execution, and what that costs on up to 1,024 GPUs: a model.
+"""A model: what an update sends at each ZeRO stage and execution, and what that costs on up to 1,024 GPUs.
 
-Volumes are those of DeepSpeed 0.19 as the shipped ds_configs set it up, and were compared with what it sends:
-- Stage 0 and 1 all-reduce all gradients once an update, stage 2 in every micro-step: `split` execution pays twice.
-  Its default (`use_multi_rank_bucket_allreduce`) is an all-reduce at stage 1 and 2 as well, not a reduce-scatter.
-- Stage 1 and 2 gather the updated weights once an update.
+Volumes are those of DeepSpeed 0.19 with the shipped ds_configs; a test compares them with what it really sends:
+- Stages 0 and 1 all-reduce all gradients once an update, stage 2 in every micro-step: `split` execution pays twice.
+  By default (`use_multi_rank_bucket_allreduce`) stages 1 and 2 all-reduce as well, they do not reduce-scatter.
+- Stages 1 and 2 gather the updated weights once an update.
 - Stage 3 scatters gradients in every micro-step. Weights are gathered once for a forward and its backward where all
-  of them may stay (`stage3_max_live_parameters`), else for each.
+  of them may stay (`stage3_max_live_parameters`), else once for each.
 """
 
+import itertools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,38 +25,38 @@ COUNTS = (1, 2, 8, 16, 64, 256, 1024)
 
 
 @dataclass(frozen=True)
-class Way:
-    """How an update goes: forwards with a backward, in micro-steps."""
+class Schedule:
+    """The forwards with a backward in an update, and the micro-steps they are spread over."""
 
     name: str
     passes: int
     micro_steps: int
 
 
-WAYS = (Way("mle", 1, 1), Way("swep:split", 2, 2), Way("swep:joint", 2, 1))
+SCHEDULES = (Schedule("mle", 1, 1), Schedule("swep:split", 2, 2), Schedule("swep:joint", 2, 1))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Assumptions: H100 nodes, a 400 Gb/s adapter for each GPU. Bandwidths are what collectives reach, not nominal.
+    """Assumptions: H100 nodes with a 400 Gb/s adapter for each GPU. Bandwidths are achieved, not nominal.
 
     flops_per_second: dense, at the precision of the job.
     """
 
     flops_per_second: float
     gpus_per_node: int = 8
-    bytes_per_second_in_a_node: float = 300e9  # a GPU, each way
-    bytes_per_second_between_nodes: float = 40e9  # a GPU's adapter, each way
+    bytes_per_second_in_a_node: float = 300e9  # per GPU and direction
+    bytes_per_second_between_nodes: float = 40e9  # per adapter and direction
     seconds_a_step_in_a_node: float = 3e-6  # latency of a ring's step
     seconds_a_step_between_nodes: float = 10e-6
-    utilisation: float = 0.4  # of them, by the model's own FLOPs
-    # of what ZeRO-3 sends while it computes; the other stages as shipped (no overlap_comm) overlap nothing
+    utilisation: float = 0.4  # share of flops_per_second that the model's own FLOPs reach
+    # share of ZeRO-3's communication behind computation; the other stages as shipped (no overlap_comm) overlap nothing
     overlapped_at_stage_3: float = 0.5
 
     def seconds(self, size: float, times: int, calls: int, ranks: int) -> float:
-        """Of ring collectives over `size` bytes in all, in so many calls.
+        """Seconds of ring collectives over `size` bytes in total, in `calls` calls.
 
-        Rings run through all GPUs of a node before they leave it, one through each adapter.
+        Rings visit all GPUs of a node before they leave it; one ring uses each adapter.
         """
         if ranks == 1:
             return 0.0
@@ -68,20 +69,20 @@ class Cluster:
         return times * ((ranks - 1) / ranks * size / speed + calls * (ranks - 1) / ranks * latency)
 
 
-def volumes(stage: int, way: Way, parameters: int, width: int, live: int) -> dict[str, int]:
-    """Bytes of the whole tensors of an update's collectives, by name as in `Traffic`.
+def volumes(stage: int, schedule: Schedule, parameters: int, width: int, live: int) -> dict[str, int]:
+    """Bytes of the whole tensors in an update's collectives, by name as in `Traffic`.
 
     Args:
-        width: bytes of a gradient and of a weight on their way.
-        live: of ZeRO-3, how many weights may stay gathered.
+        width: bytes of a gradient and of a weight in communication.
+        live: how many weights may stay gathered at ZeRO-3.
     """
     whole = parameters * width
     if stage == 0:
         return {"all_reduce": whole}
     if stage < 3:
-        return {"all_reduce": whole * (way.micro_steps if stage == 2 else 1), "all_gather_into_tensor": whole}
-    gathers = way.micro_steps if parameters <= live else 2 * way.passes
-    return {"all_gather_into_tensor": whole * gathers, "reduce_scatter_tensor": whole * way.micro_steps}
+        return {"all_reduce": whole * (schedule.micro_steps if stage == 2 else 1), "all_gather_into_tensor": whole}
+    gathers = schedule.micro_steps if parameters <= live else 2 * schedule.passes
+    return {"all_gather_into_tensor": whole * gathers, "reduce_scatter_tensor": whole * schedule.micro_steps}
 
 
 def cluster(job: dict[str, Any]) -> Cluster:
@@ -89,69 +90,63 @@ def cluster(job: dict[str, Any]) -> Cluster:
 
 
 def predict(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the model: for each stage, way and number of ranks what a rank sends and how long an update takes.
+    """For each stage, schedule and number of ranks: what a rank sends and how long an update takes.
 
     Args:
-        job: "precision", "parameters", "modules" that hold them, "width", "reduce_bucket" (elements), "flops" of an
-            update on a rank by way.
+        job: "precision", "parameters", "modules" that hold them, "width", "reduce_bucket" (elements), and "flops" of
+            an update on a rank by schedule.
     """
     assumed, zero = cluster(job), DeepSpeedZeroConfig(stage=3)
     live = min(zero.max_live_parameters, zero.max_reuse_distance)
     buckets = math.ceil(job["parameters"] / job["reduce_bucket"])
+    whole = job["parameters"] * job["width"]
     rows = []
-    for stage in STAGES:
-        for way in WAYS:
-            compute = job["flops"][way.name] / (assumed.flops_per_second * assumed.utilisation)
-            sizes = volumes(stage, way, job["parameters"], job["width"], live)
-            whole = job["parameters"] * job["width"]
-            for ranks in COUNTS:
-                seconds = 0.0
-                for name, size in sizes.items():
-                    gathers_modules = stage == 3 and name == "all_gather_into_tensor"
-                    once = job["modules"] if gathers_modules else 1 if name.startswith("all_gather") else buckets
-                    calls = once * size // whole
-                    seconds += assumed.seconds(size, TIMES[name], calls, ranks)
-                hidden = min(compute, assumed.overlapped_at_stage_3 * seconds) if stage == 3 else 0.0
-                update = compute + seconds - hidden
-                rows.append(
-                    {
-                        "stage": stage,
-                        "way": way.name,
-                        "ranks": ranks,
-                        "bytes_sent": sum(TIMES[n] * size * (ranks - 1) / ranks for n, size in sizes.items()),
-                        "compute_seconds": compute,
-                        "communication_seconds": seconds,
-                        "update_seconds": update,
-                        "efficiency": compute / update,
-                    }
-                )
+    for stage, schedule, ranks in itertools.product(STAGES, SCHEDULES, COUNTS):
+        compute = job["flops"][schedule.name] / (assumed.flops_per_second * assumed.utilisation)
+        sizes = volumes(stage, schedule, job["parameters"], job["width"], live)
+        seconds = 0.0
+        for name, size in sizes.items():
+            gather_calls = job["modules"] if stage == 3 else 1
+            calls = (gather_calls if name == "all_gather_into_tensor" else buckets) * size // whole
+            seconds += assumed.seconds(size, TIMES[name], calls, ranks)
+        hidden = min(compute, assumed.overlapped_at_stage_3 * seconds) if stage == 3 else 0.0
+        update = compute + seconds - hidden
+        rows.append(
+            {
+                "stage": stage,
+                "schedule": schedule.name,
+                "ranks": ranks,
+                "bytes_sent": sum(TIMES[n] * size * (ranks - 1) / ranks for n, size in sizes.items()),
+                "compute_seconds": compute,
+                "communication_seconds": seconds,
+                "update_seconds": update,
+                "efficiency": compute / update,
+            }
+        )
     return rows
 
 
 def tables(job: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, Table]:
-    """The assumptions as text, and the table: MB that a rank sends, and the share of an update that is computing."""
+    """The assumptions as text, and the table: MB that a rank sends, and the share of an update that is computation."""
     lines = [f"    {name} = {value:g}" for name, value in asdict(cluster(job)).items()]
-    bucket, width = job["reduce_bucket"], job["width"]
     flops = ", ".join(f"{name} {flop / 1e12:.3g}" for name, flop in job["flops"].items())
     text = "\n".join(
         [
-            "model of an update; not measured. Assumed:",
+            "a model of an update, not a measurement. It assumes:",
             *lines,
-            f"    {job['parameters']:,} parameters in {job['modules']} modules, {width} bytes each on their way; "
-            f"buckets of {bucket:,}",
+            f"    {job['parameters']:,} parameters in {job['modules']} modules, {job['width']} bytes each in "
+            f"communication; buckets of {job['reduce_bucket']:,}",
             f"    TFLOP of an update on a rank: {flops}",
-            "    collectives are rings; a gather at ZeRO-3 is a call a module, at ZeRO-1 and 2 one call",
+            "    collectives are rings; a gather is one call a module at ZeRO-3, one call at ZeRO-1 and 2",
             "    the optimizer's step, which ZeRO divides among the ranks, is not counted",
         ]
     )
-    shown = Table(title="MB sent by a rank, and the share of an update that is computing, by GPUs")
+    shown = Table(title="MB sent by a rank, and the share of an update that is computation, by number of GPUs")
     for name in ("stage", ""):
         shown.add_column(name, no_wrap=True)
     for ranks in COUNTS:
         shown.add_column(f"{ranks:,}", justify="right", no_wrap=True)
-    for stage in STAGES:
-        for way in WAYS:
-            of = [row for row in rows if (row["stage"], row["way"]) == (stage, way.name)]
-            cells = [f"{row['bytes_sent'] / 1e6:,.0f} {row['efficiency']:4.0%}" for row in of]
-            shown.add_row(str(stage), way.name, *cells, end_section=way is WAYS[-1])
+    for (stage, name), group in itertools.groupby(rows, key=lambda row: (row["stage"], row["schedule"])):
+        cells = [f"{row['bytes_sent'] / 1e6:,.0f} {row['efficiency']:4.0%}" for row in group]
+        shown.add_row(str(stage), name, *cells, end_section=name == SCHEDULES[-1].name)
     return text, shown

@@ -1,13 +1,14 @@
 """What DeepSpeed's collectives send and how long they take.
 
-Its own timers cannot tell: `wall_clock_breakdown` counts what the hooks of ZeRO 1 to 3 reduce as backward. All of them
-go through one object of `deepspeed.comm`, which is stood in for while they are watched.
+DeepSpeed's own timers cannot tell: `wall_clock_breakdown` counts the reductions in the hooks of ZeRO 1 to 3 as
+backward. All collectives go through one object of `deepspeed.comm`, which is replaced while they are watched.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from swep_ds.ranks import group as ranks
 
-# name: the argument, by place and name, that is as large as all ranks' parts together
+# collective -> position and name of the argument that is as large as all ranks' parts together
 COLLECTIVES = {
     "all_reduce": (0, "tensor"),
     "reduce": (0, "tensor"),
@@ -30,10 +31,10 @@ COLLECTIVES = {
 
 
 class Traffic:
-    """What was seen since the start: bytes and calls by collective, and seconds in all.
+    """Bytes and calls by collective since the start, and the seconds of all of them.
 
-    Bytes are of the whole tensor, on every rank the same: a ring sends (w - 1) / w of them from each of w ranks, in
-    an all-reduce twice that.
+    Bytes count the whole tensor, the same on every rank: in a ring each of w ranks sends (w - 1) / w of them, and twice
+    that in an all-reduce.
     """
 
     def __init__(self):
@@ -43,42 +44,33 @@ class Traffic:
 
 
 class _Watched:
-    """The backend, whose collectives are waited for one by one."""
+    """The backend; each of its collectives is waited for."""
 
     def __init__(self, backend, traffic: Traffic):
         self._backend, self._traffic = backend, traffic
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._backend, name)
-        return self._watch(name, found) if name in COLLECTIVES else found
+        attribute = getattr(self._backend, name)
+        return partial(self._call, name, attribute) if name in COLLECTIVES else attribute
 
-    def _watch(self, name: str, collective: Callable) -> Callable:
-        place, argument = COLLECTIVES[name]
-        traffic = self._traffic
-
-        def watched(*args, **kwargs):
-            whole = kwargs[argument] if argument in kwargs else args[place]
-            traffic.bytes[name] += _size(whole)
-            traffic.calls[name] += 1
-            ranks.synchronize()
-            began = time.perf_counter()
-            work = collective(*args, **kwargs)
-            if hasattr(work, "wait"):
-                work.wait()
-            ranks.synchronize()
-            traffic.seconds += time.perf_counter() - began
-            return work
-
-        return watched
-
-
-def _size(whole: Tensor | Sequence[Tensor]) -> int:
-    return whole.nbytes if isinstance(whole, Tensor) else sum(one.nbytes for one in whole)
+    def _call(self, name: str, collective: Callable, *args, **kwargs) -> Any:
+        position, argument = COLLECTIVES[name]
+        whole = kwargs[argument] if argument in kwargs else args[position]
+        self._traffic.bytes[name] += sum(part.nbytes for part in ([whole] if isinstance(whole, Tensor) else whole))
+        self._traffic.calls[name] += 1
+        ranks.synchronize()
+        began = time.perf_counter()
+        work = collective(*args, **kwargs)
+        if hasattr(work, "wait"):
+            work.wait()
+        ranks.synchronize()
+        self._traffic.seconds += time.perf_counter() - began
+        return work
 
 
 @contextmanager
 def watch_traffic() -> Iterator[Traffic]:
-    """Inside, what the collectives do is noted; nothing overlaps with them, which is how their time is known."""
+    """Inside, collectives are counted; nothing overlaps with them, so that their time is known."""
     traffic = Traffic()
     with mock.patch.object(comm, "cdb", _Watched(comm.cdb, traffic)):
         yield traffic

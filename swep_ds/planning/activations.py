@@ -1,15 +1,18 @@
-"""What one micro-batch holds for the backward: a forward on tensors without memory, every saved tensor counted.
+"""What one micro-batch holds for the backward: a forward on tensors without memory that counts every saved tensor.
 
 The model runs on fake tensors (shapes and dtypes, no data), through the same `Objective` as in training, and autograd's
-saved-tensor hooks see what each operation keeps. Not counted are parameters and what an operation or the backward
-needs for a moment: measured peaks lie above.
+saved-tensor hooks see what each operation keeps. Parameters and the temporaries of operations and of the backward are
+not counted: measured peaks lie above.
 
-With activation checkpointing a layer keeps its inputs alone and is run again in the backward, one layer at a time:
+With activation checkpointing a layer keeps its inputs alone and runs again in the backward, one layer at a time:
     held = saved outside of layers + inputs of all layers + the most that a layer saves inside
 
-Autocast copies every weight of a matrix product to bf16 and keeps the copy to the end of the forward, whether autograd
-saves it or not. These copies are counted by themselves: they do not grow with the windows, and at ZeRO-3 there are none
+Autocast copies every weight of a matrix product to bf16 and keeps the copy until the forward ends, whether autograd
+saves it or not. These copies are counted apart: they do not grow with the windows, and at ZeRO-3 there are none
 (DeepSpeed gathers such weights in bf16, and its linear layer gathers them again in the backward).
+
+PyTorch's own `torch.distributed._tools.mem_tracker` does not serve: it refuses a module that runs twice in an update,
+as in every method of two passes, and it cannot tell these copies from activations.
 """
 
 from collections import Counter
@@ -37,9 +40,10 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes held at the widest moment of an update: as they come, and with activation checkpointing.
+    """Bytes that are held at the widest moment of an update, without and with activation checkpointing.
 
-    casts: autocast's copies of the weights, beside either. answer: keys and values that generate one answer.
+    casts: autocast's copies of the weights, on top of either.
+    answer: keys and values that the generation of one answer caches.
     """
 
     plain: int
@@ -48,8 +52,8 @@ class Activations:
     answer: int = 0
 
 
-class Search(NamedTuple):
-    """Of an answer: tokens of the window, tokens generated at most, beams."""
+class Generation(NamedTuple):
+    """How an answer is generated: tokens of the window, tokens generated at most, beams."""
 
     window: int
     tokens: int
@@ -57,18 +61,18 @@ class Search(NamedTuple):
 
 
 def count_activations(
-    objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool, search: Search | None = None
+    objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool, generation: Generation | None = None
 ) -> Activations:
     """Counts one batch's forward passes, one micro-step after the other (`split`) or all together (`joint`).
 
     Args:
-        objective: on the meta device; it is used up.
-        batch: of which shapes alone count, on the CPU.
+        objective: on the meta device; it cannot be used afterwards.
+        batch: on the CPU; only its shapes count.
         on_gpu: whether attention (SDPA) runs in the fused kernels of a GPU, which keep no probabilities.
-        search: how a sequence-to-sequence model is evaluated; None = it is not.
+        generation: how a sequence-to-sequence model is evaluated; None = it is not.
 
     Raises:
-        RuntimeError: the model looks at values, which there are none of.
+        RuntimeError: the model depends on the values of a tensor; fake tensors have none.
     """
     objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
     with ExitStack() as stack:
@@ -83,20 +87,20 @@ def count_activations(
         engine = _CountingEngine(objective, ledger, autocast)
         run_update(engine, iter([batch]), 1, MicroStep(0), objective.parts(train.execution))
         answer = 0
-        if search is not None:
+        if generation is not None:
             with torch.no_grad(), autocast:
-                answer = _answer_bytes(objective.qa.model, search)
+                answer = _answer_bytes(objective.qa.model, generation)
     inside = max(ledger.peak_inside.values(), default=0)
     return Activations(ledger.peak, ledger.peak_kept + inside, sum(ledger.casts.values()), answer)
 
 
-def _answer_bytes(model: PreTrainedModel, search: Search) -> int:
-    """What the decoder's layers keep of a window and of the tokens generated so far, in every beam."""
-    window = torch.empty(1, search.window, dtype=torch.int64)
-    tokens = torch.empty(1, search.tokens, dtype=torch.int64)
+def _answer_bytes(model: PreTrainedModel, generation: Generation) -> int:
+    """Keys and values of a window and of the generated tokens in all decoder layers, for every beam."""
+    window = torch.empty(1, generation.window, dtype=torch.int64)
+    tokens = torch.empty(1, generation.tokens, dtype=torch.int64)
     cache = model(input_ids=window, decoder_input_ids=tokens, use_cache=True).past_key_values
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-    return search.beams * sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+    return generation.beams * sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
 class _CountingEngine:
@@ -123,7 +127,7 @@ class _Saved:
     """A tensor that autograd holds."""
 
     def __init__(self, ledger: "_Ledger", tensor: Tensor):
-        self.tensor = tensor.detach()  # an output would hold the operation that holds it
+        self.tensor = tensor.detach()  # an output would hold its operation, which holds it
         self.ledger, self.storage = ledger, tensor.untyped_storage()
         ledger.count(self.storage, 1)
 
@@ -132,18 +136,18 @@ class _Saved:
 
 
 class _Ledger(TorchDispatchMode):
-    """Bytes of the storages that are saved now; several views of one are counted once."""
+    """Bytes of the storages that autograd holds now; several views of one storage count once."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
         self.casts: dict[int, int] = {}  # a parameter's storage -> bytes of its copies
-        self.copies: dict[int, torch.UntypedStorage] = {}  # kept alive: a storage's number is given out again
+        self.copies: dict[int, torch.UntypedStorage] = {}  # kept alive: the id of a freed storage is used again
         self.parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
         self.holders: Counter[int] = Counter()
-        self.place: dict[int, int | None] = {}  # storage -> the layer that would make it again; None = kept
+        self.layer_of: dict[int, int | None] = {}  # storage -> the layer that would recompute it; None = kept
         self.live = self.kept = self.peak = self.peak_kept = 0
         self.inside: Counter[int] = Counter()
-        self.peak_inside: dict[int, int] = {}
+        self.peak_inside: Counter[int] = Counter()
         self.layer: int | None = None
         self.inputs: set[int] = set()
         for number, layer in enumerate(m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)):
@@ -151,13 +155,13 @@ class _Ledger(TorchDispatchMode):
             layer.register_forward_hook(self._leave)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default:
-            key, copy = args[0].untyped_storage()._cdata, made.untyped_storage()
+            key, copy = args[0].untyped_storage()._cdata, result.untyped_storage()
             if key in self.parameters:
                 self.casts[key] = copy.nbytes()
                 self.copies[copy._cdata] = copy
-        return made
+        return result
 
     def _enter(self, number: int):
         def enter(_, args, kwargs):
@@ -178,31 +182,31 @@ class _Ledger(TorchDispatchMode):
         if key in self.parameters or key in self.copies:
             return
         if change > 0:
-            place = None if self.layer is None or key in self.inputs else self.layer
+            layer = None if key in self.inputs else self.layer
             if not self.holders[key]:
-                self.place[key] = place
-                self._add(place, size)
-            elif place is None and self.place[key] is not None:  # made in one layer, and the input of another
-                self._add(self.place[key], -size)
-                self.place[key] = None
+                self.layer_of[key] = layer
+                self._add(layer, size)
+            elif layer is None and self.layer_of[key] is not None:  # one layer's output, another one's input
+                self._add(self.layer_of[key], -size)
+                self.layer_of[key] = None
                 self._add(None, size)
         self.holders[key] += change
         if not self.holders[key]:
-            self._add(self.place.pop(key), -size)
+            self._add(self.layer_of.pop(key), -size)
 
-    def _add(self, place: int | None, size: int) -> None:
+    def _add(self, layer: int | None, size: int) -> None:
         self.live += size
         self.peak = max(self.peak, self.live)
-        if place is None:
+        if layer is None:
             self.kept += size
             self.peak_kept = max(self.peak_kept, self.kept)
         else:
-            self.inside[place] += size
-            self.peak_inside[place] = max(self.peak_inside.get(place, 0), self.inside[place])
+            self.inside[layer] += size
+            self.peak_inside[layer] = max(self.peak_inside[layer], self.inside[layer])
 
 
 class _EveryPosition(TorchDispatchMode):
-    """Which positions are real tokens depends on values: all are."""
+    """Takes every position for a real token: which ones are depends on values."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.nonzero.default:
@@ -211,15 +215,14 @@ class _EveryPosition(TorchDispatchMode):
 
 
 class _FusedAttention(TorchFunctionMode):
-    """SDPA as a GPU's memory-efficient kernel, which takes a mask and dropout: inputs, output and a log sum are saved.
+    """SDPA as a GPU's memory-efficient kernel, which takes a mask and dropout, and saves inputs, output and a log sum.
 
-    On a CPU, with dropout, the probabilities would be.
+    A CPU's kernel saves the probabilities where there is dropout.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is not scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return _attend(*args, **(kwargs or {}))
+        attend = _attend if func is scaled_dot_product_attention else func
+        return attend(*args, **(kwargs or {}))
 
 
 def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:
@@ -228,7 +231,7 @@ def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, s
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
-            attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)  # what SDPA makes of it, in every call
+            attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)  # SDPA makes one in every call
         attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
     return attend(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]

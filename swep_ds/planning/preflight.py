@@ -1,7 +1,7 @@
-"""Before a long job: what every rank sees, whether all see the same, and what a collective costs.
+"""Before a long job: what every rank sees, whether all ranks see the same, and what a collective costs.
 
-Nothing is trained or downloaded. What ranks should have in common is compared as one line of text per subject, files
-by number, size and a checksum of their heads and tails.
+Nothing is trained or downloaded. Ranks compare one line of text per subject; files are compared by number, size and a
+checksum of their heads and tails.
 """
 
 import hashlib
@@ -35,30 +35,29 @@ from swep_ds.ranks.stalls import ranks_of
 from swep_ds.recipe import Recipe
 
 Report = dict[str, str]  # subject -> what a rank sees
-FAULTS = ("missing", "unreadable", "not writable", "not shared")  # what begins so is wrong on any number of ranks
+FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
 ENDS = 2**16  # bytes at a file's head and tail that are compared
-SECONDS_TO_SEE = 5.0  # a file that another node has just written
+SHARED_SECONDS = 5.0  # until a file that another node has written must be visible
 SHOWN = 4  # hosts, groups of equal ranks, or values of one subject
 LONGEST = 60  # characters of a list of ranks
 LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
 
 
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
-    """Prints what the ranks see and how fast they speak to each other. All ranks call this together.
+    """Collective. Prints what the ranks see and how fast they communicate.
 
     Raises:
-        InputError: on all ranks, in one message: everything that some ranks see otherwise than the others, files that
-            are not there, an output folder that cannot be written to or that the ranks do not share.
+        InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
+            are missing, an output folder that is not writable or not shared by the ranks.
     """
     say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
-    report = ranks.on_all_ranks(lambda: observe(recipe, ds_config)) | {
-        f"output_dir {output_dir}": try_output(output_dir)
-    }
+    report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
+    report |= {f"output_dir {output_dir}": try_output(output_dir)}
     hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)
     say("\n".join(summary(hosts, reports)))
     say(time_collectives())
-    if found := disagreements(hosts, reports):
-        raise InputError(f"preflight: {'; '.join(found)}")
+    if faults := disagreements(hosts, reports):
+        raise InputError(f"preflight: {'; '.join(faults)}")
     say("preflight: all ranks see the same")
 
 
@@ -66,14 +65,18 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
 
 def observe(recipe: Recipe, ds_config: str) -> Report:
+    """This rank's devices, versions, code, recipe, ds_config, model and data."""
     report = {"device": _device(), **versions()}
-    with suppress(PackageNotFoundError):  # there is none for every system
+    with suppress(PackageNotFoundError):  # Triton does not exist for every system
         report["triton"] = version("triton")
     if get_accelerator().device_name() == "cuda":
         report["CUDA, NCCL"] = f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
-        report["driver"] = _driver()
+        # NVIDIA's driver; a container may hide the file
+        file = Path("/proc/driver/nvidia/version")
+        number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text(encoding="utf-8")) if file.is_file() else None
+        report["driver"] = number[1] if number else "not known"
     code = Path(__file__).parents[1]
-    report["code of this package"] = seen(code.rglob("*.py"), code)
+    report["code of this package"] = fingerprint(code.rglob("*.py"), code)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
     report[f"ds_config {ds_config}"] = _local(user_path(ds_config, "--ds_config")) or "missing"
     data, model = recipe.data, recipe.model.name
@@ -90,27 +93,20 @@ def _device() -> str:
     return f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
 
 
-def _driver() -> str:
-    """NVIDIA's, of which a container may show nothing."""
-    file = Path("/proc/driver/nvidia/version")
-    number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text(encoding="utf-8")) if file.is_file() else None
-    return number[1] if number else "not known"
-
-
 def _data(source: str) -> str:
     if source.startswith("quickstart:"):
         return "in this package"
-    if there := _local(user_path(source, "data")):
-        return there
+    if files := _local(user_path(source, "data")):
+        return files
     return "missing" if DATA_SUFFIXES & set(Path(source).suffixes) else _cached(re.split("[:@]", source)[0], "dataset")
 
 
 def _local(path: Path) -> str | None:
     try:
         if path.is_dir():
-            return seen(path.rglob("*"), path)
-        return seen([path], path.parent) if path.exists() else None
-    except OSError as error:  # of a folder above it that cannot be searched
+            return fingerprint(path.rglob("*"), path)
+        return fingerprint([path], path.parent) if path.exists() else None
+    except OSError as error:  # a folder above it cannot be searched
         return f"unreadable ({error.filename}: {error.strerror})"
 
 
@@ -121,10 +117,10 @@ def _cached(hub_id: str, kind: str) -> str:
         return "missing"
     except LocalEntryNotFoundError:
         return "not in the hub's cache, would be downloaded"
-    return f"cached, {seen(folder.rglob('*'), folder)}"
+    return f"cached, {fingerprint(folder.rglob('*'), folder)}"
 
 
-def seen(files: Iterable[Path], root: Path) -> str:
+def fingerprint(files: Iterable[Path], root: Path) -> str:
     """Number, size and checksum of files, or why one cannot be read."""
     digest, count, total = hashlib.sha256(), 0, 0
     try:
@@ -142,27 +138,27 @@ def seen(files: Iterable[Path], root: Path) -> str:
 
 
 def try_output(folder: Path) -> str:
-    """Every rank writes a file, and looks for that of rank 0; nothing is left. All ranks call this together."""
+    """Collective. Every rank writes a file and looks for rank 0's; all files and new folders are removed again."""
     token = ranks.gather(secrets.token_hex(8))[0]
-    first, own = (folder / f".preflight-{token}-{number}" for number in (0, ranks.rank()))
-    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    rank_0_file, own_file = (folder / f".preflight-{token}-{rank}" for rank in (0, ranks.rank()))
+    new_folders = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     fault = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own.touch()
+        own_file.touch()
     except OSError as error:
         fault = f"not writable ({error.strerror})"
-    faults = ranks.gather(fault)
-    deadline = time.monotonic() + SECONDS_TO_SEE
-    while not faults[0] and not os.path.exists(first) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if not fault and not faults[0] and not os.path.exists(first):
-        fault = "not shared (a file that rank 0 wrote there cannot be seen)"
-    ranks.gather(None)
-    with suppress(OSError):  # of a folder that is not writable
-        own.unlink(missing_ok=True)
-    ranks.gather(None)
-    for path in made:
+    if not ranks.gather(fault)[0]:
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not (visible := os.path.exists(rank_0_file)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not visible:
+            fault = fault or "not shared (a file that rank 0 wrote there cannot be seen)"
+    ranks.gather(None)  # all have looked
+    with suppress(OSError):  # the folder is not writable
+        own_file.unlink(missing_ok=True)
+    ranks.gather(None)  # all files are gone
+    for path in new_folders:
         with suppress(OSError):  # another rank was faster
             path.rmdir()
     return fault or "writable, shared"
@@ -172,12 +168,13 @@ def try_output(folder: Path) -> str:
 
 
 def time_collectives() -> str:
-    """A line: medians of the slowest rank, after a warm-up that connects the ranks."""
+    """Collective. One line: medians of the slowest rank, after a warm-up that connects the ranks."""
     world = ranks.world_size()
     if world == 1:
         return "one rank: no collective to time"
-    on, size = ranks.device(), 2**24 if ranks.device().type == "cpu" else 2**28
-    small, large = torch.zeros(1, device=on), torch.zeros(size // 4, device=on)
+    device = ranks.device()
+    size = 2**24 if device.type == "cpu" else 2**28
+    small, large = torch.zeros(1, device=device), torch.zeros(size // 4, device=device)
     latency = _median(lambda: dist.all_reduce(small), LATENCY_REPEATS)
     seconds = _median(lambda: dist.all_reduce(large), BANDWIDTH_REPEATS)
     barrier = _median(dist.barrier, LATENCY_REPEATS)
@@ -189,51 +186,51 @@ def time_collectives() -> str:
 
 
 def _median(collective: Callable[[], object], repeats: int) -> float:
-    took = []
+    seconds = []
     for _ in range(repeats + 2):
         ranks.synchronize()
         began = time.perf_counter()
         collective()
         ranks.synchronize()
-        took.append(time.perf_counter() - began)
-    return max(ranks.gather(statistics.median(took[2:])))
+        seconds.append(time.perf_counter() - began)
+    return max(ranks.gather(statistics.median(seconds[2:])))
 
 
 # Comparing
 
 
 def summary(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
-    """Lines: all that the largest group of equal ranks sees, then for every other group what it sees otherwise."""
+    """Lines: all that the largest group of equal ranks sees, then what every other group sees differently."""
     groups: dict[tuple, list[int]] = {}
     for rank, report in enumerate(reports):
         groups.setdefault(tuple(report.items()), []).append(rank)
-    (common, first), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
+    (common, largest), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
     width = max(len(subject) for subject, _ in common)
-    lines = [f"{_who(first, hosts)}:", *(f"  {subject:{width}}  {value}" for subject, value in common)]
+    lines = [f"{_ranks(largest, hosts)}:", *(f"  {subject:{width}}  {value}" for subject, value in common)]
     for report, group in others[:SHOWN]:
-        lines.append(f"{_who(group, hosts)}, where it differs:")
+        lines.append(f"{_ranks(group, hosts)}, where it differs:")
         lines += [f"  {subject:{width}}  {value}" for subject, value in report if dict(common).get(subject) != value]
     return lines + [f"and {len(others) - SHOWN} more such groups"] * (len(others) > SHOWN)
 
 
 def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
-    """For each subject that ranks see differently, or that is wrong: which ranks see what."""
-    found = []
+    """Each subject that ranks see differently, or that is wrong, with the ranks that see each value."""
+    faults = []
     for subject in dict.fromkeys(subject for report in reports for subject in report):
         values: dict[str, list[int]] = {}
         for rank, report in enumerate(reports):
             values.setdefault(report.get(subject, "missing"), []).append(rank)
         if len(values) > 1 or next(iter(values)).startswith(FAULTS):
-            named = sorted(values.items(), key=lambda item: -len(item[1]))[:SHOWN]
+            shown = sorted(values.items(), key=lambda item: -len(item[1]))[:SHOWN]
             more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
-            found.append(f"{subject}: " + ", ".join(f"{value} on {_who(who, hosts)}" for value, who in named) + more)
-    return found
+            faults.append(f"{subject}: {', '.join(f'{v} on {_ranks(group, hosts)}' for v, group in shown)}{more}")
+    return faults
 
 
-def _who(group: Sequence[int], hosts: Sequence[str]) -> str:
+def _ranks(group: Sequence[int], hosts: Sequence[str]) -> str:
     names = list(dict.fromkeys(hosts[rank] for rank in group))
     shown = ", ".join(names[:SHOWN]) + (f", ... {len(names)} hosts" if len(names) > SHOWN else "")
-    who = ranks_of(group)
-    if len(who) > LONGEST:
-        who = f"{who[:LONGEST].rpartition(',')[0]}, ... {len(group)} in all"
-    return f"{who} ({shown})"
+    numbers = ranks_of(group)
+    if len(numbers) > LONGEST:
+        numbers = f"{numbers[:LONGEST].rpartition(',')[0]}, ... {len(group)} in all"
+    return f"{numbers} ({shown})"

@@ -1,4 +1,4 @@
-"""The data benchmark: its figures are there, and the loops it compares with give the same answers."""
+"""The data benchmark: it prints its figures, and the loops that it compares with give the same answers."""
 
 import json
 import math
@@ -14,21 +14,21 @@ BENCH = [ROOT / "scripts" / "bench_data.py", "--questions", "20", "--answers", "
 def test_figures_of_a_small_run(tmp_path):
     done = run_script(*BENCH, "--json", str(tmp_path / "figures.json"))  # of the quick start's data and encoder
     figures = json.loads((tmp_path / "figures.json").read_text())
-    made, decoded = figures["preparation"], figures["decoding"]
-    assert (made["questions"], decoded["questions"]) == (20, 10)
-    assert made["windows"] >= 20
+    prepared, decoded = figures["preparation"], figures["decoding"]
+    assert (prepared["questions"], decoded["questions"]) == (20, 10)
+    assert prepared["windows"] >= 20
     assert decoded["same_answers"]
     assert decoded["exact_match"] >= 80  # the logits favour the right answers
-    for one in (
-        made["building"],
-        made["bare_tokenizer"],
-        made["second_start"],
+    for figure in (
+        prepared["building"],
+        prepared["bare_tokenizer"],
+        prepared["second_start"],
         decoded["vectorised"],
         decoded["vectorised_n_best"],
         decoded["loops_with_records"],
         decoded["loops_with_tuples"],
     ):
-        assert math.isfinite(one["seconds"])
+        assert math.isfinite(figure["seconds"])
     assert "decoding" in done.stdout
 
 

@@ -1,6 +1,6 @@
-"""The profile of an update: its ranking by hand, from events with given times; of real ones, how often each is called.
+"""The profile of an update: the ranking of events with given times; in a real profile, the calls of each operation.
 
-Nothing here depends on how long anything takes.
+No test depends on how long anything takes.
 """
 
 import io
@@ -14,14 +14,14 @@ from rich.console import Console
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from swep_ds.benchmarks import profile as hot_spots
+from swep_ds.benchmarks import profile
 from swep_ds.benchmarks.profile import SHOWN, rank_events
 from swep_ds.errors import InputError
 from swep_ds.ranks import group as distributed
 
 
 def event(key: str, kind: DeviceType, microseconds: float, count: int = 4, annotation: bool = False) -> SimpleNamespace:
-    """As the profiler sums them up: on a GPU, `self_cpu_time_total` of a kernel is 0."""
+    """An event as the profiler sums them up: on a GPU, `self_cpu_time_total` of a kernel is 0."""
     times = {"self_cpu_time_total": 0.0, "self_device_time_total": 0.0}
     times["self_device_time_total" if kind == DeviceType.CUDA else "self_cpu_time_total"] = microseconds
     return SimpleNamespace(key=key, device_type=kind, count=count, is_user_annotation=annotation, **times)
@@ -87,7 +87,7 @@ def test_a_real_updates_operations_are_counted():
         for _ in range(2):
             torch.addmm(bias, left, left)
 
-    rows = hot_spots.hot_spots(update, 4)
+    rows = profile.profile_updates(update, 4)
     assert len(calls) == 5  # one to warm up
     assert len(rows) <= SHOWN  # all of them, whatever each took
     counted = {row["name"]: row["calls"] for row in rows}
@@ -112,17 +112,17 @@ def test_on_a_gpu_its_kernels_are_recorded_after_a_wait_for_the_device(monkeypat
         def key_averages(self):
             return [event("gemm", DeviceType.CUDA, 600.0)]
 
-    monkeypatch.setattr(hot_spots, "profile", Profiler)
+    monkeypatch.setattr(profile, "profile", Profiler)
     monkeypatch.setattr(distributed, "device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(distributed, "synchronize", lambda: steps.append("wait"))
-    [row] = hot_spots.hot_spots(lambda: steps.append("update"), 2)
+    [row] = profile.profile_updates(lambda: steps.append("update"), 2)
     assert row["name"] == "gemm"
     assert steps == ["update", "wait", "record", "update", "update", "wait", "end"]
 
 
 def test_the_table_shows_names_as_they_are():
     console = Console(width=170, record=True, file=io.StringIO())
-    console.print(hot_spots.table("mle", rank_events([operation("slow [x]", 2000.0)], 2, on_gpu=False)))
+    console.print(profile.table("mle", rank_events([operation("slow [x]", 2000.0)], 2, on_gpu=False)))
     text = " ".join(console.export_text().split())  # the title is broken over lines
-    assert "mle: operations by their own time, 1.0 ms of an update in all" in text
+    assert "mle: operations by their own time, 1.0 ms per update in total" in text
     assert "slow [x]" in text

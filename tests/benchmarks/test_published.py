@@ -39,22 +39,22 @@ def test_loss_and_gradient_are_those_of_the_formulas(published):
     torch.manual_seed(5)
     torch.testing.assert_close(published(windows), expected)
     parameters = [p for p in published.parameters() if p.grad is not None]
-    for own, other in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
-        torch.testing.assert_close(own.grad, other)
+    for parameter, gradient in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
 
 
 def test_its_batches_are_the_same_windows_each_padded_to_its_own_longest():
     [batches] = ranks(windows(60), micro=4)
-    made = random_batches(batches)
+    random = random_batches(batches)
     numbers = range(batches.updates_per_epoch)
-    rows = np.concatenate([made[number].sample_id for number in numbers])
+    rows = np.concatenate([random[number].sample_id for number in numbers])
     assert sorted(rows) == list(range(60))
     assert rows.tolist() != np.concatenate([batches.windows(number) for number in numbers]).tolist()
     for number in numbers:
-        one = made[number]
-        assert one.input_ids.shape == (4, max(batches.lengths[row] for row in one.sample_id))
+        rows = random[number].sample_id
+        assert random[number].input_ids.shape == (4, max(batches.lengths[row] for row in rows))
 
     def padding(of) -> float:
         return 1 - sum(of[k].attention_mask.sum() for k in numbers) / sum(of[k].input_ids.numel() for k in numbers)
 
-    assert padding(made) > padding(batches)
+    assert padding(random) > padding(batches)

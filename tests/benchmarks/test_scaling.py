@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from swep_ds.benchmarks.breakdown import PARTS
-from swep_ds.benchmarks.scaling import COUNTS, WAYS, Cluster, predict, tables, volumes
+from swep_ds.benchmarks.scaling import COUNTS, SCHEDULES, Cluster, predict, tables, volumes
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare
 
 SCRIPT = ROOT / "tests" / "support" / "loop_costs.py"
-BY_NAME = {way.name: way for way in WAYS}
+BY_NAME = {schedule.name: schedule for schedule in SCHEDULES}
 # the stop vote is in the host's memory; the kernel's plain PyTorch version, which no GPU with Triton runs, looks for
 # real tokens
 KNOWN = {"vote.py", "torch_impl.py"}
@@ -27,21 +27,21 @@ def between_logged_updates(loop: dict) -> set[str]:
 
 @pytest.mark.slow
 def test_what_two_ranks_send_and_where_their_loop_spends_its_time(tmp_path):
-    out = tmp_path / "found.json"
+    out = tmp_path / "figures.json"
     run_script(SCRIPT, str(out), str(prepare(tmp_path)), str(ds_config(tmp_path, 2)), ranks=2)
-    found = json.loads(out.read_text())
-    assert len(found["traffic"]) == 8
-    for stage, way, live, parameters, sent, calls in found["traffic"]:
-        case = f"ZeRO-{stage}, {way}, {live}"
-        expected = volumes(stage, BY_NAME[way], parameters, 4, live or 10**9)
-        # what is left are norms, and at ZeRO-3 the weights that are too small to be spread
+    figures = json.loads(out.read_text())
+    assert len(figures["traffic"]) == 8
+    for stage, schedule, live, parameters, sent, calls in figures["traffic"]:
+        case = f"ZeRO-{stage}, {schedule}, {live}"
+        expected = volumes(stage, BY_NAME[schedule], parameters, 4, live or 10**9)
+        # the rest are norms, and at ZeRO-3 the weights that are too small to be partitioned
         assert {name for name, size in sent.items() if size > 0.01 * 4 * parameters} == set(expected), case
         for name, size in expected.items():
             # a weight that its neighbour in the backward uses again is not gathered twice; parts are padded
             assert sent[name] == pytest.approx(size, rel=0.05 if stage == 3 else 1e-3), (case, name)
         assert set(calls) == set(sent)
 
-    loop = found["loop"]
+    loop = figures["loop"]
     assert set(loop["shares"]) == set(PARTS)
     assert sum(loop["shares"].values()) == pytest.approx(1)
     # SWEP in split execution at ZeRO-2: gradients twice, weights once, and a norm
@@ -56,7 +56,7 @@ def test_what_two_ranks_send_and_where_their_loop_spends_its_time(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nothing_of_this_package_waits_for_the_gpu_between_logged_updates(tmp_path):
-    out = tmp_path / "found.json"
+    out = tmp_path / "figures.json"
     command = [sys.executable, str(SCRIPT), str(out), str(prepare(tmp_path)), str(ds_config(tmp_path, 2))]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
     loop = json.loads(out.read_text())["loop"]
@@ -78,9 +78,9 @@ def test_times_are_those_of_rings():
 def test_split_execution_pays_twice_at_stage_2_and_nothing_at_stages_0_and_1():
     split, joint = BY_NAME["swep:split"], BY_NAME["swep:joint"]
 
-    def sent(stage, way, live=10**9):
+    def sent(stage, schedule, live=10**9):
         times = {"all_reduce": 2}
-        return sum(times.get(name, 1) * size for name, size in volumes(stage, way, 100, 2, live).items())
+        return sum(times.get(name, 1) * size for name, size in volumes(stage, schedule, 100, 2, live).items())
 
     assert [sent(stage, split) for stage in range(4)] == [400, 600, 1000, 800]
     assert [sent(stage, joint) for stage in range(4)] == [400, 600, 600, 400]
@@ -95,11 +95,11 @@ def test_the_model_covers_all_and_says_what_it_assumes():
     for row in rows:
         assert row["bytes_sent"] >= 0
         assert 0 < row["efficiency"] <= 1
-        assert row["compute_seconds"] == pytest.approx(job["flops"][row["way"]] / (989e12 * 0.4))
+        assert row["compute_seconds"] == pytest.approx(job["flops"][row["schedule"]] / (989e12 * 0.4))
         if row["ranks"] == 1:
             assert row["efficiency"] == 1
-    [one] = [r["bytes_sent"] for r in rows if (r["stage"], r["way"], r["ranks"]) == (0, "mle", 1024)]
-    assert one == pytest.approx(2 * 220e6 * 1023 / 1024)
+    [sent] = [r["bytes_sent"] for r in rows if (r["stage"], r["schedule"], r["ranks"]) == (0, "mle", 1024)]
+    assert sent == pytest.approx(2 * 220e6 * 1023 / 1024)
     text, _ = tables(job, rows)
     assert all(name in text for name in Cluster.__dataclass_fields__)
     in_fp32 = predict(job | {"precision": "fp32"})[0]["compute_seconds"]

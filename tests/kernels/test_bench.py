@@ -63,7 +63,7 @@ def test_what_a_benchmark_says_of_the_aims():
     ]
 
 
-def test_host_times_of_every_way():
+def test_host_times_of_every_entry_point():
     times = bench.host_times("cpu", rounds=1, calls=1)
     assert set(times) == {"least", "perturb", "operator"}
     for row in times.values():

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Nothing here has a stand-in: without a GPU these tests are skipped."""
+"""What only a GPU can show. Without a GPU these tests are skipped."""
 
 import os
 import subprocess
@@ -47,13 +47,13 @@ torch.save(triton_impl.forward(*tensors, *settings) + triton_impl.backward(*grad
 def test_the_interpreter_agrees(tmp_path):
     tensors = [x.detach() for x in batch(2, 5, 96, torch.float32)]
     grads, settings = [torch.randn(2, 5, 96, device="cuda"), torch.randn(2, 5, device="cuda")], (2**40 + 1, 3, 0.1)
-    given, found = tmp_path / "given", tmp_path / "found"
+    given, results = tmp_path / "given", tmp_path / "results"
     torch.save(([x.cpu() for x in tensors], [x.cpu() for x in grads], settings), given)
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", INTERPRET, str(given), str(found)], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", INTERPRET, str(given), str(results)], env=environment, check=True)
     settings = (*settings, MODES["learned"])
-    here = triton_impl.forward(*tensors, *settings) + triton_impl.backward(*grads, *tensors, *settings)
-    for got, want in zip(here, torch.load(found), strict=True):
+    on_gpu = triton_impl.forward(*tensors, *settings) + triton_impl.backward(*grads, *tensors, *settings)
+    for got, want in zip(on_gpu, torch.load(results), strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-3)
 
 
@@ -110,10 +110,10 @@ def test_compiled_agrees_with_eager(mode):
     compiled = torch.compile(loss, fullgraph=True, mode=mode)
     for number in range(4):
         draw = torch.tensor(number, device="cuda")
-        found, expected = compiled(draw).clone(), loss(draw)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-        found = [g.clone() for g in torch.autograd.grad(compiled(draw), (embeddings, params))]
-        for got, want in zip(found, torch.autograd.grad(expected, (embeddings, params)), strict=True):
+        results, expected = compiled(draw).clone(), loss(draw)
+        torch.testing.assert_close(results, expected, rtol=1e-5, atol=0)
+        results = [g.clone() for g in torch.autograd.grad(compiled(draw), (embeddings, params))]
+        for got, want in zip(results, torch.autograd.grad(expected, (embeddings, params)), strict=True):
             torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-7)
 
 

@@ -33,15 +33,16 @@ def test_pytorch_can_be_forced(monkeypatch):
     assert implementation("cuda", torch.bfloat16) is torch_impl
 
 
-def test_an_unknown_choice_is_refused(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "trition")
-    with pytest.raises(ValueError, match="must be auto, torch or triton; got 'trition'"):
-        implementation("cpu", torch.float32)
-
-
-def test_triton_cannot_be_forced_into_float64(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "triton")
-    with pytest.raises(RuntimeError, match="float64"):
+@pytest.mark.parametrize(
+    ("choice", "error", "message"),
+    [
+        ("trition", ValueError, "must be auto, torch or triton; got 'trition'"),
+        ("triton", RuntimeError, "the Triton kernels compute in float32"),
+    ],
+)
+def test_a_choice_that_cannot_be_met_is_refused(monkeypatch, choice, error, message):
+    monkeypatch.setenv(VARIABLE, choice)
+    with pytest.raises(error, match=message):
         implementation("cuda", torch.float64)
 
 

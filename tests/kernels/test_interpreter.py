@@ -1,4 +1,4 @@
-"""Triton fixes at import whether it interprets, so the interpreter gets a process of its own."""
+"""Triton decides at import whether it interprets, so the interpreter runs in a process of its own."""
 
 import os
 import subprocess

@@ -23,12 +23,12 @@ DOCUMENTATION = (run_script.ROOT / "docs/kernels.md").read_text()
 
 def rows(text, *names):
     """The cells of a table's rows that begin with one of `names`."""
-    found = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line] for line in found if line[0].strip() in names]
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line] for line in lines if line[0].strip() in names]
 
 
 def documented():
-    """Skips where another Triton than the one of the documentation compiles."""
+    """Skips the test if this is not the version of Triton that the documentation is about."""
     version = re.search(r"Triton (\d+\.\d+)", DOCUMENTATION).group(1)
     if not triton.__version__.startswith(f"{version}."):
         pytest.skip(f"the documentation is about Triton {version}")
@@ -61,9 +61,9 @@ def test_the_documentation_quotes_the_report(report):
 
 
 @pytest.mark.slow
-def test_the_documentation_quotes_the_ladder():
+def test_the_documentation_quotes_the_noise_ablation():
     documented()
-    names = (*aot.ladder.RUNGS, aot.ladder.RANDN)
+    names = (*aot.noise_ablation.VARIANTS, aot.noise_ablation.RANDN)
     quoted = rows(DOCUMENTATION, *names)
     code, printed, _ = run_script.run("kernel_report", "--ladder", "--arch", "sm_90")
     assert code == 0
@@ -105,9 +105,9 @@ def test_inputs_strided_in_every_dimension_compile():
 def test_what_changes_from_call_to_call_does_not_compile_a_kernel_anew():
     for kernel in (triton_kernels.perturb_forward, triton_kernels.perturb_backward, triton_kernels.philox_words):
         varying = (*KEY, "k0", "k1", "T", "mask_n", "grad_kl_n")
-        found = [p for p in kernel.params if p.name in varying]
-        assert found
-        assert all(p.do_not_specialize for p in found)
+        parameters = [p for p in kernel.params if p.name in varying]
+        assert parameters
+        assert all(p.do_not_specialize for p in parameters)
 
 
 @pytest.mark.slow

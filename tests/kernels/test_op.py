@@ -44,9 +44,9 @@ def test_compiles_into_one_graph_and_does_not_recompile_for_each_draw(as_tensor)
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
     for draw in range(1, 6):
         key = torch.tensor(draw) if as_tensor else draw
-        found, expected = compiled(key), loss(key)
-        assert torch.equal(found, expected)
-        gradients = (torch.autograd.grad(x, (embeddings, params)) for x in (found, expected))
+        result, expected = compiled(key), loss(key)
+        assert torch.equal(result, expected)
+        gradients = (torch.autograd.grad(x, (embeddings, params)) for x in (result, expected))
         for got, want in zip(*gradients, strict=True):
             assert torch.equal(got, want)
     assert len(compiles) <= 2  # one for a constant integer, one for any

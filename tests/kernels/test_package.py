@@ -42,11 +42,11 @@ def test_a_checkout_on_the_path_does_not_shadow_another_package_called_kernels(t
     other.parent.mkdir()
     other.write_text("")
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", "import kernels; print(kernels.__file__)"],
         env=env,
         cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
     )
-    assert found.stdout.strip() == str(other), found.stderr
+    assert ended.stdout.strip() == str(other), ended.stderr

@@ -23,7 +23,7 @@ class CountCopies(TorchDispatchMode):
 
 
 def batch(n=3, t=7, d=16, dtype=torch.float32, seed=0, masked=True):
-    """Embeddings, params near the prior, mask with some padding, sample ids that are no range."""
+    """Embeddings, params near the prior, mask with some padding, sample ids that do not count up."""
     generator = torch.Generator().manual_seed(seed)
     embeddings = torch.randn(n, t, d, generator=generator, dtype=torch.float64).to(dtype)
     params = 0.5 * torch.randn(n, t, 2 * d, generator=generator, dtype=torch.float64).to(dtype)
@@ -58,9 +58,9 @@ def test_float64_matches_numpy(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_low_precision_is_as_good_as_rounding_once(mode, dtype):
     inputs = batch(d=64, dtype=dtype)
-    found = run(*inputs, mode)
-    assert [x.dtype for x in found] == [dtype, torch.float32]
-    reference.assert_accurate(found, expected(*inputs, mode))
+    results = run(*inputs, mode)
+    assert [x.dtype for x in results] == [dtype, torch.float32]
+    reference.assert_accurate(results, expected(*inputs, mode))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -84,9 +84,9 @@ def test_kl_is_zero_at_the_prior_and_8_35_per_dimension_at_default_initialisatio
     assert run(embeddings, params, mask, sample_ids, "prior")[1].abs().max() == 0
 
 
-def assert_same(found, wanted):
-    """The same noise: only the last bits of log, sine and cosine may hang on where a number lies in a tensor."""
-    for got, want in zip(found, wanted, strict=True):
+def assert_same(results, wanted):
+    """The same noise: only the last bits of log, sine and cosine may depend on where a number is in a tensor."""
+    for got, want in zip(results, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""The scripts around the kernels: bad arguments end in one line and exit code 2, good ones in tables and files."""
+"""The scripts around the kernels: bad arguments give one line and exit code 2, good ones tables and files."""
 
 import json
 import math
@@ -79,7 +79,7 @@ def test_the_benchmark_on_a_cpu(tmp_path):
 
 
 def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
-    """With made-up times: the script needs no GPU to choose and to print."""
+    """With invented times: the script needs no GPU to choose and to print."""
     pytest.importorskip("triton")
     from swep_ds.kernels import triton_impl
 
@@ -95,8 +95,8 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
         line = tune.entry("backward", 768, 8, torch.device("cpu"), "a GPU")
         return eval("{" + line + "\n}", {"Tile": tiles.Tile}), line
 
-    found, line = choose(tiles.Tile(8, 64, 2), 0.5)
-    assert found == {("sm_90", "backward", 768): tiles.Tile(8, 64, 2)}
+    entry, line = choose(tiles.Tile(8, 64, 2), 0.5)
+    assert entry == {("sm_90", "backward", 768): tiles.Tile(8, 64, 2)}
     assert line.endswith("# a GPU: 5.0 us, was 10.0")
     # not worth a change
     assert choose(tiles.Tile(8, 64, 2), 0.99)[0] == {("sm_90", "backward", 768): tiles.default(768, 32)}

@@ -11,14 +11,14 @@ from swep_ds.kernels import tiles
     itemsize=st.sampled_from([2, 4]),
 )
 def test_a_tile_for_every_width(d, warp_size, itemsize):
-    found = tile("an architecture of tomorrow", "forward", d, itemsize, warp_size)
-    for number in found:
+    shape = tile("an architecture of tomorrow", "forward", d, itemsize, warp_size)
+    for number in shape:
         assert number >= 1
         assert number & (number - 1) == 0
-    assert found.rows * found.cols <= 8 * warp_size * found.warps
-    trips = -(-d // 4 // found.cols)
-    assert trips == 1 or found.cols >= 4
-    assert trips * found.cols < 2 * (d // 4) + found.cols
+    assert shape.rows * shape.cols <= 8 * warp_size * shape.warps
+    trips = -(-d // 4 // shape.cols)
+    assert trips == 1 or shape.cols >= 4
+    assert trips * shape.cols < 2 * (d // 4) + shape.cols
 
 
 def test_768_is_walked_without_idle_lanes():
@@ -34,10 +34,10 @@ def test_a_measured_tile_comes_first(monkeypatch):
 
 
 def test_measured_tiles_are_tiles_a_kernel_can_run_with():
-    for (arch, direction, d), found in tiles.MEASURED.items():
+    for (arch, direction, d), shape in tiles.MEASURED.items():
         assert arch.startswith(("sm_", "gfx"))
         assert direction in ("forward", "backward")
         assert d % 4 == 0
-        for number in found:
+        for number in shape:
             assert number >= 1
             assert number & (number - 1) == 0

@@ -1,6 +1,7 @@
-"""The Triton kernels: on a GPU where there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
+"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
 
 import os
+from itertools import product
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ SIGNED_SEED = SEED - 2**64
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
-    """PyTorch fills what `torch.empty` returns with NaN, so that an element nobody writes shows."""
+    """PyTorch fills what `torch.empty` returns with NaN, so that an element that is never written shows."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -53,26 +54,26 @@ def doubles(tensors):
     return tuple(x.double() if x.is_floating_point() else x for x in tensors)
 
 
-def assert_close(found, exact, low):
+def assert_close(results, exact, low):
     """Within twice the error of PyTorch in the same precision (reference.assert_accurate)."""
     if DEVICE == "cpu":
         # the interpreter cuts to bfloat16 where a GPU rounds: give back that last place
-        cut = [x is not None and x.dtype == torch.bfloat16 for x in found]
-        found = [torch.where((x - w).abs() <= w.abs() * 2**-7, w.to(x.dtype), x) if c else x
-                 for c, x, w in zip(cut, found, exact, strict=True)]  # fmt: skip
-        reference.assert_accurate(found, exact, low)
+        cut = [x is not None and x.dtype == torch.bfloat16 for x in results]
+        results = [torch.where((x - w).abs() <= w.abs() * 2**-7, w.to(x.dtype), x) if c else x
+                 for c, x, w in zip(cut, results, exact, strict=True)]  # fmt: skip
+        reference.assert_accurate(results, exact, low)
     else:
         # the hardware's log2 has an absolute error, and a normal of a small radius with it
-        reference.assert_accurate(found, exact, low, atol=1e-3)
-        for got, want, rough in zip(found, exact, low, strict=True):
+        reference.assert_accurate(results, exact, low, atol=1e-3)
+        for got, want, rough in zip(results, exact, low, strict=True):
             if want is not None:
                 errors = [(x.double() - want).abs().mean() for x in (got, rough, want.to(got.dtype))]
                 assert errors[0] <= 2 * max(errors[1:]) + 2e-6 * want.abs().max()
 
 
-def assert_same(found, expected):
-    """Bit for bit on a GPU; the interpreter computes with NumPy, whose last bit may hang on the shape of an array."""
-    for got, want in zip(found, expected, strict=True):
+def assert_same(results, expected):
+    """Bit for bit on a GPU; the interpreter computes with NumPy, whose last bit may depend on the shape of an array."""
+    for got, want in zip(results, expected, strict=True):
         if DEVICE == "cuda" or want is None:
             assert (got is None and want is None) or torch.equal(got, want)
         else:
@@ -92,19 +93,20 @@ def test_words_match_numpy(rounds):
         assert got.tolist() == want.tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [*product(MODES, (torch.float32, torch.bfloat16)), ("learned", torch.float16)]
+)
 def test_all_modes_match_float64(mode, dtype):
     inputs, grads = batch(dtype=dtype)
-    found = run(triton_impl, inputs, grads, mode)
+    results = run(triton_impl, inputs, grads, mode)
     exact = run(torch_impl, doubles(inputs), doubles(grads), mode)
-    assert_close(found, exact, run(torch_impl, inputs, grads, mode))
+    assert_close(results, exact, run(torch_impl, inputs, grads, mode))
     live = inputs[2]
-    for result in found:
+    for result in results:
         assert result is None or result[~live].abs().sum() == 0
 
 
-@pytest.mark.parametrize(("n", "t", "d"), [(1, 1, 4), (2, 5, 12), (2, 3, 100), (2, 3, 768), (1, 2, 8192)])
+@pytest.mark.parametrize(("n", "t", "d"), [(1, 1, 4), (2, 3, 100), (2, 3, 768), (1, 2, 8192)])
 def test_widths(n, t, d):
     inputs, grads = batch(n, t, d)
     exact = run(torch_impl, doubles(inputs), doubles(grads))
@@ -121,10 +123,10 @@ def test_empty_batches(shape):
 def test_noise_does_not_depend_on_the_tile():
     inputs, grads = batch(d=48)
     usual = run(triton_impl, inputs, grads)
-    for rows, cols, warps in ((2, 8, 1), (4, 4, 4)):  # ragged ends of rows and of columns, and loops
-        other = run(triton_impl, inputs, grads, BLOCK_ROWS=rows, BLOCK_COLS=cols, num_warps=warps)
-        assert_same((other[0], *other[2:]), (usual[0], *usual[2:]))
-        torch.testing.assert_close(other[1], usual[1], rtol=1e-5, atol=1e-5)  # summed in another order
+    # ragged ends of rows and of columns, and loops
+    other = run(triton_impl, inputs, grads, BLOCK_ROWS=2, BLOCK_COLS=8, num_warps=1)
+    assert_same((other[0], *other[2:]), (usual[0], *usual[2:]))
+    torch.testing.assert_close(other[1], usual[1], rtol=1e-5, atol=1e-5)  # summed in another order
 
 
 def test_noise_follows_the_sample_not_the_batch():
@@ -161,8 +163,8 @@ def test_masked_rows_are_not_read(mode):
     usual = run(triton_impl, (embeddings, params, live, ids), grads, mode)
     for tensor in (embeddings, params, *grads):
         tensor[~live] = float("nan")
-    found = run(triton_impl, (embeddings, params, live.long() * 5, ids), grads, mode)
-    for got, want in zip(found, usual, strict=True):
+    results = run(triton_impl, (embeddings, params, live.long() * 5, ids), grads, mode)
+    for got, want in zip(results, usual, strict=True):
         assert (got is None and want is None) or torch.equal(got, want)
         assert got is None or got[~live].abs().sum() == 0
 
@@ -195,37 +197,26 @@ def test_strides_do_not_matter():
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="test_cuda.py does this in real memory")
-@pytest.mark.parametrize(
-    ("which", "strides"),
-    [
-        ("embeddings", (3, 1, 70_000_000)),
-        ("params", (2**30 + 64, 64, 1)),
-        ("mask", (1, 2**30 + 3)),
-        ("ids", (2**30 + 1,)),
-        ("grad", (64, 2**30 + 192, 1)),
-        ("grad_kl", (2**30 + 3, 1)),
-    ],
-)
-def test_offsets_beyond_32_bits(tmp_path, which, strides):
-    """Strided over a sparse file, of which only the touched pages exist; no stride is beyond 32 bits itself."""
-    (embeddings, params, mask, ids), (g, k) = batch(3, 3)
-    tensors = {"embeddings": embeddings, "params": params, "mask": mask, "ids": ids, "grad": g, "grad_kl": k}
-    usual = run(triton_impl, list(tensors.values())[:4], (g, k))
-    x = tensors[which]
-    size = 1 + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True))
-    assert size > 2**31
-    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=size, dtype=x.dtype)
-    tensors[which] = torch.as_strided(storage, x.shape, strides).copy_(x)
-    found = run(triton_impl, list(tensors.values())[:4], (tensors["grad"], tensors["grad_kl"]))
-    assert_same(found, usual)
+def test_offsets_beyond_32_bits(tmp_path):
+    """Strided over sparse files, of which only the touched pages exist; no stride is beyond 32 bits itself."""
+    inputs, grads = batch(3, 3)
+    strides = [(3, 1, 70_000_000), (2**30 + 64, 64, 1), (1, 2**30 + 3), (2**30 + 1,)]  # embeddings, params, mask, ids
+    strides += [(64, 2**30 + 192, 1), (2**30 + 3, 1)]  # gradients of both outputs
+    strided = []
+    for number, (x, steps) in enumerate(zip([*inputs, *grads], strides, strict=True)):
+        size = 1 + sum((length - 1) * step for length, step in zip(x.shape, steps, strict=True))
+        assert size > 2**31
+        storage = torch.from_file(str(tmp_path / f"sparse{number}"), shared=True, size=size, dtype=x.dtype)
+        strided.append(torch.as_strided(storage, x.shape, steps).copy_(x))
+    assert_same(run(triton_impl, strided[:4], strided[4:]), run(triton_impl, inputs, grads))
 
 
 def test_mixed_dtypes_as_under_autocast():
     (embeddings, params, mask, ids), grads = batch()
     mixed = (embeddings, params.bfloat16(), mask, ids)
-    found, low = run(triton_impl, mixed, grads), run(torch_impl, mixed, grads)
-    assert [x.dtype for x in found] == [x.dtype for x in low]
-    assert_close(found, run(torch_impl, doubles(mixed), doubles(grads)), low)
+    results, low = run(triton_impl, mixed, grads), run(torch_impl, mixed, grads)
+    assert [x.dtype for x in results] == [x.dtype for x in low]
+    assert_close(results, run(torch_impl, doubles(mixed), doubles(grads)), low)
 
 
 def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
@@ -234,19 +225,19 @@ def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
     (embeddings, params, mask, ids), grads = batch()
     leaves = embeddings.requires_grad_(), params.requires_grad_()
     outputs = perturb(*leaves, mask, ids, seed=SEED, draw=DRAW, prior_variance=ALPHA)
-    found = outputs + torch.autograd.grad(outputs, leaves, grads)
+    results = outputs + torch.autograd.grad(outputs, leaves, grads)
     implementation.cache_clear()
     inputs = (embeddings.detach(), params.detach(), mask, ids)
-    assert_same(found, run(triton_impl, inputs, grads))
+    assert_same(results, run(triton_impl, inputs, grads))
 
 
-def test_the_rungs_of_the_ladder_compute_the_same_kl():
-    from swep_ds.kernels.tools.ladder import rungs
+def test_the_variants_of_the_noise_ablation_compute_the_same_kl():
+    from swep_ds.kernels.tools.noise_ablation import variants
 
     (embeddings, params, mask, ids), grads = batch(1, 2)
     mask = torch.ones_like(mask)
     usual = run(triton_impl, (embeddings, params, mask, ids), grads)
-    for name, call in rungs(embeddings, params, mask, ids, ALPHA).items():
+    for name, call in variants(embeddings, params, mask, ids, ALPHA).items():
         perturbed, kl = call()
         torch.testing.assert_close(kl, usual[1], rtol=1e-5, atol=1e-5, msg=name)
         assert perturbed.isfinite().all(), name

@@ -8,7 +8,7 @@ from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.planning.activations import Search, count_activations
+from swep_ds.planning.activations import Generation, count_activations
 from swep_ds.recipe import TrainSection
 from tests.support import tiny_batches, tiny_models
 
@@ -64,19 +64,19 @@ def test_split_holds_one_pass_and_joint_both():
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("mle", "swep", "ssmba")])
 def test_every_method_can_be_counted(method):
-    passes = 2 if method == "r_drop" else 1  # both are compared, so that they share a micro-step
-    one = count("bert").plain
-    assert 0.95 * passes * one < count("bert", method).plain < 1.2 * passes * one
+    passes = 2 if method == "r_drop" else 1  # its passes are compared, so they share a micro-step
+    single = count("bert").plain
+    assert 0.95 * passes * single < count("bert", method).plain < 1.2 * passes * single
 
 
 def test_half_precision_takes_half():
-    one, half = (
+    full, half = (
         count_activations(
             objective("bert", "mle", "meta", **WIDE), windows("bert"), TrainSection(precision=p), on_gpu=False
         )
         for p in ("fp32", "bf16")
     )
-    assert 0.5 * one.plain < half.plain < 0.65 * one.plain  # dropout's masks and the loss stay
+    assert 0.5 * full.plain < half.plain < 0.65 * full.plain  # dropout's masks and the loss stay
 
 
 def test_fused_attention_keeps_no_probabilities():
@@ -87,12 +87,12 @@ def test_fused_attention_keeps_no_probabilities():
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])
 def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer(architecture):
-    one = count(architecture)
+    two = count(architecture)
     N, T, hidden = len(LENGTHS), max(LENGTHS), 16
-    assert 2 * N * T * hidden * 4 < one.checkpointed < one.plain
+    assert 2 * N * T * hidden * 4 < two.checkpointed < two.plain
     deeper = objective(architecture, "mle", "meta", num_hidden_layers=6, num_layers=6, num_decoder_layers=6)
     six = count_activations(deeper, windows(architecture), TrainSection(), on_gpu=False)
-    assert six.plain - one.plain > 5 * (six.checkpointed - one.checkpointed)
+    assert six.plain - two.plain > 5 * (six.checkpointed - two.checkpointed)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])
@@ -112,9 +112,10 @@ def test_autocast_copies_every_weight_once(architecture, method):
 def test_an_answer_keeps_what_generation_really_caches(architecture):
     batch = tiny_batches.generative((40,))
     model = tiny_models.model(architecture)
-    how = {"num_beams": 4, "max_new_tokens": 6, "min_new_tokens": 6, "return_dict_in_generate": True}
-    cache = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **how).past_key_values
+    generation = {"num_beams": 4, "max_new_tokens": 6, "min_new_tokens": 6, "return_dict_in_generate": True}
+    output = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **generation)
+    cache = output.past_key_values
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
     made, settings = objective(architecture, device="meta"), TrainSection()
-    counted = count_activations(made, windows(architecture), settings, on_gpu=False, search=Search(40, 6, 4))
+    counted = count_activations(made, windows(architecture), settings, on_gpu=False, generation=Generation(40, 6, 4))
     assert counted.answer == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)

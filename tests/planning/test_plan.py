@@ -1,4 +1,4 @@
-"""--plan: what it says about data, memory and the ds_config to take, and about what cannot be known."""
+"""--plan: what it prints about data, memory and the ds_configs that fit, and about what cannot be known."""
 
 import json
 import re
@@ -20,8 +20,7 @@ from tests.support.tiny_run import prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
 SHIPPED = ROOT / "ds_configs"
-CONFIGS = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]
-T5_11B, DEBERTA_XXLARGE = CONFIGS["t5-11b"], CONFIGS["deberta-v2-xxlarge"]
+T5_11B = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]["t5-11b"]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def said(capsys, folder: Path, devices: Devices, *overrides: str, ds_config: str | None = None) -> str:
+def printed(capsys, folder: Path, devices: Devices, *overrides: str, ds_config: str | None = None) -> str:
     recipe = Recipe.load(str(folder / "recipe.yaml"), list(overrides))
     plan(recipe, devices, ds_config, SHIPPED, ["--recipe", "tiny"])
     return capsys.readouterr().out
@@ -42,7 +41,9 @@ def gpus(count: int, mib: float) -> Devices:
 
 
 def test_parameters_updates_and_tokens(capsys, folder):
-    text = said(capsys, folder, gpus(2, 1000), "train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null")
+    text = printed(
+        capsys, folder, gpus(2, 1000), "train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"
+    )
     recipe = Recipe.load(
         str(folder / "recipe.yaml"), ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
     )
@@ -51,7 +52,9 @@ def test_parameters_updates_and_tokens(capsys, folder):
     tokenizer = load_tokenizer(recipe.model.name)
     features = training_features(recipe, tokenizer, load_examples(recipe)[0])
     ranks = [training_batches(recipe, tokenizer, features, rank, 2) for rank in (0, 1)]
-    epoch = [one[u].attention_mask for one in ranks for u in range(one.updates_per_epoch) if one[u].weight.sum() > 0]
+    epoch = [
+        rank[u].attention_mask for rank in ranks for u in range(rank.updates_per_epoch) if rank[u].weight.sum() > 0
+    ]
     tokens, positions = sum(int(mask.sum()) for mask in epoch), sum(mask.numel() for mask in epoch)
     assert f"{ranks[0].updates} updates of 8 windows, {tokens / ranks[0].updates_per_epoch:,.0f} tokens each" in text
     assert f"padding {1 - tokens / positions:.1%}" in text
@@ -60,7 +63,7 @@ def test_parameters_updates_and_tokens(capsys, folder):
 
 def test_a_config_alone_will_do(capsys, folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
-    text = said(capsys, folder, gpus(1, 1000), f"model.name={tmp_path}")
+    text = printed(capsys, folder, gpus(1, 1000), f"model.name={tmp_path}")
     assert "updates and tokens: not known, because" in text
     assert "no tokenizer files" in text
     assert "8 x 48 tokens" in text  # data.max_length
@@ -68,7 +71,7 @@ def test_a_config_alone_will_do(capsys, folder, tmp_path):
 
 
 def test_data_out_of_reach_is_said(capsys, folder):
-    text = said(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
+    text = printed(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
     assert re.search(r"updates and tokens: not known, because .*nowhere", text)
     assert "take zero0.json" in text
 
@@ -80,75 +83,62 @@ def peaks(text: str) -> dict[str, float]:
 
 def test_the_simplest_that_fits_is_taken_with_its_command(capsys, folder):
     config = {"zero_optimization": {"stage": 3}}
-    (folder / "own.json").write_text(json.dumps(config))
-    wide = said(capsys, folder, gpus(2, 1e6))
+    (folder / "custom.json").write_text(json.dumps(config))
+    wide = printed(capsys, folder, gpus(2, 1e6))
     assert "deepspeed --num_gpus 2 scripts/train.py --ds_config ds_configs/zero0.json --recipe tiny\n" in wide
     assert list(peaks(wide)) == ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
-    own = said(capsys, folder, gpus(2, 1e6), ds_config=f"{folder}/../{folder.name}/own.json")
-    assert list(peaks(own)) == ["own"]
-    assert f" --ds_config {folder}/../{folder.name}/own.json --recipe tiny\n" in own  # as it was given
+    custom = printed(capsys, folder, gpus(2, 1e6), ds_config=f"{folder}/../{folder.name}/custom.json")
+    assert list(peaks(custom)) == ["custom"]
+    assert f" --ds_config {folder}/../{folder.name}/custom.json --recipe tiny\n" in custom  # as it was given
 
 
-def test_less_memory_means_smaller_micro_batches_then_checkpointing_then_none(capsys, folder):
-    simple = peaks(said(capsys, folder, gpus(1, 1000)))["zero0"]
-    smaller = said(capsys, folder, gpus(1, simple))  # 90 % of it are to be used
-    assert "take zero0.json, with train.micro_batch_size=4 train.gradient_accumulation_steps=2:" in smaller
-    assert "--recipe tiny --set train.micro_batch_size=4 --set train.gradient_accumulation_steps=2" in smaller
-    none = said(capsys, folder, gpus(1, 0.01))
-    assert "none fits, even with micro-batches of 1 window(s) and activation checkpointing" in none
-    assert "too much" in none
-    assert " fits" not in none.replace("What fits", "").replace("none fits", "")
+def test_what_does_not_fit_is_marked_and_what_would_help_is_named(capsys, folder):
+    text = printed(capsys, folder, gpus(1, 0.01))
+    assert "none fits: lower train.micro_batch_size" in text
+    assert "too much" in text
+    assert " fits" not in text.replace("What fits", "").replace("none fits", "")
+    assert "set train.activation_checkpointing=true" in text
+    refused = printed(capsys, folder, gpus(1, 0.01), "method={name: adv_aug}", "train.execution=split")
+    assert "train.activation_checkpointing" not in refused
 
 
-def test_activation_checkpointing_is_not_advised_where_the_recipe_refuses_it(capsys, folder):
-    sets = ["method={name: adv_aug}", "train.execution=split"]
-    text = said(capsys, folder, gpus(1, 0.01), *sets)
-    assert "none fits, even with micro-batches of 1 window(s)," in text
-
-
-def test_an_own_files_micro_batch_is_kept(capsys, folder):
-    fixed = {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": 8}
-    (folder / "micro.json").write_text(json.dumps(fixed))
-    simple = peaks(said(capsys, folder, gpus(1, 1000)))["zero0"]
-    text = said(capsys, folder, gpus(1, simple), ds_config=str(folder / "micro.json"))
-    assert "take micro.json, with train.activation_checkpointing=true:" in text
-
-
-def test_more_devices_mean_a_larger_global_batch(capsys, folder):
-    names = ("param_persistence_threshold", "max_live_parameters", "prefetch_bucket_size")
-    zero = {"stage": 3, "reduce_bucket_size": 1} | {f"stage3_{name}": 1 for name in names}
-    # right on two devices, and wrong on any other number of them
-    (folder / "batch.json").write_text(json.dumps({"zero_optimization": zero, "train_batch_size": 16}))
-    text = said(capsys, folder, gpus(2, 0.14), ds_config=str(folder / "batch.json"))
-    assert "global batch: 8 windows x 1 accumulated x 2 device(s) = 16" in text
-    [(count, times)] = re.findall(r"take (\d+) such devices.* to (\d+) times the windows", text)
-    assert int(count) == 2 * int(times) > 2
+def test_what_fits_is_marked(capsys, folder):
+    text = printed(capsys, folder, gpus(2, 5))  # the buckets of the other ds_configs are larger
+    marks = {line.split()[1]: line.split("│")[-2].strip() for line in text.splitlines() if line.startswith("│")}
+    assert marks == {name: "fits" if peak < 0.9 * 5 else "too much" for name, peak in peaks(text).items()}
+    assert set(marks.values()) == {"fits", "too much"}
+    assert "take zero0.json, the simplest that fits" in text
 
 
 def test_adafactor_is_planned_without_zero_alone(capsys, folder):
-    assert list(peaks(said(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor"))) == ["zero0"]
+    assert list(peaks(printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor"))) == ["zero0"]
 
 
 def test_both_stages_are_planned_with_one_command(capsys, folder):
     stages = f"pretrain={{train: {folder / 'train.json'}, micro_batch_size: 16}}"
-    text = said(capsys, folder, gpus(1, 1e6), stages)
-    order = [text.index(one) for one in ("first stage", "of 16 windows", "second stage", "of 8 windows", "take zero0")]
+    text = printed(capsys, folder, gpus(1, 1e6), stages)
+    order = [
+        text.index(part) for part in ("first stage", "of 16 windows", "second stage", "of 8 windows", "take zero0")
+    ]
     assert order == sorted(order)
-    narrow = said(capsys, folder, gpus(1, peaks(said(capsys, folder, gpus(1, 1000)))["zero0"]), stages)
-    assert narrow.count("scripts/train.py") == 1
-    [change] = re.findall(r"pretrain.micro_batch_size=\d+ pretrain.gradient_accumulation_steps=\d+", narrow)
-    assert "train.micro_batch_size=4 train.gradient_accumulation_steps=2" in narrow.replace(change, "")
+    assert text.count("scripts/train.py") == 1
+    first, second = (peaks(part)["zero0"] for part in text.split("second stage"))
+    narrow = printed(capsys, folder, gpus(1, (first + second) / 2 / 0.9), stages)  # enough for the second stage alone
+    first, second = narrow.split("second stage")
+    assert re.search(r"zero0 .* too much", first)
+    assert re.search(r"zero0 .* fits", second)
+    assert "take zero0" not in narrow
 
 
 def test_evaluation_is_planned_where_answers_are_generated(capsys, tmp_path):
     prepare(tmp_path, architecture="t5")
-    wide = said(capsys, tmp_path, gpus(1, 1000), "eval.batch_size=64")
+    wide = printed(capsys, tmp_path, gpus(1, 1000), "eval.batch_size=64")
     # layers x (keys and values) x width x (window + answer) x beams x windows x 4 bytes
     kept = 2 * 2 * 16 * (48 + 30) * 4 * 64 * 4
     assert f"evaluation: 64 windows x 4 beams keep {kept / GIB:.2f} GiB" in wide
-    tight = said(capsys, tmp_path, gpus(1, peaks(wide)["zero0"]), "eval.batch_size=64")
-    assert re.search(r"take zero0.json, with eval.batch_size=(8|16|32):", tight)
-    assert "evaluation:" not in said(capsys, tmp_path, gpus(1, 1000), "data.eval={}")
+    few = printed(capsys, tmp_path, gpus(1, 1000), "eval.batch_size=8")
+    assert peaks(few)["zero0"] < peaks(wide)["zero0"]  # evaluation decides
+    assert "evaluation:" not in printed(capsys, tmp_path, gpus(1, 1000), "data.eval={}")
 
 
 def test_a_head_of_its_own_is_counted(capsys, tmp_path):
@@ -158,7 +148,7 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
     counts = []
     for tied in (True, False):  # what transformers writes, and what is published
         file.write_text(json.dumps(config | {"tie_word_embeddings": tied}))
-        text = said(capsys, tmp_path, gpus(1, 1000))
+        text = printed(capsys, tmp_path, gpus(1, 1000))
         counts.append(int(re.search(r"parameters: ([\d,]+) of the model", text)[1].replace(",", "")))
     assert counts[1] - counts[0] == config["vocab_size"] * config["d_model"]
 
@@ -166,11 +156,11 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
 def test_flash_attention_is_refused_as_in_training(capsys, tmp_path):
     prepare(tmp_path, architecture="t5")
     with pytest.raises(InputError, match=r"model.attention flash_attention_2: transformers has none for t5"):
-        said(capsys, tmp_path, gpus(1, 1000), "model.attention=flash_attention_2", "train.precision=bf16")
+        printed(capsys, tmp_path, gpus(1, 1000), "model.attention=flash_attention_2", "train.precision=bf16")
 
 
 def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
-    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, passing=0, step=5, host=40, host_step=8)
+    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, host=40, host_step=8)
     assert states.peak(50) == 90
     assert Devices(1, 100, True, None).hold(states, 50)
     assert Devices(2, 100, True, 107).hold(states, 50)  # 96 of two ranks
@@ -180,7 +170,7 @@ def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
 
 
 def test_below_zero_3_every_rank_passes_its_weights_through_cpu_memory():
-    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, passing=0, step=5, loading=40)
+    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, loading=40)
     assert Devices(2, 100, True, 89).hold(states, 0)
     assert not Devices(2, 100, True, 88).hold(states, 0)
     assert Devices(1, 100, False, 100).hold(states, 0)  # where they stay
@@ -236,7 +226,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert "usage" not in ended.stderr
 
 
-# As scripts/train.py; its last line is the most memory that it took, in KiB.
+# scripts/train.py, with one more line: the process's peak memory in KiB.
 WITH_ITS_PEAK = f"""
 import atexit, resource, runpy, sys
 atexit.register(lambda: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
@@ -246,18 +236,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "task", "parameters"),
-    [(T5_11B, "generative", 11_307_321_344), (DEBERTA_XXLARGE, "extractive", 1_564_552_706)],
-)
-def test_large_models_take_little_memory_to_plan(config, task, parameters, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    sets = [f"model.name={tmp_path}", f"task={task}", "train.precision=bf16", "data.max_length=384"]
-    options = ["--plan", "8x80", "--output_dir", "runs/one", "--resume", "never"]
+def test_a_large_model_takes_little_memory_to_plan(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(T5_11B))
+    sets = [f"model.name={tmp_path}", "task=generative", "train.precision=bf16", "data.max_length=384"]
+    sets += ["train.micro_batch_size=4", "train.activation_checkpointing=true", "eval.batch_size=4"]
+    options = ["--plan", "8x80", "--output_dir", "runs/large", "--resume", "never"]
     (tmp_path / "measured.py").write_text(WITH_ITS_PEAK)
-    out = run_script(tmp_path / "measured.py", *options, *(part for one in sets for part in ("--set", one))).stdout
-    assert f"parameters: {parameters:,} of the model" in out
-    assert "activations of the widest micro-batch, 32 x 384 tokens" in out
+    out = run_script(tmp_path / "measured.py", *options, *(word for s in sets for word in ("--set", s))).stdout
+    assert "parameters: 11,307,321,344 of the model" in out
+    assert "activations of the widest micro-batch, 4 x 384 tokens" in out
     assert "scripts/train.py --ds_config ds_configs/" in out
-    assert " --output_dir runs/one --resume never" in out
+    assert " --output_dir runs/large --resume never" in out
     assert int(out.splitlines()[-1]) * 1024 < 2 * GIB

@@ -1,4 +1,4 @@
-"""The preflight: what it reads of files, how it tells a thousand ranks apart, and two real ranks that disagree."""
+"""The preflight: fingerprints of files, comparing a thousand ranks, and two real ranks that disagree."""
 
 import re
 from pathlib import Path
@@ -20,18 +20,18 @@ TRAIN = ROOT / "scripts" / "train.py"
 def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
     big = bytes(3 * preflight.ENDS)
 
-    def seen(**files: bytes) -> str:
+    def fingerprint(**files: bytes) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for name, content in files.items():
             folder.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-        return preflight.seen(folder.rglob("*"), folder)
+        return preflight.fingerprint(folder.rglob("*"), folder)
 
-    same = seen(a=big, b=b"x")
+    same = fingerprint(a=big, b=b"x")
     assert same.startswith(f"2 file(s), {len(big) + 1:,} bytes, ")
-    assert seen(b=b"x", a=big) == same
-    others = [seen(a=big, c=b"x"), seen(a=b"?" + big[1:], b=b"x"), seen(a=big[:-1] + b"?", b=b"x")]
-    assert len({same, *others, seen(a=big[:-1], b=b"x")}) == 5
+    assert fingerprint(b=b"x", a=big) == same
+    others = [fingerprint(a=big, c=b"x"), fingerprint(a=b"?" + big[1:], b=b"x"), fingerprint(a=big[:-1] + b"?", b=b"x")]
+    assert len({same, *others, fingerprint(a=big[:-1], b=b"x")}) == 5
 
 
 def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     assert preflight._data(str(tmp_path / "train.json")) == f"unreadable ({tmp_path}/train.json: Permission denied)"
 
 
-# Telling ranks apart
+# Comparing ranks
 
 
 def fleet(**changes: dict[int, str]) -> tuple[list[str], list[preflight.Report]]:
@@ -103,8 +103,8 @@ def test_who_sees_something_else_is_named_with_it():
 
 def test_a_thousand_ranks_that_all_differ_are_still_few_lines():
     hosts, reports = fleet(data={rank: f"{rank} file(s)" for rank in range(1024)})
-    (said,) = preflight.disagreements(hosts, reports)
-    assert said.endswith("3 file(s) on rank 3 (node000) and 1020 more")
+    (line,) = preflight.disagreements(hosts, reports)
+    assert line.endswith("3 file(s) on rank 3 (node000) and 1020 more")
     assert len(preflight.summary(hosts, reports)) < 20
     assert preflight.summary(hosts, reports)[-1] == "and 1019 more such groups"
     every_second = [rank for rank in range(1024) if rank % 2]
@@ -118,17 +118,17 @@ def test_a_thousand_ranks_that_all_differ_are_still_few_lines():
 @pytest.mark.parametrize("value", ["missing", "unreadable (x: y)", "not shared (z)", "not writable (Read-only)"])
 def test_what_is_wrong_everywhere_is_no_agreement(value):
     hosts, reports = fleet(data=dict.fromkeys(range(1024), value))
-    (said,) = preflight.disagreements(hosts, reports)
-    assert said.startswith(f"data: {value} on ranks 0-1023 (")
+    (line,) = preflight.disagreements(hosts, reports)
+    assert line.startswith(f"data: {value} on ranks 0-1023 (")
 
 
 # Real ranks
 
-# As scripts/train.py, each rank in a folder of its own, with a file that has what it prints.
+# scripts/train.py, each rank in a folder of its own; a file takes what it prints.
 ELSEWHERE = f"""
 import os, runpy, sys
 rank = os.environ["RANK"]
-os.dup2(os.open(f"said{{rank}}", os.O_CREAT | os.O_WRONLY), 1)
+os.dup2(os.open(f"output{{rank}}", os.O_CREAT | os.O_WRONLY), 1)
 os.chdir(f"place{{rank}}")
 sys.argv[0] = {str(TRAIN)!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -162,10 +162,10 @@ def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     ended = run_script(tmp_path / "elsewhere.py", "--preflight", *settings, ranks=2, check=False, cwd=tmp_path)
     assert ended.returncode == 2
-    said = [(tmp_path / f"said{rank}").read_text() for rank in range(2)]
-    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s .*; barrier [\d,]+ us", said[0])
-    assert "where it differs" in said[0]
-    assert said[1] == ""
+    output = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
+    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s .*; barrier [\d,]+ us", output[0])
+    assert "where it differs" in output[0]
+    assert output[1] == ""
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     size = (tmp_path / "train.json").stat().st_size
     for part in (

@@ -1,8 +1,8 @@
-"""Started under a launcher: what engines hold and what their updates reach, beside `model_states`, as JSON.
+"""Started under a launcher: measures what engines hold, and compares it with `model_states`, as JSON.
 
-Arguments: the output file; its "engines" lists [model, stage, offload, precision, bytes held, the most, states, peak];
-the most is null on several ranks and with offload. "casts" lists [stage, bf16 bytes held when a forward under autocast
-with activation checkpointing ends, counted].
+Arguments: the output file. Its "engines" lists [model, stage, offload, precision, bytes held, peak measured, states,
+peak estimated, defers the embeddings' gradient]; there is no measured peak on several ranks and with offload. "casts"
+lists [stage, bf16 bytes held when a forward under autocast with activation checkpointing ends, the count of them].
 """
 
 import gc
@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
 
-from swep_ds.benchmarks.candidates import contend, held_bytes
+from swep_ds.benchmarks.candidates import EngineTraining, build_candidate, held_bytes
 from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
@@ -35,7 +35,7 @@ from tests.support.tiny_batches import batch, generative
 BERT = {"vocab_size": 4000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT |= {"intermediate_size": 512, "max_position_embeddings": 64}
 T5 = {"vocab_size": 4000, "d_model": 128, "d_kv": 64, "d_ff": 512, "num_layers": 2, "num_heads": 2}
-# smaller than the word embeddings, so that both ways of reduction are taken
+# smaller than the word embeddings, so that gradients are reduced in the bucket and beside it
 BUCKET = 100_000
 OFFLOAD = {"device": "cpu", "pin_memory": True}
 
@@ -73,8 +73,8 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
 
     windows = generative((4,), (3,), dtype=torch.float32) if model == "t5" else batch((4,), dtype=torch.float32)
     peak = None
-    if ranks.world_size() == 1 and not offload:  # gloo holds buckets for a time of its own
-        peak = contend("swep", make, "split", windows).peak_bytes
+    if ranks.world_size() == 1 and not offload:  # gloo holds buckets for some time
+        peak = build_candidate("swep", lambda: EngineTraining(make(), "split"), windows).peak_bytes
     else:
         make()
     engine, states = engines
@@ -92,30 +92,29 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
 
 
 def least_held(before: int, expected: int) -> int:
-    """Bytes that the rank with the most holds when gloo's threads have let go of their last buckets."""
+    """Bytes on the rank that holds most, when gloo's threads have released their last buckets."""
     seen = [ranks.gather(held_bytes() - before)]
-    # where parts begin makes ranks differ
     while (least := max(map(min, zip(*seen, strict=True)))) > 1.05 * expected and len(seen) < 300:
-        time.sleep(0.1)  # on a busy machine they may not have run yet
+        time.sleep(0.1)  # on a busy machine the threads may not have run yet
         seen.append(ranks.gather(held_bytes() - before))
     return least
 
 
 class HalfTensors(TorchDispatchMode):
-    """Bytes of the bf16 storages that are alive, of those made under it."""
+    """Bytes of the live bf16 storages that were allocated under this mode."""
 
     def __init__(self):
         super().__init__()
         self.sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and made.dtype == torch.bfloat16:
-            storage = made.untyped_storage()
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.bfloat16:
+            storage = result.untyped_storage()
             if storage._cdata not in self.sizes:
                 self.sizes[storage._cdata] = storage.nbytes()
                 weakref.finalize(storage, self.sizes.pop, storage._cdata)
-        return made
+        return result
 
 
 def measure_casts(stage: int) -> list[int]:
@@ -128,25 +127,27 @@ def measure_casts(stage: int) -> list[int]:
     objective.qa.model.gradient_checkpointing_enable({"use_reentrant": False})
     engine = build_engine(objective, make_config(recipe, stage, micro_steps=1), recipe.train, 100)
     engine.train()
-    found = []
-    hook = objective.register_forward_hook(lambda *_: found.append(sum(mode.sizes.values())))  # autocast is still on
+    held = []
+    hook = objective.register_forward_hook(lambda *_: held.append(sum(mode.sizes.values())))  # autocast is still on
     with HalfTensors() as mode:
         loss, *_ = engine(windows, MicroStep(0, part=0))
     hook.remove()
     engine.backward(loss)
     engine.step()
     engine.destroy()
-    return [stage, found[0], counted]
+    return [stage, held[0], counted]
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what the imports left behind holds no tensor of these
+    gc.freeze()  # objects of the imports hold no tensor that is measured
     with ranks.process_group():
-        ways = [(0, False), (1, False), (2, False), (3, False), (2, True), (3, True)]
-        cases = [("bert", *way, precision) for precision in ("fp32", "bf16") for way in ways]
-        cases += [("bert", 0, False, "autocast"), ("t5", 2, False, "autocast"), ("t5", 3, False, "autocast")]
+        setups = [(stage, False) for stage in range(4)]
+        setups += [(2, True), (3, True)] if ranks.world_size() > 1 else []  # one rank's are the same, and no peak
+        cases = [("bert", *setup, "bf16") for setup in setups]
+        cases += [("bert", 0, False, "fp32"), ("bert", 2, False, "fp32"), ("bert", 0, False, "autocast")]
+        cases += [("t5", 2, False, "autocast"), ("t5", 3, False, "autocast")]
         casts = [measure_casts(2)]  # first: ZeRO-3 replaces torch.nn.functional.linear for good
         measured = {"engines": [measure(*case) for case in cases], "casts": [*casts, measure_casts(3)]}
         if ranks.is_main():
             Path(sys.argv[-1]).write_text(json.dumps(measured))
-    os._exit(0)  # now and then one of so many engines' threads is still there when the interpreter ends, and aborts it
+    os._exit(0)  # sometimes a thread of so many engines outlives the interpreter, and aborts it

@@ -1,4 +1,4 @@
-"""Started under a launcher: what updates send, where the loop's time goes and where it waits for the device, as JSON.
+"""Started under a launcher: measures what updates send, where the loop's time goes and where it reads tensors, as JSON.
 
 Arguments: the output file, a recipe, a ds_config.
 """
@@ -31,8 +31,8 @@ CASES = [(0, "swep:split"), (1, "swep:split"), (2, "swep:split"), (2, "swep:join
 CASES += [(3, "mle"), (3, "swep:split"), (3, "swep:joint"), (3, "mle", 1)]
 
 
-def traffic(stage: int, way: str, live: int | None = None) -> list:
-    method, _, execution = way.partition(":")
+def traffic(stage: int, schedule: str, live: int | None = None) -> list:
+    method, _, execution = schedule.partition(":")
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"method.name={method}"])
     objective = make_objective("bert", recipe)
     config = make_config(recipe, stage, micro_steps=objective.micro_steps(execution))
@@ -41,21 +41,21 @@ def traffic(stage: int, way: str, live: int | None = None) -> list:
     engine = build_engine(objective, config, recipe.train, 100)
     engine.train()
     update, windows = engine_update(engine, execution), batch((4,), dtype=torch.float32)
-    for number in range(3):  # at ZeRO-3 the first ones are recorded
+    for number in range(3):  # at ZeRO-3 DeepSpeed records the first ones
         update(windows, number)
-    with watch_traffic() as seen:
+    with watch_traffic() as watched:
         update(windows, 3)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in objective.parameters())
     engine.destroy()
-    return [stage, way, live, parameters, dict(seen.bytes), dict(seen.calls)]
+    return [stage, schedule, live, parameters, dict(watched.bytes), dict(watched.calls)]
 
 
 class Reads(TorchFunctionMode):
-    """Counts by update, file and line where this package or transformers, not DeepSpeed, reads a tensor's value."""
+    """Counts, by update, file and line, the reads of tensor values by this package or transformers, not DeepSpeed."""
 
     def __init__(self):
         super().__init__()
-        self.update, self.found = 0, Counter()
+        self.update, self.lines = 0, Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") in READS:
@@ -63,7 +63,7 @@ class Reads(TorchFunctionMode):
             while not any(name in frame.f_code.co_filename for name in NAMES):
                 frame = frame.f_back
             if "deepspeed" not in frame.f_code.co_filename:
-                self.found[self.update, Path(frame.f_code.co_filename).name, frame.f_lineno] += 1
+                self.lines[self.update, Path(frame.f_code.co_filename).name, frame.f_lineno] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -76,22 +76,26 @@ def training(recipe: Recipe, ds_config: str) -> dict:
         reads.update = update
         seed(number, update)
 
-    with Reads() as reads, mock.patch.object(loop, "seed_dropout", note), warnings.catch_warnings(record=True) as said:
+    with (
+        Reads() as reads,
+        mock.patch.object(loop, "seed_dropout", note),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("warn")
-        found = break_down(engine, job.batches, recipe, UPDATES)
-    waits = [one.filename for one in said if "synchroniz" in str(one.message) and "swep_ds" in one.filename]
+        figures = break_down(engine, job.batches, recipe, UPDATES)
+    waits = [w.filename for w in caught if "synchroniz" in str(w.message) and "swep_ds" in w.filename]
     engine.destroy()
-    return found | {"reads": [[*key, count] for key, count in reads.found.items()], "waits": waits}
+    return figures | {"reads": [[*key, count] for key, count in reads.lines.items()], "waits": waits}
 
 
 if __name__ == "__main__":
     out, recipe, ds_config = sys.argv[-3:]
     few = [f"train.log_every={10 * UPDATES}", "train.checkpoint_every=1000"]
     with ranks.process_group():
-        found = {"loop": training(Recipe.load(recipe, few), ds_config)}
+        figures = {"loop": training(Recipe.load(recipe, few), ds_config)}
         if ranks.world_size() > 1:
-            found["traffic"] = [traffic(*case) for case in CASES]
+            figures["traffic"] = [traffic(*case) for case in CASES]
         if ranks.is_main():
-            Path(out).write_text(json.dumps(found))
+            Path(out).write_text(json.dumps(figures))

@@ -1,7 +1,7 @@
 """torch.library.opcheck of both operators in every mode; started by test_op.py in a process of its own.
 
-In a process that has run hundreds of other tests PyTorch 2.13's schema check now and then ends in a segmentation fault
-or std::bad_alloc before it reaches the operator; alone it never did.
+After hundreds of other tests in one process, PyTorch 2.13's schema check sometimes ends in a segmentation fault or
+std::bad_alloc before it reaches the operator; in a process of its own it never did.
 """
 
 import torch

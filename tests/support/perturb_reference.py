@@ -1,17 +1,17 @@
-"""The perturbation in NumPy float64, from the two papers' formulas; shares nothing with the package."""
+"""The perturbation in NumPy float64, from the two papers' formulas; it shares no code with the package."""
 
 import numpy as np
 import torch
 
 
-def assert_accurate(found, exact, rough=None, atol=2.0**-20):
-    """Hold tensors against float64: an error is at most twice the one in low precision, and a little.
+def assert_accurate(results, exact, rough=None, atol=2.0**-20):
+    """Compares tensors with float64: an error is at most twice the error in low precision, plus a margin.
 
-    The error in low precision is the largest of `rough`, the same computation in PyTorch, where given, and of the
-    exact result rounded once; the little is `atol` times the largest value or 1, 16 float32 roundings. Entries
-    may be None in all three alike.
+    The error in low precision is the larger one of `rough`, the same computation in PyTorch, if given, and of the exact
+    result rounded once. The margin is `atol` (16 float32 roundings) times the largest value or 1. Entries may be None
+    in all three arguments.
     """
-    for i, (got, want) in enumerate(zip(found, exact, strict=True)):
+    for i, (got, want) in enumerate(zip(results, exact, strict=True)):
         if want is None or not want.numel():
             assert (got is None) == (want is None), i
             continue

@@ -1,4 +1,4 @@
-"""Run a script of the project in this process."""
+"""Runs a script of the project in this process."""
 
 import contextlib
 import importlib.util
@@ -19,7 +19,7 @@ def load(name: str) -> ModuleType:
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
-    """(exit code, what it printed, what it complained of)."""
+    """(exit code, stdout, stderr)."""
     printed, complaint = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", [f"{name}.py", *arguments]),

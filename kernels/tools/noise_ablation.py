@@ -1,4 +1,4 @@
-"""Rungs from the forward kernel without noise to `tl.randn`: what each way to draw costs.
+"""The noise ablation: the forward kernel from no noise to `tl.randn`, to see what each way to draw costs.
 
 `aot.py` counts their instructions, `bench.py` times them on a GPU.
 """
@@ -14,13 +14,13 @@ from torch import Tensor
 from .. import triton_impl
 from ..modes import MODES
 
-RUNGS = {
+VARIANTS = {
     "no noise": {"DRAWS": False},
     "four words, 7 rounds": {"ROUNDS": 7},
     "four words (the kernel)": {},
     "four words, Triton's log, sin, cos": {"MATH": "portable"},
 }
-"""Compile-time arguments of the forward kernel; all rungs read and write the same."""
+"""Compile-time arguments of the forward kernel; all variants read and write the same."""
 RANDN = "tl.randn"
 
 
@@ -29,7 +29,7 @@ def randn_forward(
     embeddings_ptr, params_ptr, perturbed_ptr, kl_ptr, inverse_alpha, log_alpha, seed,
     D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The obvious kernel: a row a program, noise from `tl.randn`, which uses one word of four. Contiguous, unmasked."""
+    """The obvious kernel: one program a row; noise from `tl.randn`, which uses one word of four. Contiguous."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK_D)
     inside = i < D
@@ -43,10 +43,10 @@ def randn_forward(
     tl.store(kl_ptr + row, 0.5 * tl.sum(tl.where(inside, terms, 0.0), axis=0))
 
 
-def rungs(
+def variants(
     embeddings: Tensor, params: Tensor, mask: Tensor, ids: Tensor, alpha: float
 ) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
-    """Forward passes (perturbed, kl) from cheapest to dearest noise; the inputs contiguous and without padding."""
+    """Forward passes (perturbed, kl) from the cheapest to the dearest noise. Inputs are contiguous, without padding."""
     n, t, d = embeddings.shape
 
     def fused(constants):
@@ -58,4 +58,4 @@ def rungs(
         randn_forward[(n * t,)](*tensors, 1.0 / alpha, math.log(alpha), 7, D=d, BLOCK_D=block)
         return perturbed, kl
 
-    return {name: fused(constants) for name, constants in RUNGS.items()} | {RANDN: randn}
+    return {name: fused(constants) for name, constants in VARIANTS.items()} | {RANDN: randn}
