@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from swep_ds.errors import InputError
 from swep_ds.files import read_json
 from swep_ds.recipe import Recipe, differences, flatten
-from swep_ds.sweeps.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of, saved_recipe
+from swep_ds.sweeps.sweep import DESCRIPTION, Cell, fault_of, identity, log_of, saved_recipe
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # of a resolved ds_config: what the recipe decides, and what says nothing of the training
@@ -211,7 +211,7 @@ def _read(place: Place) -> Run:
     if not file.is_file():
         raise InputError(fault_of(place.folder, place.recipe))
     saved = saved_recipe(place.folder)
-    if place.recipe and decisive(place.recipe) != decisive(saved):
+    if place.recipe and identity(place.recipe) != identity(saved):
         raise InputError(fault_of(place.folder, place.recipe))
     results = read_results(file)
     return Run(place, saved, results, conditions(place.folder, results.world_size))
