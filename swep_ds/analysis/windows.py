@@ -1,6 +1,6 @@
-"""One window of each question, the one that its answer stands in, with the text that each of its tokens stands for.
+"""One window of each question, the one that holds its answer, with the word of the text that each token is part of.
 
-Windows are those of training (`swep_ds/data/features.py`); an analysis looks at one of them, not at all.
+Windows are cut as in training (`swep_ds/data/features.py`), but an analysis looks at one of them only.
 """
 
 import copy
@@ -18,7 +18,7 @@ from swep_ds.errors import InputError
 
 
 class TextWord(NamedTuple):
-    """A whitespace word of the text and the tokens [positions] that stand for it, or for the start of them."""
+    """A whitespace word of the text, and the positions of the tokens that begin in it."""
 
     text: str
     question: bool
@@ -29,9 +29,9 @@ class TextWord(NamedTuple):
 class AnswerWindow(NamedTuple):
     """A window as the model reads it.
 
-    words: of the question (as far as it is not cut), then of this part of the context.
+    words: those of the question, as far as it is not cut, then those of this part of the context.
     answer: positions of the answer's first and last token.
-    target_ids: the answer's tokens with special ones, where answers are generated.
+    target_ids: the answer's tokens with special ones, for models that generate answers.
     """
 
     example: Example
@@ -45,10 +45,9 @@ class AnswerWindow(NamedTuple):
 def answer_windows(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> list[AnswerWindow]:
-    """The window of each example that holds its whole answer; of several, the one with most context around it.
+    """For each example the window that holds its whole answer; if several do, the one with most context around it.
 
-    The answer is the training answer or, of examples read for evaluation, the first accepted text that the context
-    holds.
+    The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
 
     Raises:
         InputError: a context without the answer, or an answer that no window holds.
@@ -59,10 +58,7 @@ def answer_windows(
 def windows_if_any(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> Iterator[AnswerWindow | None]:
-    """As `answer_windows`, one after the other as they are asked for, with None for an example without such a window.
-
-    As in training, which leaves out what no window holds.
-    """
+    """As `answer_windows`, lazily, with None for an example that has no such window: training leaves it out, too."""
     cut = _cutter(examples[0], tokenizer, settings) if examples else None
     for example in examples:
         try:
@@ -74,7 +70,7 @@ def windows_if_any(
 def _cutter(
     example: Example, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> Callable[[Example], AnswerWindow]:
-    """What makes an example's window; `example` is any, which the tokenizer's special tokens are read off."""
+    """A function from an example to its window. Any `example` shows where the tokenizer puts its special tokens."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
@@ -86,65 +82,64 @@ def _cutter(
     return partial(_window, backend=backend, template=template, gap=gap, settings=settings)
 
 
-def _window(example: Example, backend: Tokenizer, template: Template, gap: str, settings: WindowSettings):
+def _window(
+    example: Example, backend: Tokenizer, template: Template, gap: str, settings: WindowSettings
+) -> AnswerWindow:
     question, context = (
         backend.encode(gap + text, add_special_tokens=False) for text in (example.question, example.context)
     )
     question_spans, context_spans = (
         [(start - len(gap), end - len(gap)) for start, end in encoding.offsets] for encoding in (question, context)
     )
-    asked = min(len(question), settings.max_query_length)
-    room = settings.max_length - template.specials - asked
-    span = example.span or _find(example)
-    held = [k for k, (start, end) in enumerate(context_spans) if end > span[0] and start < span[1]]
+    question_length = min(len(question), settings.max_query_length)
+    room = settings.max_length - template.specials - question_length
+    answer = example.span or _find_answer(example)
+    tokens = [k for k, (start, end) in enumerate(context_spans) if end > answer[0] and start < answer[1]]
     windows = context_windows(len(context_spans), room, min(settings.doc_stride, room))
-    whole = [one for one in windows if held and one.begin <= held[0] and held[-1] < one.end]
+    whole = [window for window in windows if tokens and window.begin <= tokens[0] and tokens[-1] < window.end]
     if not whole:
         raise InputError(
             f"question {example.id!r}: no window of {settings.max_length} tokens holds its answer: name another"
         )
-    begin, end, *_ = max(whole, key=lambda one: min(held[0] - one.begin, one.end - 1 - held[-1]))
-    before, between, behind = (part.tolist() for part in template[:3])
-    first = len(before) + asked + len(between)  # position of the context's first token
-    words = _words(example.question, question_spans[:asked], len(before), question=True)
-    words += _words(example.context, context_spans[begin:end], first, question=False, answer=span)
-    types = template.types.repeat(template.repeats(asked, end - begin)).tolist()
+    begin, end, *_ = max(whole, key=lambda window: min(tokens[0] - window.begin, window.end - 1 - tokens[-1]))
+    before, between, after = (part.tolist() for part in template[:3])
+    first = len(before) + question_length + len(between)  # position of the context's first token
+    words = _words(example.question, question_spans[:question_length], len(before), question=True)
+    words += _words(example.context, context_spans[begin:end], first, question=False, answer=answer)
     return AnswerWindow(
         example,
-        [*before, *question.ids[:asked], *between, *context.ids[begin:end], *behind],
-        types,
+        [*before, *question.ids[:question_length], *between, *context.ids[begin:end], *after],
+        template.types.repeat(template.repeats(question_length, end - begin)).tolist(),
         words,
-        (held[0] + first - begin, held[-1] + first - begin),
-        backend.encode(example.context[slice(*span)]).ids,
+        (tokens[0] + first - begin, tokens[-1] + first - begin),
+        backend.encode(example.context[slice(*answer)]).ids,
     )
 
 
-def _find(example: Example) -> tuple[int, int]:
+def _find_answer(example: Example) -> tuple[int, int]:
     for answer in example.answers:
         if answer and (start := example.context.find(answer)) >= 0:
             return start, start + len(answer)
-    raise InputError(
-        f"question {example.id!r}: its context holds none of its answers ({', '.join(example.answers)[:80]}): name "
-        "another question"
-    )
+    answers = ", ".join(example.answers)[:80]
+    raise InputError(f"question {example.id!r}: its context holds none of its answers ({answers}): name another")
 
 
 def _words(
     text: str, spans: list[tuple[int, int]], first: int, *, question: bool, answer: tuple[int, int] = (0, 0)
 ) -> list[TextWord]:
-    """Whitespace words with their tokens; a token is the first word's that it overlaps, one of blanks alone nobody's.
+    """Whitespace words with their tokens. A token belongs to the first word that it overlaps; a blank one to none.
 
     Args:
-        spans: characters [start, end) of the tokens, which stand at `first` and behind.
+        spans: characters [start, end) of the tokens, whose positions are `first` and following.
     """
-    words, at = [], 0
+    words, token = [], 0
     for match in re.finditer(r"\S+", text):
         positions = []
-        while at < len(spans) and spans[at][0] < match.end():
-            if spans[at][1] > match.start():
-                positions.append(first + at)
-            at += 1
+        while token < len(spans) and spans[token][0] < match.end():
+            if spans[token][1] > match.start():
+                positions.append(first + token)
+            token += 1
         if positions:
-            inside = match.end() > answer[0] and match.start() < answer[1]
-            words.append(TextWord(match.group(), question, inside, positions))
+            in_answer = match.end() > answer[0] and match.start() < answer[1]
+            words.append(TextWord(match.group(), question, in_answer, positions))
     return words

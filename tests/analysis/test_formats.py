@@ -1,26 +1,24 @@
-"""Every format holds the same figures, can be parsed, and takes no name for markup."""
+"""Every format holds the same numbers, can be parsed, and treats names as text."""
 
 import csv
 import io
 import json
 import re
-import runpy
-import sys
-from html.parser import HTMLParser
+import subprocess
 
 import pytest
 from rich.console import Console
 
 from swep_ds.analysis import formats, table
-from swep_ds.errors import InputError
 from tests.analysis.test_table import RUNS
-from tests.support import fake_runs, tiny_run
+from tests.support import fake_runs
+from tests.support.fork_server import ROOT, run_script
 
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 
 
 def made() -> table.Table:
-    """By hand: no paper, and no interval in the last column."""
+    """A table by hand, without the paper's numbers, and without an interval in the last columns."""
     block = {"title": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}} | table.aggregate(RUNS)
     for row, name in zip(block["rows"], NAMES, strict=True):
         row |= {"name": name, "seeds": list(range(len(RUNS[row["name"]]))), "differences": {}}
@@ -91,39 +89,9 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
     assert not re.search(r"(?<!\\)%(?!$)", text, re.MULTILINE)  # nothing in comments
 
 
-class Cells(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open, self.texts, self.rows = [], [], []
-
-    def handle_starttag(self, tag: str, attributes) -> None:
-        assert not any(name in ("src", "href") for name, _ in attributes)
-        if tag == "tr":
-            self.rows.append([])
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if {"td", "th"} & set(self.open):
-            self.rows[-1].append((data, "b" in self.open))
-
-
-def test_html_is_well_formed_needs_no_other_file_and_takes_no_name_for_markup():
-    parser = Cells()
-    parser.feed(formats.webpage(made()))
-    assert parser.open == []
-    rows = {row[0][0]: row[1:] for row in parser.rows if len(row) > 1}
-    assert rows["MLE"][:4] == [("81.00 ± 1.41", True), ("(-)", False), ("90.00 ± 0.00", True), ("(89.50)", False)]
-    assert ("+1.00", True) in rows[NAMES[1]]
-    assert ("[+0.50, +2.00]", False) in rows[NAMES[1]]
-
-
-def test_the_terminal_shows_the_same_figures():
+def test_the_terminal_shows_the_same_numbers():
     console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
-    console.print(formats.for_terminal(made()["blocks"][0]))
+    console.print(formats.scores_for_terminal(made()["blocks"][0]))
     shown = console.export_text(styles=True)
     assert "<i>50 %</i>_[x]" in shown
     bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
@@ -153,27 +121,18 @@ def test_no_run_at_all_still_makes_every_format(tmp_path):
 # The script
 
 
-@pytest.fixture
-def script(monkeypatch, tmp_path):
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["table.py", *map(str, words)])
-        try:
-            runpy.run_path(str(tiny_run.ROOT / "scripts" / "table.py"))["table"]()
-        except SystemExit as end:
-            return end.code
-        return 0
+def test_the_script_prints_writes_and_names_what_is_missing(tmp_path):
+    def script(*words) -> subprocess.CompletedProcess:
+        return run_script(ROOT / "scripts" / "table.py", *map(str, words), check=False)
 
-    return run
-
-
-def test_the_script_prints_writes_and_names_what_is_missing(script, tmp_path, capsys):
     across = {"share": {"5 %": {"data.train_fraction": 0.05}, "100 %": {}}}
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, across=across, seeds=[0, 1])
     for cell in cells[:-1]:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3 + cell.seed, "nyt": 3})
-    assert script(tmp_path / "runs", "--output", tmp_path / "out") == 1
-    said = capsys.readouterr().out
+    ended = script(tmp_path / "runs", "--output", tmp_path / "out")
+    assert (ended.returncode, ended.stderr) == (1, "")
+    said = ended.stdout
     assert "35.00 ± 7.07" in said
     assert f"missing: SWEP, 100 %, seed 1: not run ({cells[-1].folder})" in said
     files = [f"table.{suffix}" for suffix in formats.SUFFIXES]
@@ -181,12 +140,13 @@ def test_the_script_prints_writes_and_names_what_is_missing(script, tmp_path, ca
     assert {file.name for file in (tmp_path / "out").iterdir()} == set(files)
     assert f"in {tmp_path / 'out'}: {', '.join(files)}" in said
     fake_runs.finish(cells[-1].folder, cells[-1].recipe, {"squad": 4, "nyt": 3})
-    assert script(tmp_path / "runs") == 0
+    assert script(tmp_path / "runs").returncode == 0
     whole = json.loads((tmp_path / "out" / "table.json").read_text())
     assert [row["seeds"] for block in whole["blocks"] for row in block["rows"]] == [[0, 1], [0, 1], [0, 1], [0]]
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is no folder: name another"):
-        script(tmp_path / "runs", "--output", tmp_path / "file")
+    ended = script(tmp_path / "runs", "--output", tmp_path / "file")
+    assert ended.returncode == 2
+    assert ended.stderr.endswith("is no folder: name another one\n")
 
 
 EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c", "\x1b[31mred", "`code", "half \ud800"]
@@ -194,7 +154,7 @@ EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c"
 
 @pytest.mark.parametrize("name", EVIL)
 def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
-    """Wherever a name may stand: row, column, title, label, axis, base row, note, missing run."""
+    """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
     text = json.dumps(made()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
     for old in ("MLE", "squad", "SMALL", "share", "5 %", "GONE", "A NOTE"):
         text = text.replace(json.dumps(old)[1:-1], json.dumps(f"{name}{old}")[1:-1])
@@ -219,4 +179,3 @@ def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
     assert all(line.isprintable() for line in console.export_text().splitlines())
     formats.write(named, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == named
-    assert all(line.isprintable() for line in (tmp_path / "table.html").read_text().splitlines())

@@ -1,5 +1,5 @@
-"""Reports of hand-made runs: all parts are there, every text is harmless, figures against NumPy or worked out by hand,
-and a browser shows them."""
+"""Reports of hand-made runs: every part is there, every text is harmless, numbers agree with NumPy or with hand
+calculation, and a browser shows the page."""
 
 import json
 import re
@@ -27,12 +27,12 @@ from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
-from tests.support.fork_server import HANGS
+from tests.support.fork_server import HANGS, run_script
 
 CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
 SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
 LONG = "abbot" * 400
-# question, accepted, answered by this run, by another one
+# question, accepted answer, this run's answer, another run's answer
 QUESTIONS = {
     "r1": (SCRIPT, "1204", "1204", "an abbot"),  # gained 100
     "r2": (RTL, "an abbot", "an abbot", "valley"),  # gained 100
@@ -66,11 +66,11 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
         self.ids.pop()
-        self.handle_data(" ")  # no cell's text runs into the next one's
+        self.handle_data(" ")  # between the texts of two cells
 
     def handle_data(self, data):
-        for one in filter(None, self.ids):
-            self.texts[one] = self.texts.get(one, "") + data
+        for name in filter(None, self.ids):
+            self.texts[name] = self.texts.get(name, "") + data
 
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.elements)
@@ -104,7 +104,7 @@ def metrics(updates, **changes) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A run as its folder would be, and another one's answers."""
+    """The folder of a run, and that of another run with other answers."""
     home = tmp_path_factory.mktemp("runs")
     tree = yaml.safe_load(tiny_run.prepare(home).read_text())
     qas = [
@@ -150,7 +150,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(made, tmp_path) -> Path:
-    """A copy to spoil."""
+    """A copy that a test may change."""
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
@@ -210,11 +210,11 @@ def test_the_worst_come_first_and_the_right_ones_not_at_all(against):
 def test_what_changed_against_another_run(made):
     recipe = Recipe.load(str(made / "run" / "recipe.yaml"))
     gained, lost = most_changed(read_answered(made / "run", recipe, "squad", made / "other"), 9)
-    assert [(one.example.id, one.gain) for one in gained] == [
+    assert [(item.example.id, item.gain) for item in gained] == [
         *(("r1", 100.0), ("r2", 100.0), ("r3", pytest.approx(100 / 3)))
     ]
-    assert {(one.example.id, one.gain) for one in lost[:2]} == {("w1", -100.0), ("w2", -100.0)}
-    assert [one.example.id for one in lost[2:]] == ["w3"]
+    assert {(item.example.id, item.gain) for item in lost[:2]} == {("w1", -100.0), ("w2", -100.0)}
+    assert [item.example.id for item in lost[2:]] == ["w3"]
 
 
 def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against):
@@ -317,7 +317,7 @@ def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_lines_that_are_none_are_left_out(run):
+def test_damaged_lines_are_left_out(run):
     for name in ("metrics.jsonl", "health.jsonl"):
         good = (run / name).read_text()
         (run / name).write_text('[1]\n{}\n{"update": 0}\n{"update": 0, "loss": "x"}\n' + good + '{"update"}')
@@ -328,7 +328,7 @@ def test_lines_that_are_none_are_left_out(run):
 
 
 def test_what_the_other_run_lacks_is_said(run, made, tmp_path):
-    """A set that it did not answer, and one that it was tested on by fewer questions."""
+    """A set that it did not answer, and one on which it was tested with fewer questions."""
     shutil.copy(made / "test.json", tmp_path / "second.json")
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
     tree["data"]["eval"] = {"squad": str(made / "test.json"), "second": str(tmp_path / "second.json")}
@@ -350,22 +350,32 @@ def test_what_the_other_run_lacks_is_said(run, made, tmp_path):
 
 
 def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
-    """Their questions are of the training part of a source that has a validation part as well."""
+    """Their questions are from the training part of a source that has a validation part as well."""
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
     tree["data"] |= {"train": "quickstart:encyclopedia", "eval": {}, "holdout_fraction": 0.2, "max_eval_examples": 30}
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     recipe = Recipe.load(str(run / "recipe.yaml"))
     [(name, examples)] = load_examples(recipe)[1].items()
     (run / "metrics.jsonl").unlink()  # no curves: they take a while
-    answers = {one.id: one.answers[0] if k % 2 else "no" for k, one in enumerate(examples)}
+    answers = {example.id: example.answers[0] if k % 2 else "no" for k, example in enumerate(examples)}
     (run / "predictions" / f"{name}.json").write_text(json.dumps(answers))
     results = json.loads((run / "results.json").read_text())
     results["eval"] = {name: {"exact_match": 50.0, "f1": 50.0, "total": 30}}
     (run / "results.json").write_text(json.dumps(results))
-    assert [one.example for one in read_answered(run, recipe, name)] == examples
+    assert [item.example for item in read_answered(run, recipe, name)] == examples
     page = Page(report.make_report(run).html)
     assert "Without examples" not in page.texts["worst"]
     assert page.of_class("heatmap") == example_maps.EACH
+
+
+def test_the_script_writes_the_page_and_refuses_a_wrong_folder(made, tmp_path):
+    script, page = tiny_run.ROOT / "scripts" / "report.py", tmp_path / "page.html"
+    ended = run_script(script, str(made / "run"), "--against", str(made / "other"), "--output", str(page))
+    assert ended.stdout == f"report in {page}\n"
+    assert Page(page.read_text()).count("svg") == 9
+    ended = run_script(script, str(tmp_path), check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"error: {tmp_path}: holds no recipe.yaml, so no run: name a run's folder\n"
 
 
 def test_a_wrong_folder_costs_no_deepspeed_and_one_line(tmp_path):
@@ -392,7 +402,7 @@ def test_each_of_many_curves_has_a_line_of_its_own():
 
 
 def test_the_command_starts_the_same_run(made):
-    # what it is given is the run's own, resolved ds_config: in it the accumulation counts passes, too
+    # it names the run's resolved ds_config, in which the accumulation already counts passes
     folder = made / "run"
     recipe = Recipe.load(str(folder / "recipe.yaml"))
     given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}

@@ -25,7 +25,7 @@ PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop", "freelb"})
 def test_the_generator_is_the_saved_one_and_makes_the_papers_noise(tmp_path, architecture):
     run = load(tmp_path, architecture=architecture, noise="no_eps")  # e~ = e * mu: no draw to repeat
     kept = load_file(tmp_path / "noise.safetensors")
-    assert {name: value.tolist() for name, value in run.noise.state_dict().items()} == {
+    assert {name: value.tolist() for name, value in run.method.state_dict().items()} == {
         name: value.tolist() for name, value in kept.items()
     }
     assert not run.qa.training
@@ -42,7 +42,7 @@ def test_the_generator_is_the_saved_one_and_makes_the_papers_noise(tmp_path, arc
 def test_every_perturbation_is_keyed_by_the_question(tmp_path, method):
     run = load(tmp_path, method)
     assert run.perturbs
-    assert (run.noise is not None) == (method == "swep")
+    assert bool(run.method.state_dict()) == (method == "swep")
     windows = answer_windows(run.test_examples()[:3], run.tokenizer, run.windows)
     before, together = run.perturb(run.batch(windows))
     if method != "adv_aug":  # whose loss, as in training, takes the softmax over padding, too
@@ -67,7 +67,7 @@ def test_what_is_no_finished_run(tmp_path):
     noise = folder / "noise.safetensors"
     kept = load_file(noise)
     save_file({name: value[..., :8].contiguous() for name, value in kept.items()}, noise)
-    with pytest.raises(InputError, match=r"noise\.safetensors: is not of this recipe's model and method"):
+    with pytest.raises(InputError, match=r"noise\.safetensors: does not fit this recipe's model and method"):
         SavedRun.load(folder)
     noise.write_bytes(b"half")
     with pytest.raises(InputError, match=r"noise\.safetensors: cannot be read"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from swep_ds.analysis import significance
-from swep_ds.analysis.runs import find, read
+from swep_ds.analysis.runs import find_runs, read_runs
 from swep_ds.data.answers import normalize_answer
 from swep_ds.recipe import Recipe
 from tests.support import fake_runs
@@ -83,8 +83,8 @@ def runs(tmp_path) -> dict:
     for cell in cells:
         more = {"MLE": 0, "SWEP": 2 + 2 * cell.seed, "Same": 0}[cell.variant]
         fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, 5 + more))
-    done, _ = read(find([tmp_path / "runs"]))
-    return {name: [run for run in done if run.place.variant == name] for name in variants}
+    done, _ = read_runs(find_runs([tmp_path / "runs"]))
+    return {name: [run for run in done if run.ref.variant == name] for name in variants}
 
 
 def test_intervals_are_of_the_means_over_seeds_and_of_the_mean_over_data_sets(runs):
@@ -118,9 +118,9 @@ def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
 
 def asked_on(run, nyt: Path, right: int):
     """The run, tested anew on another file as nyt."""
-    recipe = Recipe.load(str(run.place.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
-    fake_runs.finish(run.place.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
-    [[again], _] = read(find([run.place.folder]))
+    recipe = Recipe.load(str(run.ref.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
+    fake_runs.finish(run.ref.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
+    [[again], _] = read_runs(find_runs([run.ref.folder]))
     return again
 
 
@@ -134,8 +134,8 @@ def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path)
         "Same": ["squad", "nyt", "amazon", None],
     }
     assert scores.notes == [
-        f"No interval for SWEP on nyt: {other.place.folder} answered other questions than "
-        f"{runs['MLE'][0].place.folder}, so that the difference is not of the methods alone."
+        f"No interval for SWEP on nyt: {other.ref.folder} answered other questions than "
+        f"{runs['MLE'][0].ref.folder}, so the difference would not be that of the methods alone."
     ]
 
 
@@ -146,23 +146,23 @@ def test_the_same_questions_in_another_order_are_met_by_id(runs, tmp_path):
     # the first 5 of the file and thus the last 5: the 10 differ in all, and by position in none
     runs = {"MLE": runs["MLE"][:1], "SWEP": [asked_on(runs["SWEP"][0], tmp_path / "backwards.json", 5)]}
     scores = significance.QuestionScores()
-    [(_, difference)] = significance._differences(runs, "MLE", "nyt", scores)
+    [difference] = significance.question_differences(runs, "MLE", "nyt", scores).values()
     assert scores.notes == []
     assert difference[:, 0].tolist() == [-100.0] * 5 + [100.0] * 5
 
 
 def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs, tmp_path):
-    folder = runs["SWEP"][0].place.folder / "predictions"
+    folder = runs["SWEP"][0].ref.folder / "predictions"
     (folder / "nyt.json").write_text("{")
-    (runs["Same"][1].place.folder / "predictions" / "amazon.json").unlink()
-    answers = json.loads((runs["SWEP"][0].place.folder / "predictions" / "squad.json").read_text())
+    (runs["Same"][1].ref.folder / "predictions" / "amazon.json").unlink()
+    answers = json.loads((runs["SWEP"][0].ref.folder / "predictions" / "squad.json").read_text())
     del answers["squad19"]  # which was wrong: the scores stay
     (folder / "squad.json").write_text(json.dumps(answers))
     scores = significance.QuestionScores()
     found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
     assert {name: list(own) for name, own in found.items()} == {"SWEP": ["squad", "amazon"], "Same": ["squad", "nyt"]}
     lacking, nyt, amazon = scores.notes
-    assert lacking == f"{folder / 'squad.json'}: no answer to 1 of 20 questions, such as squad19: wrong."
+    assert lacking == f"{folder / 'squad.json'}: no answer to 1 of 20 questions, such as squad19: they count as wrong."
     assert nyt.startswith(f"No interval with {folder / 'nyt.json'}: not JSON: ")
     assert nyt.endswith(".")
     assert amazon.startswith("No interval with ")

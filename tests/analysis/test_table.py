@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.analysis import table
-from swep_ds.analysis.runs import find
+from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores
 from tests.support import fake_runs
@@ -50,7 +50,7 @@ def test_means_and_deviations_are_numpys(several):
             found = row["scores"][name][key]
             assert found["mean"] == pytest.approx(expected[:, column, metric].mean())
             assert found["std"] == pytest.approx(expected[:, column, metric].std(ddof=1), abs=1e-9)
-            assert not found["best"]  # of one row there is no best
+            assert not found["best"]  # one row alone has no best
 
 
 def test_no_run_at_all_still_makes_a_table():
@@ -67,7 +67,7 @@ def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
         right = {"mle": 4, "SWEP": 5 + cell.seed, "R-Drop": 4}[cell.variant]
         if (cell.variant, cell.seed) != ("mle", 2):
             fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
-    made = table.make(find([tmp_path / "runs"]))
+    made = table.make(find_runs([tmp_path / "runs"]))
     assert made["against"] == "mle"
     electra, mine = made["blocks"]
     assert [(block["title"], block["labels"]) for block in (electra, mine)] == [("ELECTRA-small", {}), ("Mine", {})]
@@ -89,23 +89,23 @@ def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
     assert "The paper has no numbers for Mine." in notes
     assert [row["differences"] for row in mine["rows"]] == [{}, {}, {}]  # the base has no run there
     assert len(made["missing"]) == 1 + 3 + 3
-    against = table.make(find([tmp_path / "runs"]), "r-drop")["blocks"][1]["rows"][1]["differences"]
+    against = table.make(find_runs([tmp_path / "runs"]), "r-drop")["blocks"][1]["rows"][1]["differences"]
     assert against["nyt"]["exact_match"]["mean"] == pytest.approx(10)
-    with pytest.raises(InputError, match=r"--against Adv-Aug: no row of that name; there are mle, SWEP, R-Drop"):
-        table.make(find([tmp_path / "runs"]), "Adv-Aug")
+    with pytest.raises(InputError, match=r"--against Adv-Aug: no row has that name; the rows are mle, SWEP, R-Drop"):
+        table.make(find_runs([tmp_path / "runs"]), "Adv-Aug")
 
 
 def test_the_base_row_is_the_one_that_is_named():
     rows = ["beta 1e4", "beta 1e-4", "模型", "MLE", "m l e"]
     for against, row in (("beta 1e-4", "beta 1e-4"), ("Beta_1e4", "beta 1e4"), ("模型", "模型"), (None, "MLE")):
-        assert table._base(rows, against) == row
-    with pytest.raises(InputError, match="--against beta 1e-4: no row of that name"):
-        table._base(["beta 1e4", "MLE"], "beta 1e-4")
-    with pytest.raises(InputError, match="no row of that name"):
-        table._base(rows, "数据")
-    with pytest.raises(InputError, match="--against R_DROP: 2 rows are called so"):
-        table._base(["R-Drop", "r drop"], "R_DROP")
-    assert table._base(["SWEP"], None) is None
+        assert table._base_row(rows, against) == row
+    with pytest.raises(InputError, match="--against beta 1e-4: no row has that name"):
+        table._base_row(["beta 1e4", "MLE"], "beta 1e-4")
+    with pytest.raises(InputError, match="no row has that name"):
+        table._base_row(rows, "数据")
+    with pytest.raises(InputError, match="--against R_DROP: 2 rows have that name"):
+        table._base_row(["R-Drop", "r drop"], "R_DROP")
+    assert table._base_row(["SWEP"], None) is None
 
 
 def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
@@ -113,7 +113,7 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10, "hotpot": 10}, variants=variants)
     for cell in cells:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3, "bioasq": 3, "hotpot": 3})
-    made = table.make(find([tmp_path / "runs"]))
+    made = table.make(find_runs([tmp_path / "runs"]))
     mle, r_drop = made["blocks"][0]["rows"]
     papers = {column: cell["f1"]["paper"] for column, cell in mle["scores"].items()}
     assert papers == {"squad": 84.92, "nyt": 82.93, "bioasq": 54.32, "hotpot": None, "out-of-domain mean": None}
@@ -125,7 +125,7 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
 def test_the_papers_mean(tmp_path):
     [cell] = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10}, variants={"MLE": {}})
     fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3, "bioasq": 3})
-    [row] = table.make(find([tmp_path / "runs"]))["blocks"][0]["rows"]
+    [row] = table.make(find_runs([tmp_path / "runs"]))["blocks"][0]["rows"]
     mean = row["scores"]["out-of-domain mean"]
     assert mean["f1"]["paper"] == pytest.approx((82.93 + 54.32) / 2)
     assert mean["exact_match"]["paper"] == pytest.approx((73.68 + 38.63) / 2)
@@ -148,7 +148,7 @@ def test_the_papers_mean(tmp_path):
 def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers(tmp_path, setting):
     [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {}}, across={"share": {"10 %": setting}})
     fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    made = table.make(find([tmp_path / "runs"]))
+    made = table.make(find_runs([tmp_path / "runs"]))
     [row] = made["blocks"][0]["rows"]
     assert row["scores"]["squad"]["f1"]["paper"] is None
     assert any("left out: they are of training on all of SQuAD v1.1 alone" in note for note in made["notes"])
@@ -160,7 +160,7 @@ def test_training_data_that_is_not_called_squad_is_named(tmp_path):
     cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
     for cell in cells:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    made = table.make(find([tmp_path / "runs"]))
+    made = table.make(find_runs([tmp_path / "runs"]))
     assert made["blocks"][0]["rows"][1]["scores"]["squad"]["f1"]["paper"] == 85.81
     assert "Not known to be SQuAD v1.1: data.train data/nyt.json, on which these models were trained." in made["notes"]
     assert any('data.train is "squad.json" in MLE; "data/nyt.json" in SSMBA.' in note for note in made["notes"])
