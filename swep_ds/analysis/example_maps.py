@@ -1,7 +1,6 @@
 """The heat maps of a run's report: a few questions of each data set, answered right and wrong, under one scale."""
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from swep_ds.recipe import Recipe
 EACH = 4  # questions of a data set, half of them answered right
 MOST = 24  # in all
 LARGEST = 10**9  # parameters of a model that is loaded for heat maps
-SECONDS = 20.0  # after which no further map is begun
+TRIED = 50  # questions of a data set that are looked at for windows with the answer
 
 
 def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]]) -> tuple[list[dict], str]:
@@ -30,7 +29,6 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
             f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
             "scripts/analyze.py makes them."
         )
-    until = time.monotonic() + SECONDS
     try:
         run = SavedRun.load(folder)
     except InputError as error:
@@ -40,38 +38,29 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
     each = max(2, min(EACH, MOST // len(answered)))
     maps, incomplete = {}, []
     for name, questions in answered.items():
-        if len(maps) * each < MOST and time.monotonic() < until and (pairs := _draw(run, questions, each, until)):
+        if len(maps) * each < MOST and (pairs := _draw(run, questions, each)):
             maps[name] = pairs
         if (count := len(maps.get(name, []))) < min(each, len(questions)):
             incomplete.append(f"{count} of {name}")
     texts = [words for pairs in maps.values() for _, words in pairs]
     scale = limits(texts) if texts else (0.0, 1.0)
-    note = (
-        f"There are only {', '.join(incomplete)}: at most {MOST} are drawn, none after {SECONDS:.0f} s, and only for "
-        "questions whose answer is in one window."
-    )
+    note = f"There are only {', '.join(incomplete)}: at most {MOST} are drawn, if one window holds the answer."
     return [
         {"name": name, "maps": [(question, Markup(fragment(words, scale))) for question, words in pairs]}
         for name, pairs in maps.items()
     ], note if incomplete else ""
 
 
-def _draw(
-    run: SavedRun, answered: Sequence[Answered], count: int, until: float
-) -> list[tuple[Answered, Sequence[Word]]]:
-    """The first `count` of the fixed choice that have a window with the answer; half right and half wrong if possible.
-
-    Args:
-        until: the time, on the monotonic clock, after which to look for no more.
-    """
-    pools = {right: [item for item in fixed_choice(answered) if item.right is right] for right in (True, False)}
+def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple[Answered, Sequence[Word]]]:
+    """The first `count` of the fixed choice with the answer in a window; half right and half wrong if possible."""
+    pools = {right: [item for item in fixed_choice(answered) if item.right is right][:TRIED] for right in (True, False)}
     chosen = []
     for right, pool in pools.items():
         enough = len(chosen) + max(count // 2, count - len(pools[not right]))
         # an answer may be in the text only after normalisation, or in no window
         windows = windows_if_any([item.example for item in pool], run.tokenizer, run.windows)
         for item, window in zip(pool, windows, strict=True):
-            if len(chosen) == enough or time.monotonic() > until:
+            if len(chosen) == enough:
                 break
             if window:
                 chosen.append((item, window))

@@ -24,7 +24,7 @@ from swep_ds.errors import InputError
 BANDS = ((0, 100), (100, 500), (500, 5_000), (5_000, 10_000))  # ranks (first, last], as in the paper
 NEIGHBOURS = 5
 BATCH = 8  # windows
-ROWS, COLUMNS = 256, 2**15  # words and table rows whose distances are in memory at a time
+ROWS = 256  # words whose distances to the whole table are in memory at a time
 TITLES = {
     "neighbour_distance": "5-NN l2 distance",
     "moved_distance": "l2 distance before / after",
@@ -80,19 +80,13 @@ def ranking(run: SavedRun, examples: Sequence[Example]) -> np.ndarray:
 def neighbour_distance(table: Tensor, words: np.ndarray, count: int = NEIGHBOURS) -> np.ndarray:
     """Mean l2 distance of the rows `words` to their `count` nearest other rows, [len(words)] float64.
 
-    It is computed in float64 on the table's device, at most `ROWS` x `COLUMNS` distances at a time.
+    It is computed in float64 on the table's device, for `ROWS` words at a time.
     """
-    means = []
+    table, means = table.double(), []
     for ids in torch.from_numpy(words).to(table.device).split(ROWS):
-        rows, nearest = table[ids].double(), []
-        for begin in range(0, len(table), COLUMNS):
-            columns = table[begin : begin + COLUMNS].double()
-            distance = torch.cdist(rows, columns)
-            position = ids - begin
-            inside = (position >= 0) & (position < len(columns))
-            distance[inside.nonzero()[:, 0], position[inside]] = torch.inf  # a row is not its own neighbour
-            nearest.append(distance.topk(min(count, len(columns)), largest=False).values)
-        means.append(torch.cat(nearest, 1).topk(count, largest=False).values.mean(1).cpu())
+        distance = torch.cdist(table[ids], table)
+        distance[torch.arange(len(ids)), ids] = torch.inf  # a row is not its own neighbour
+        means.append(distance.topk(count, largest=False).values.mean(1).cpu())
     return torch.cat(means).numpy()
 
 

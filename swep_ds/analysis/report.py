@@ -262,16 +262,13 @@ def _ranks(health: Sequence[HealthLine], *, own_forward: bool) -> list[dict[str,
     usual = median(value for line in lines for value in line.forward_seconds)
     rows = []
     for rank in range(world):
-        row = {name: median(getattr(line, name)[rank] for line in lines) for name in names[:3]}
-        notes = []
-        if row["data_seconds"] > WAITING * row["step_seconds"]:
-            notes.append("waits for data")
-        if own_forward and row["forward_seconds"] > SLOW * usual:
-            notes.append("slow forward passes")
-        if bad := [line.update for line in lines if rank in line.not_finite]:
-            notes.append(f"not finite at update {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else ""))
+        step, data, forward = (median(getattr(line, name)[rank] for line in lines) for name in names[:3])
+        bad = [line.update for line in lines if rank in line.not_finite]
+        notes = ["waits for data"] if data > WAITING * step else []
+        notes += ["slow forward passes"] if own_forward and forward > SLOW * usual else []
+        notes += [f"not finite at update {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else "")] if bad else []
         memory = max(line.memory_mib[rank] for line in lines)
-        rows.append(row | {"rank": rank, "memory_mib": memory, "notes": ", ".join(notes)})
+        rows.append({"rank": rank, "seconds": (step, data, forward), "memory_mib": memory, "notes": ", ".join(notes)})
     return [row for row in rows if row["notes"] or 1 < world <= MOST_RANKS]
 
 

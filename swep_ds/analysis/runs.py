@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -204,14 +205,16 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
             runs.append(_read_run(ref))
         except InputError as error:
             missing.append(MissingRun(ref, str(error)))
-    for conditions_of, fault in (
-        (_test_conditions, "tested differently from the others"),
-        (lambda run: run.conditions, "trained differently from the others"),
-    ):
-        runs, excluded = _keep_majority(runs, conditions_of, fault)
-        missing += excluded
-    runs, duplicates = _keep_first(runs)
-    return runs, sorted(missing + duplicates, key=lambda lack: refs.index(lack.ref))
+    checks = (
+        partial(_differently, verb="tested", conditions_of=_test_conditions),
+        partial(_differently, verb="trained", conditions_of=lambda run: run.conditions),
+        _repeated,
+    )
+    for check in checks:
+        reasons = list(check(runs))
+        missing += [MissingRun(run.ref, reason) for run, reason in zip(runs, reasons, strict=True) if reason]
+        runs = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
+    return runs, sorted(missing, key=lambda lack: refs.index(lack.ref))
 
 
 def _read_run(ref: RunRef) -> Run:
@@ -278,37 +281,24 @@ def _test_conditions(run: Run) -> dict[str, Any]:
     }
 
 
-def _keep_majority(
-    runs: Sequence[Run], conditions_of: Callable[[Run], dict], fault: str
-) -> tuple[list[Run], list[MissingRun]]:
-    """The runs whose conditions are those of most runs of their model, and the others."""
+def _differently(runs: Sequence[Run], verb: str, conditions_of: Callable[[Run], dict]) -> Iterator[str]:
+    """For each run, the reason to exclude it if its conditions are not those of most runs of its model, else ""."""
     by_model: dict[str, list[dict]] = {}
     for run in runs:
         by_model.setdefault(run.ref.block[0], []).append(conditions_of(run))
-    usual = {model: max(values, key=values.count) for model, values in by_model.items()}
-    kept, excluded = [], []
     for run in runs:
-        if differing := differences(conditions_of(run), usual[run.ref.block[0]]):
-            excluded.append(MissingRun(run.ref, f"{fault} ({differing})"))
-        else:
-            kept.append(run)
-    return kept, excluded
+        all_conditions = by_model[run.ref.block[0]]
+        differing = differences(conditions_of(run), max(all_conditions, key=all_conditions.count))
+        yield f"{verb} differently from the others ({differing})" if differing else ""
 
 
-def _keep_first(runs: Sequence[Run]) -> tuple[list[Run], list[MissingRun]]:
-    """The first run of each variant, point and seed; another would count its seed twice."""
-    first: dict[Hashable, Path] = {}
-    kept, excluded = [], []
+def _repeated(runs: Sequence[Run]) -> Iterator[str]:
+    """For each run, the reason to exclude it if an earlier one has its variant, point and seed, else ""."""
+    first: dict[Hashable, Run] = {}
     for run in runs:
         model, labels = run.ref.block
-        key = (run.ref.variant, run.ref.seed, model, *labels.items())
-        if key in first:
-            reason = f"the same variant and seed as {first[key]}, which is in the table"
-            excluded.append(MissingRun(run.ref, reason))
-        else:
-            first[key] = run.ref.folder
-            kept.append(run)
-    return kept, excluded
+        earlier = first.setdefault((run.ref.variant, run.ref.seed, model, *labels.items()), run)
+        yield "" if earlier is run else f"the same variant and seed as {earlier.ref.folder}, which is in the table"
 
 
 def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:

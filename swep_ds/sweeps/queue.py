@@ -7,7 +7,6 @@ its own process group, which is signalled and waited for; whatever is left of it
 import os
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from swep_ds.console import Console
 from swep_ds.errors import EXIT_STOPPED, InputError
@@ -44,10 +43,6 @@ class Job:
         self._write(START_LINE + shlex.join(command))
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **streams)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
 
     def alive(self) -> bool:
         """Whether any process of the group still runs; the first may end before the others."""
@@ -136,10 +131,9 @@ def run_queue(
     waiting = deque(cell for cell in cells if cell.results() is None)
     running: list[Job] = []
     failed: list[Cell] = []
-    durations: list[float] = []  # seconds, of the runs that are done
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.fields[left]}", "{task.description}")
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), "{task.description}")
     with _requests() as requests, Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=len(cells), left="")
+        bar = progress.add_task("", total=len(cells))
         try:
             while (waiting or running) and not requests:
                 while waiting and free:
@@ -159,21 +153,17 @@ def run_queue(
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
                     free.append(job.environment)
-                    seconds, code, cell = job.seconds, job.close(), job.cell
+                    code, cell = job.close(), job.cell
                     if code == 0 and cell.results() is not None:
-                        durations.append(seconds)
-                        console.print(f"{cell.name}: done in {timedelta(seconds=round(seconds))}")
+                        seconds = round(time.monotonic() - job.began)
+                        console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}")
                     elif cell.still_running():  # by another process, which took the lock after `still_running` above
                         console.print(f"{cell.name}: skipped, {cell.fault()}")
                     else:
                         failed.append(cell)
                         _report_failure(console, cell, code)
-                progress.update(
-                    bar,
-                    completed=len(cells) - len(waiting) - len(running),
-                    left=_time_left(durations, running, len(waiting), jobs),
-                    description=", ".join(job.cell.name for job in running),
-                )
+                names = ", ".join(job.cell.name for job in running)
+                progress.update(bar, completed=len(cells) - len(waiting) - len(running), description=names)
                 time.sleep(POLL_SECONDS)
             return failed, bool(requests)
         finally:
@@ -205,15 +195,6 @@ def _report_failure(console: Console, cell: Cell, code: int) -> None:
     console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
     lines = cell.log.read_text(encoding="utf-8", errors="replace").splitlines()
     console.print("\n".join([f"the end of {cell.log}:", *lines[-LAST_LINES:]]))
-
-
-def _time_left(durations: Sequence[float], running: Sequence[Job], waiting: int, jobs: int) -> str:
-    """An estimate from the mean duration of the runs that are done."""
-    if not durations:
-        return ""
-    mean = statistics.mean(durations)
-    seconds = mean * waiting + sum(max(0.0, mean - job.seconds) for job in running)
-    return f"{timedelta(seconds=round(seconds / jobs))} left"
 
 
 def _end(running: Sequence[Job], requests: Sequence[float]) -> None:

@@ -1,5 +1,5 @@
-"""Reports of hand-made runs: every part is there, every text is harmless, numbers agree with NumPy or with hand
-calculation, and a browser shows the page."""
+"""Reports of hand-made runs: every part is there, every text is harmless, and numbers agree with NumPy or with
+hand calculation."""
 
 import json
 import re
@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
 from safetensors.torch import save_file
 
 import swep_ds.pipeline.run
@@ -27,7 +26,7 @@ from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
-from tests.support.fork_server import HANGS, run_script
+from tests.support.fork_server import run_script
 
 CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
 SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
@@ -283,11 +282,11 @@ def test_a_large_model_is_not_loaded_again(run, monkeypatch):
     assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
 
 
-def test_heat_maps_take_no_longer_than_they_may(run, monkeypatch):
-    monkeypatch.setattr(example_maps, "SECONDS", 0.0)
+def test_a_data_set_without_a_heat_map_is_named(run, monkeypatch):
+    monkeypatch.setattr(example_maps, "TRIED", 0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
-    assert "There are only 0 of squad: at most 24 are drawn, none after 0 s" in page.texts["maps"]
+    assert "There are only 0 of squad: at most 24 are drawn, if one window holds the answer." in page.texts["maps"]
 
 
 def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
@@ -422,34 +421,3 @@ def test_a_report_that_fails_fails_no_run(tmp_path, monkeypatch, caplog):
     assert f"python scripts/report.py {tmp_path}" in said
     assert "holds no recipe.yaml" in said
     assert finished == [()]
-
-
-@pytest.mark.slow
-def test_a_browser_shows_it(against, made, tmp_path):
-    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
-    if browser is None:
-        pytest.skip("no chromium or google-chrome on the PATH")
-    picture = tmp_path / "page.png"
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={tmp_path}/profile",
-    ]
-    address = (made / "run" / "report.html").as_uri()
-    command = [browser, *options, f"--screenshot={picture}", "--window-size=1000,3000", "--dump-dom", address]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=True).stdout
-    assert Page(shown.replace("<!DOCTYPE html>", "")).texts.keys() >= {
-        "run",
-        "scores",
-        "curves",
-        "maps",
-        "worst",
-        "cost",
-    }
-    assert "alert('x')&lt;/script&gt;" in shown
-    pixels = np.asarray(Image.open(picture).convert("RGB")).reshape(-1, 3)
-    assert len(pixels) == 1000 * 3000
-    assert len(np.unique(pixels, axis=0)) > 50  # text, lines in three colours, heat maps
-    assert (pixels == 255).all(1).mean() < 0.95

@@ -82,7 +82,7 @@ def test_a_run_that_was_stopped_or_killed_is_queued_again(start, code, why):
     assert calls[1:] == ["scontrol requeue 7"]
 
 
-def test_restarts_are_bounded_slurms_own_too(start):
+def test_restarts_are_bounded_including_slurms_own(start):
     code, said, calls = start(75, SLURM_RESTART_COUNT="2")
     assert (code, len(calls)) == (75, 1)
     assert said.endswith("stopped on request; 2 restarts are used up: not restarted; submit again to resume\n")
@@ -107,7 +107,7 @@ def test_no_answer_of_squeue_is_no_end_of_the_job(start, silence):
     assert said.endswith("Slurm has ended the job: not restarted from here\n")
 
 
-def test_where_squeue_never_answers_nothing_is_decided_and_it_says_so(start, tmp_path):
+def test_if_squeue_never_answers_the_job_is_not_requeued_and_says_so(start, tmp_path):
     code, said, calls = start(76, ANSWERS="fails")
     assert (code, len(calls)) == (76, 1)
     assert said.endswith("squeue gives no answer: not restarted; submit again to resume\n")
@@ -120,7 +120,7 @@ def test_a_requeue_that_slurm_refuses_is_tried_again_and_said(start):
     code, said, _ = start(75, REFUSED="1000")
     assert code == 75
     assert said.endswith("scontrol requeue failed: not restarted; submit again to resume\n")
-    _, said, calls = start(75, REFUSED="1000", ANSWERS="RUNNING COMPLETING")  # it was heard after all
+    _, said, calls = start(75, REFUSED="1000", ANSWERS="RUNNING COMPLETING")  # the request was accepted after all
     assert len(calls) == 2
     assert said.endswith("Slurm has ended the job: not restarted from here\n")
 
@@ -153,7 +153,7 @@ def test_a_saved_checkpoint_is_noted_for_the_job_script(tmp_path, monkeypatch):
     note_checkpoint(12)
 
 
-def test_of_an_array_one_task_is_run_and_queued_again(start):
+def test_one_task_of_an_array_is_run_and_requeued(start):
     array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
     _, said, calls = start(75, "sweep", **array)
     assert said.startswith("swep-ds: job 5_3, start 1,")

@@ -18,7 +18,7 @@ RUN = ["--ds_config", "ds_configs/zero2.json"]
 
 @pytest.fixture
 def submit(monkeypatch, capsys):
-    """Calls it in the repository's root; returns what it printed."""
+    """Calls `submit` in the repository's root; returns what it printed."""
     monkeypatch.chdir(ROOT)
 
     def call(*words: str) -> str:
@@ -30,7 +30,7 @@ def submit(monkeypatch, capsys):
 
 
 def command(printed: str) -> list[str]:
-    """The words of the sbatch command behind the variables that it is given."""
+    """The words of the sbatch command after its environment variables."""
     words = shlex.split(printed.splitlines()[0])
     assert [word.partition("=")[0] for word in words[:4]] == [
         "SWEP_DS_ROOT",
@@ -58,7 +58,7 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
     assert printed.startswith(f"SWEP_DS_ROOT={ROOT} SWEP_DS_PYTHON={sys.executable} SWEP_DS_MAX_RESTARTS=20 ")
 
 
-def test_without_gpus_nothing_is_said_of_them(submit, tmp_path):
+def test_without_gpus_none_are_asked_for(submit, tmp_path):
     own = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
     printed = submit("train", *own, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
     words = command(printed)
@@ -125,13 +125,13 @@ CPU = ["--cpu_ranks_per_node", "1"]
         (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),
     ],
 )
-def test_what_cannot_be_is_refused_before_it_is_queued(submit, words, said):
+def test_bad_options_are_refused_before_the_job_is_queued(submit, words, said):
     with pytest.raises(InputError, match=said) as caught:
         submit(*words)
     assert "\n" not in str(caught.value)
 
 
-def test_where_there_is_no_slurm_it_says_so(submit, tmp_path, monkeypatch):
+def test_without_slurm_it_says_so(submit, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="sbatch: no such command: submit on a machine of a Slurm cluster"):
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))

@@ -243,22 +243,20 @@ def test_bad_sweeps_are_one_line(tmp_path, fields, said):
     assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
 
 
-def test_seeds_on_the_command_line_are_refused(tmp_path):
-    assert "the seeds are in the sweep's file" in message(tmp_path, ["seed=1"], **MINIMAL)
-
-
-@pytest.mark.parametrize("override", ["method.name=swep", "method={name: swep}", "train.adam_betas.x=1"])
-def test_an_override_of_what_makes_a_variant_is_refused(tmp_path, override):
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
+        ("method.name=swep", "variants.B sets method.name: change it there"),
+        ("method={name: swep}", "variants.B sets method.name: change it there"),
+        ("train.adam_betas.x=1", "variants.B sets train.adam_betas: change it there"),
+        ("data.train_fraction=1", "across.share.10 % sets data.train_fraction: change it there"),
+    ],
+)
+def test_an_override_of_what_makes_a_cell_is_refused(tmp_path, override, said):
     variants = {"A": {"train.epochs": 1}, "B": {"method.name": "mle", "train.adam_betas": [0.8, 0.9]}}
-    said = message(tmp_path, [override], variants=variants)
-    field = "train.adam_betas" if "betas" in override else "method.name"
-    assert f"--set {override}: {tmp_path / 'mine.yaml'}: variants.B sets {field}: change it there" in said
-
-
-def test_an_override_of_what_makes_a_point_is_refused(tmp_path):
     across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
-    said = message(tmp_path, ["data.train_fraction=1"], **MINIMAL, across=across)
-    assert "across.share.10 % sets data.train_fraction: change it there" in said
+    assert said in message(tmp_path, [override], variants=variants, across=across)
 
 
 def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
@@ -305,6 +303,9 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     path = write(tmp_path, **MINIMAL)
     _, [cell] = read_sweep(path, tmp_path)
     assert (cell.results(), cell.fault()) == (None, "not run")
+    for content in ("", "\n", "somebody else's notes\n"):
+        cell.log.write_text(content)
+        assert cell.fault() == "not run"
     cell.folder.mkdir()
     (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
     cell.log.write_text("$ python train.py\nworking\n")
@@ -324,13 +325,6 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     (cell.folder / "recipe.yaml").write_text("{")
     cell.log.unlink()
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
-
-
-@pytest.mark.parametrize("content", ["", "\n", "somebody else's notes\n"])
-def test_an_empty_or_foreign_log_is_of_no_run(tmp_path, content):
-    _, [cell] = read_sweep(write(tmp_path, **MINIMAL), tmp_path)
-    cell.log.write_text(content)
-    assert cell.fault() == "not run"
 
 
 # One cell alone
