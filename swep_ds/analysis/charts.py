@@ -45,7 +45,7 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
     passes = sorted({name for line in lines for name in line if name.startswith("nll_")})
     sigma = None if prior_variance is None else ("√α, the prior's", math.sqrt(prior_variance))
     changed = {"words_changed": "perturbed", "words_changed_clean": "clean"}
-    charts = [
+    all_charts = [
         ("Loss", "nats", {"loss": "loss", **{name: f"NLL, {name[4:]} pass" for name in passes}}, None),
         ("KL to the prior", "nats per token", {"kl_per_token": "KL"}, None),
         ("Mean of the noise", "mean μ over dimensions", {"mu": "μ"}, (f"{prior_mean:g}, the prior's", prior_mean)),
@@ -56,12 +56,12 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
         ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, None),
         ("Gradient", "global L2 norm before clipping", {"grad_norm": "norm"}, None),
     ]
-    made = []
-    for title, unit, labels, level in charts:
-        curves = {label: found for name, label in labels.items() if (found := curve(lines, name))}
+    charts = []
+    for title, unit, labels, level in all_charts:
+        curves = {label: points for name, label in labels.items() if (points := curve(lines, name))}
         if curves:
-            made.append(Chart(title, unit, curves, level))
-    return made
+            charts.append(Chart(title, unit, curves, level))
+    return charts
 
 
 def throughput(lines: Lines) -> Chart | None:

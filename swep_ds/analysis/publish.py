@@ -14,11 +14,11 @@ def publish(refs: Sequence[RunRef], folder: Path | None, against: str | None = N
     Raises:
         InputError: no row is called `against`, or the folder cannot be written to.
     """
-    made = table.make(refs, against)
-    made["notes"] += curves.notes(made)
-    formats.show(made)
-    if folder and any(row["scores"] for block in made["blocks"] for row in block["rows"]):
-        formats.write(made, folder)
-        files = [f"table.{suffix}" for suffix in formats.SUFFIXES] + [file.name for file in curves.draw(made, folder)]
+    result = table.make(refs, against)
+    result["notes"] += curves.notes(result)
+    formats.show(result)
+    if folder and any(row["scores"] for block in result["blocks"] for row in block["rows"]):
+        formats.write(result, folder)
+        files = [f"table.{suffix}" for suffix in formats.SUFFIXES] + [file.name for file in curves.draw(result, folder)]
         Console(highlight=False, markup=False, soft_wrap=True).print(f"in {folder}: {', '.join(files)}")
-    return made
+    return result

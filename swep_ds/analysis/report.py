@@ -154,7 +154,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     """A JSON object; empty if there is no file."""
     if not file.exists():
         return {}
-    fix = "start the run again, which writes it anew"
+    fix = "start the run again, which rewrites it"
     try:
         content = read_json(file)
     except InputError as error:

@@ -60,7 +60,7 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
 
 def test_points_without_a_number_are_named():
     labels = ({"share": "10 %", "model": "A"}, {"share": "all", "model": "B"}, {"share": "20 %"}, {"share": "most"})
-    table = {"blocks": [block("A", one, 3) for one in labels]}
+    table = {"blocks": [block("A", point, 3) for point in labels]}
     assert curves.notes(table) == ["The curve over share is without all, most: not a number."]
 
 

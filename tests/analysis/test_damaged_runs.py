@@ -29,7 +29,7 @@ HEALTH |= {"memory_mib": [9.0, 9.5], "not_finite": [1]}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     fake_runs.data_set(folder, "squad", 3)
     tree = fake_runs.RECIPE | {"data": {"train": "t", "eval": {"squad": str(folder / "squad.json")}}}
@@ -42,8 +42,8 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(made, tmp_path) -> Path:
-    return shutil.copytree(made, tmp_path / "run")
+def run(finished, tmp_path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def one_line(step) -> str | None:

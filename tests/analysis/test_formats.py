@@ -17,7 +17,7 @@ from tests.support.fork_server import ROOT, run_script
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 
 
-def made() -> table.Table:
+def example() -> table.Table:
     """A table by hand, without the paper's numbers, and without an interval in the last columns."""
     block = {"title": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}} | table.aggregate(RUNS)
     for row, name in zip(block["rows"], NAMES, strict=True):
@@ -28,15 +28,15 @@ def made() -> table.Table:
     for column in block["columns"]:
         bounds = {"low": -0.25, "high": 2.0} if column == "squad" else {"low": None, "high": None}
         bounds |= {"low": 0.5, "high": 2.0} if column == "wiki" else {}
-        one = {"mean": 1.0, "seeds": {"mean": 1.0, "std": None, "n": 1}} | bounds
-        block["rows"][1]["differences"][column] = {"exact_match": one, "f1": one | {"mean": -3.0}}
+        difference = {"mean": 1.0, "seeds": {"mean": 1.0, "std": None, "n": 1}} | bounds
+        block["rows"][1]["differences"][column] = {"exact_match": difference, "f1": difference | {"mean": -3.0}}
     block["rows"][0]["scores"]["squad"]["f1"]["paper"] = 89.5
     missing = [{"name": "gone", "labels": {}, "seed": 0, "reason": "no_room", "line": "gone, seed 0: no_room"}]
     return {"against": "MLE", "blocks": [block], "notes": ["A note_."], "missing": missing}
 
 
 def test_markdown():
-    assert formats.markdown(made()) == (
+    assert formats.markdown(example()) == (
         "**small & 5 %**\n\n"
         "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
@@ -57,7 +57,7 @@ def test_markdown():
 
 
 def test_csv_has_a_line_per_figure():
-    lines = list(csv.DictReader(io.StringIO(formats.csv(made()))))
+    lines = list(csv.DictReader(io.StringIO(formats.csv(example()))))
     assert len(lines) == 2 * 4 * 2
     assert {(line["model"], line["share"]) for line in lines} == {("small & 5 %", "5 %")}
     first = lines[1]
@@ -70,7 +70,7 @@ def test_csv_has_a_line_per_figure():
 
 
 def test_latex_has_as_many_cells_in_each_line_as_columns():
-    text = formats.latex(made())
+    text = formats.latex(example())
     scores, differences = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
     for layout, body in (scores, differences):
         assert body.startswith("\\toprule")
@@ -91,7 +91,7 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
 
 def test_the_terminal_shows_the_same_numbers():
     console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
-    console.print(formats.scores_for_terminal(made()["blocks"][0]))
+    console.print(formats.scores_for_terminal(example()["blocks"][0]))
     shown = console.export_text(styles=True)
     assert "<i>50 %</i>_[x]" in shown
     bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
@@ -103,7 +103,7 @@ def test_the_terminal_shows_the_same_numbers():
 def test_the_terminal_prints_a_difference_beyond_chance_in_bold(monkeypatch):
     console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
     monkeypatch.setattr(formats, "Console", lambda **options: console)
-    formats.show(made())
+    formats.show(example())
     differences = console.export_text(styles=True).split("less MLE")[1]
     bold = [part.split("\x1b[0m")[0] for part in differences.split("\x1b[1m")[1:]]
     assert [text for text in bold if text[0] in "+-"] == ["+1.00", "-3.00"]  # of the column with an interval beyond 0
@@ -155,10 +155,10 @@ EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c"
 @pytest.mark.parametrize("name", EVIL)
 def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
     """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
-    text = json.dumps(made()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
+    text = json.dumps(example()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
     for old in ("MLE", "squad", "SMALL", "share", "5 %", "GONE", "A NOTE"):
         text = text.replace(json.dumps(old)[1:-1], json.dumps(f"{name}{old}")[1:-1])
-    named, plain = json.loads(text), made()
+    named, plain = json.loads(text), example()
 
     assert len(formats.markdown(named).splitlines()) == len(formats.markdown(plain).splitlines())
     assert len(formats.latex(named).splitlines()) == len(formats.latex(plain).splitlines())

@@ -102,7 +102,7 @@ def metrics(updates, **changes) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def home(tmp_path_factory) -> Path:
     """The folder of a run, and that of another run with other answers."""
     home = tmp_path_factory.mktemp("runs")
     tree = yaml.safe_load(tiny_run.prepare(home).read_text())
@@ -148,24 +148,24 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(made, tmp_path) -> Path:
+def run(home, tmp_path) -> Path:
     """A copy that a test may change."""
-    return Path(shutil.copytree(made / "run", tmp_path / "run"))
+    return Path(shutil.copytree(home / "run", tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")
-def against(made) -> tuple[report.Report, Page]:
-    written = report.write_report(made / "run", made / "other")
-    assert (made / "run" / "report.html").read_text() == written.html
+def against(home) -> tuple[report.Report, Page]:
+    written = report.write_report(home / "run", home / "other")
+    assert (home / "run" / "report.html").read_text() == written.html
     return written, Page(written.html)
 
 
-def test_all_parts_are_there(against, made):
+def test_all_parts_are_there(against, home):
     texts = against[1].texts
     assert [name for name in texts if not name.startswith("p")] == [
         *("run", "scores", "curves", "maps", "worst", "changed", "cost", "repeat")
     ]
-    for shown in ("swep: ", "beta 0.001", "prior_variance 0.1", str(made / "model"), "global batch 16", "fp32"):
+    for shown in ("swep: ", "beta 0.001", "prior_variance 0.1", str(home / "model"), "global batch 16", "fp32"):
         assert shown in texts["run"]
     words = " ".join(texts["run"].split())
     assert all(row in words for row in ("Seed 0", "Ranks 2", "ZeRO stage 3"))
@@ -206,9 +206,9 @@ def test_the_worst_come_first_and_the_right_ones_not_at_all(against):
     assert {row[1] for row in rows} == {QUESTIONS[name][0] for name in ("w1", "w2", "w3")}
 
 
-def test_what_changed_against_another_run(made):
-    recipe = Recipe.load(str(made / "run" / "recipe.yaml"))
-    gained, lost = most_changed(read_answered(made / "run", recipe, "squad", made / "other"), 9)
+def test_what_changed_against_another_run(home):
+    recipe = Recipe.load(str(home / "run" / "recipe.yaml"))
+    gained, lost = most_changed(read_answered(home / "run", recipe, "squad", home / "other"), 9)
     assert [(item.example.id, item.gain) for item in gained] == [
         *(("r1", 100.0), ("r2", 100.0), ("r3", pytest.approx(100 / 3)))
     ]
@@ -228,10 +228,12 @@ def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against
     assert LONG not in written.html
     assert "(2,007 characters)" in page.texts["worst"]
     assert not {"\x00", "\x1b"} & set(written.html)
-    addresses = [value for _, found in page.elements for name, value in found.items() if name in ("src", "href")]
-    addresses += [found["xlink:href"] for _, found in page.elements if "xlink:href" in found]
+    addresses = [
+        value for _, attributes in page.elements for name, value in attributes.items() if name in ("src", "href")
+    ]
+    addresses += [attributes["xlink:href"] for _, attributes in page.elements if "xlink:href" in attributes]
     assert all(address.startswith("#") for address in addresses)
-    ids = [found["id"] for _, found in page.elements if "id" in found]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
@@ -289,7 +291,7 @@ def test_a_data_set_without_a_heat_map_is_named(run, monkeypatch):
     assert "There are only 0 of squad: at most 24 are drawn, if one window holds the answer." in page.texts["maps"]
 
 
-def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
+def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):
     for arguments, message in (
         ((tmp_path,), "holds no recipe.yaml, so no run"),
         ((run, tmp_path), "--against .*holds no results.json"),
@@ -302,7 +304,7 @@ def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
     stranger.mkdir()
     shutil.copy(run / "results.json", stranger)
     with pytest.raises(InputError, match="answers none of the questions"):
-        report.write_report(made / "run", stranger)
+        report.write_report(home / "run", stranger)
     good = json.loads((run / "results.json").read_text())
     for content, message in (
         ("[", "half-written or damaged"),
@@ -326,17 +328,17 @@ def test_damaged_lines_are_left_out(run):
     assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in " ".join(page.texts["cost"].split())
 
 
-def test_what_the_other_run_lacks_is_said(run, made, tmp_path):
+def test_what_the_other_run_lacks_is_said(run, home, tmp_path):
     """A set that it did not answer, and one on which it was tested with fewer questions."""
-    shutil.copy(made / "test.json", tmp_path / "second.json")
+    shutil.copy(home / "test.json", tmp_path / "second.json")
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
-    tree["data"]["eval"] = {"squad": str(made / "test.json"), "second": str(tmp_path / "second.json")}
+    tree["data"]["eval"] = {"squad": str(home / "test.json"), "second": str(tmp_path / "second.json")}
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     shutil.move(run / "predictions" / "gone.json", run / "predictions" / "second.json")
     results = json.loads((run / "results.json").read_text())
     results["eval"]["second"] = results["eval"].pop("gone")
     (run / "results.json").write_text(json.dumps(results))
-    other = Path(shutil.copytree(made / "other", tmp_path / "other"))
+    other = Path(shutil.copytree(home / "other", tmp_path / "other"))
     results["eval"].pop("second")
     results["eval"]["squad"]["total"] = 5
     (other / "results.json").write_text(json.dumps(results))
@@ -367,9 +369,9 @@ def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
     assert page.of_class("heatmap") == example_maps.EACH
 
 
-def test_the_script_writes_the_page_and_refuses_a_wrong_folder(made, tmp_path):
+def test_the_script_writes_the_page_and_refuses_a_wrong_folder(home, tmp_path):
     script, page = tiny_run.ROOT / "scripts" / "report.py", tmp_path / "page.html"
-    ended = run_script(script, str(made / "run"), "--against", str(made / "other"), "--output", str(page))
+    ended = run_script(script, str(home / "run"), "--against", str(home / "other"), "--output", str(page))
     assert ended.stdout == f"report in {page}\n"
     assert Page(page.read_text()).count("svg") == 9
     ended = run_script(script, str(tmp_path), check=False)
@@ -400,9 +402,9 @@ def test_each_of_many_curves_has_a_line_of_its_own():
     assert len(styles) == len(set(styles)) == 6
 
 
-def test_the_command_starts_the_same_run(made):
+def test_the_command_starts_the_same_run(home):
     # it names the run's resolved ds_config, in which the accumulation already counts passes
-    folder = made / "run"
+    folder = home / "run"
     recipe = Recipe.load(str(folder / "recipe.yaml"))
     given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
     assert resolve_ds_config(str(folder / "ds_config.json"), recipe, **given) == json.loads(

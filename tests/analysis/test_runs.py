@@ -23,7 +23,7 @@ def cells(tmp_path):
 def reasons(tmp_path) -> dict[str, str]:
     done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert len(done) + len(missing) == 6
-    return {one.ref.folder.name: one.reason for one in missing}
+    return {run.ref.folder.name: run.reason for run in missing}
 
 
 def change(cell, *fields: str, to=None) -> None:
@@ -57,15 +57,15 @@ def test_failed_and_half_written_runs_and_those_of_another_version_are_named(cel
     change(cells[3], "eval", "squad", "f1")
     change(cells[4], "versions", to=["torch"])
     (cells[5].folder / "ds_config.json").unlink()
-    found = reasons(tmp_path)
-    assert found["mle-seed0"].startswith(f"{file}: half-written or damaged (")
-    assert found["swep-seed0"] == "exit code 2: error: no room"
-    assert found["mle-seed1"] == "not finished"
-    assert found["swep-seed1"] == (
+    by_folder = reasons(tmp_path)
+    assert by_folder["mle-seed0"].startswith(f"{file}: half-written or damaged (")
+    assert by_folder["swep-seed0"] == "exit code 2: error: no room"
+    assert by_folder["mle-seed1"] == "not finished"
+    assert by_folder["swep-seed1"] == (
         f"{cells[3].folder}/results.json: not of this version (eval.squad.f1: field required): run it again"
     )
-    assert "not of this version (versions: input should be a valid dictionary)" in found["mle-seed2"]
-    assert found["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: cannot be read")
+    assert "not of this version (versions: input should be a valid dictionary)" in by_folder["mle-seed2"]
+    assert by_folder["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: cannot be read")
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert missing[1].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
     assert missing[2].line == f"MLE, seed 1: not finished ({cells[2].folder})"
@@ -76,13 +76,13 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     change(cells[1], "eval", "nyt")
     change(cells[2], "world_size", to=2)
     (cells[3].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
-    found = reasons(tmp_path)
-    assert found["mle-seed0"] == "tested differently from the others (questions of nyt 9 there, 10 here)"
-    assert found["swep-seed0"].startswith(
+    by_folder = reasons(tmp_path)
+    assert by_folder["mle-seed0"] == "tested differently from the others (questions of nyt 9 there, 10 here)"
+    assert by_folder["swep-seed0"].startswith(
         "tested differently from the others (questions of nyt None there, 10 here; data"
     )
-    assert found["mle-seed1"] == "trained differently from the others (world_size 2 there, 1 here)"
-    assert found["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
+    assert by_folder["mle-seed1"] == "trained differently from the others (world_size 2 there, 1 here)"
+    assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
 
 
 def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):

@@ -26,7 +26,7 @@ def test_questions_are_aligned_by_id_whatever_the_order_of_the_predictions(asked
     scores = significance.per_question({**dict(given_answers), "of another set": "b"}, golds)
     expected = [100.0 * (answered and answer == "b") for answer, answered in asked.values()]
     assert list(scores.index) == list(golds)
-    assert scores.to_numpy().tolist() == [[one, one] for one in expected]
+    assert scores.to_numpy().tolist() == [[score, score] for score in expected]
 
 
 def test_per_question_scores_are_percent_of_em_and_f1():
@@ -63,16 +63,16 @@ def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
 
 def test_columns_share_their_draws():
     values = np.random.default_rng(0).normal(size=(40, 1))
-    one, two = significance.resampled_means(np.concatenate([values, 3 * values], axis=1), "x").T
-    assert two == pytest.approx(3 * one)
+    single, triple = significance.resampled_means(np.concatenate([values, 3 * values], axis=1), "x").T
+    assert triple == pytest.approx(3 * single)
 
 
 def test_a_share_of_questions_won_has_the_binomials_interval():
     # 60 of 200 questions are won and the others alike: a resample's mean is Binomial(200, 0.3) / 200
     values = np.repeat([[100.0], [0.0]], [60, 140], axis=0)
-    found = significance.interval(significance.resampled_means(values, "squad")).ravel()
+    bounds = significance.interval(significance.resampled_means(values, "squad")).ravel()
     expected = stats.binom(200, 0.3).ppf([0.025, 0.975]) / 2
-    assert found == pytest.approx(expected, abs=0.5)  # 0.5 points: one question
+    assert bounds == pytest.approx(expected, abs=0.5)  # 0.5 points: one question
 
 
 @pytest.fixture
@@ -89,19 +89,19 @@ def runs(tmp_path) -> dict:
 
 def test_intervals_are_of_the_means_over_seeds_and_of_the_mean_over_data_sets(runs):
     scores = significance.QuestionScores()
-    found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
+    intervals = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
     assert scores.notes == []
-    assert list(found) == ["SWEP", "Same"]
-    assert not np.any(list(found["Same"].values()))
+    assert list(intervals) == ["SWEP", "Same"]
+    assert not np.any(list(intervals["Same"].values()))
     # by hand: SWEP's seeds win questions 5, 6 and 5, 6, 7, 8: on average 100 points on two, 50 points on two
     samples = {}
     for name, questions in (("squad", 20), ("nyt", 10), ("amazon", 30)):
         difference = np.array([[0.0]] * 5 + [[100.0]] * 2 + [[50.0]] * 2 + [[0.0]] * (questions - 9))
         samples[name] = significance.resampled_means(difference, name)
         expected = np.percentile(samples[name], [2.5, 97.5])
-        assert found["SWEP"][name] == pytest.approx(np.stack([expected] * 2, axis=1))
+        assert intervals["SWEP"][name] == pytest.approx(np.stack([expected] * 2, axis=1))
     both = np.percentile((samples["nyt"] + samples["amazon"]) / 2, [2.5, 97.5])
-    assert found["SWEP"][None] == pytest.approx(np.stack([both] * 2, axis=1))
+    assert intervals["SWEP"][None] == pytest.approx(np.stack([both] * 2, axis=1))
 
 
 def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
@@ -117,7 +117,7 @@ def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
 
 
 def asked_on(run, nyt: Path, right: int):
-    """The run, tested anew on another file as nyt."""
+    """The run, tested again on another file as nyt."""
     recipe = Recipe.load(str(run.ref.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
     fake_runs.finish(run.ref.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
     [[again], _] = read_runs(find_runs([run.ref.folder]))
@@ -128,8 +128,8 @@ def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path)
     fake_runs.data_set(tmp_path, "other", 10)
     runs["SWEP"][0] = other = asked_on(runs["SWEP"][0], tmp_path / "other.json", 7)
     scores = significance.QuestionScores()
-    found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
-    assert {name: list(own) for name, own in found.items()} == {
+    intervals = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
+    assert {name: list(columns) for name, columns in intervals.items()} == {
         "SWEP": ["squad", "amazon"],
         "Same": ["squad", "nyt", "amazon", None],
     }
@@ -159,8 +159,11 @@ def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs
     del answers["squad19"]  # which was wrong: the scores stay
     (folder / "squad.json").write_text(json.dumps(answers))
     scores = significance.QuestionScores()
-    found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
-    assert {name: list(own) for name, own in found.items()} == {"SWEP": ["squad", "amazon"], "Same": ["squad", "nyt"]}
+    intervals = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
+    assert {name: list(columns) for name, columns in intervals.items()} == {
+        "SWEP": ["squad", "amazon"],
+        "Same": ["squad", "nyt"],
+    }
     lacking, nyt, amazon = scores.notes
     assert lacking == f"{folder / 'squad.json'}: no answer to 1 of 20 questions, such as squad19: they count as wrong."
     assert nyt.startswith(f"No interval with {folder / 'nyt.json'}: not JSON: ")
@@ -172,12 +175,12 @@ def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs
 def test_other_data_than_the_results_are_of_is_noticed(runs, tmp_path):
     fake_runs.data_set(tmp_path, "squad", 40)
     scores = significance.QuestionScores()
-    found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
-    assert list(found["SWEP"]) == ["nyt", "amazon", None]  # None: the mean of the two
+    intervals = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
+    assert list(intervals["SWEP"]) == ["nyt", "amazon", None]  # None: the mean of the two
     assert "scores 12.50 / 12.50 on the data of today, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
     Path(tmp_path / "amazon.json").unlink()
     scores = significance.QuestionScores()
-    found = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
-    assert {name: list(own) for name, own in found.items()} == {"SWEP": ["nyt"], "Same": ["nyt"]}
-    [note] = [one for one in scores.notes if "amazon" in one]
+    intervals = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
+    assert {name: list(columns) for name, columns in intervals.items()} == {"SWEP": ["nyt"], "Same": ["nyt"]}
+    [note] = [note for note in scores.notes if "amazon" in note]
     assert note.startswith("No intervals on amazon: its questions cannot be read (data.eval.amazon: data source")

@@ -38,8 +38,8 @@ class Jobs:
 
     def submit(self, kind: str, *words: str) -> str:
         """Returns the job's number."""
-        own = [sys.executable, str(SUBMIT), kind, "--cpu_ranks_per_node", "1", *words]
-        return re.match(r"job (\d+), ", self.command(*own))[1]
+        command = [sys.executable, str(SUBMIT), kind, "--cpu_ranks_per_node", "1", *words]
+        return re.match(r"job (\d+), ", self.command(*command))[1]
 
     def train(self, output: str, *words: str, nodes: int = 2) -> str:
         sets = [part for setting in SETTINGS for part in ("--set", setting)]

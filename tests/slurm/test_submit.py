@@ -59,8 +59,8 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
 
 
 def test_without_gpus_none_are_asked_for(submit, tmp_path):
-    own = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
-    printed = submit("train", *own, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
+    options = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
+    printed = submit("train", *options, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
     words = command(printed)
     assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
     assert words[-2:] == ["--output_dir", str(tmp_path / "new" / "run")]
@@ -99,8 +99,8 @@ def test_the_documents_commands_are_submitted(submit):
     commands = [line for line in document.splitlines() if line.startswith("python scripts/slurm/submit.py")]
     assert len(commands) >= 3
     for line in commands:
-        own, _, behind = line.removesuffix("--dry_run").partition(" -- ")
-        assert "sbatch" in command(submit(*shlex.split(own)[2:], "--dry_run", "--", *shlex.split(behind)))
+        before, _, after = line.removesuffix("--dry_run").partition(" -- ")
+        assert "sbatch" in command(submit(*shlex.split(before)[2:], "--dry_run", "--", *shlex.split(after)))
 
 
 CPU = ["--cpu_ranks_per_node", "1"]
