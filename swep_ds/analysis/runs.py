@@ -206,8 +206,8 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
         except InputError as error:
             missing.append(MissingRun(ref, str(error)))
     checks = (
-        partial(_differently, verb="tested", conditions_of=_test_conditions),
-        partial(_differently, verb="trained", conditions_of=lambda run: run.conditions),
+        partial(_unlike_majority, verb="tested", conditions_of=_test_conditions),
+        partial(_unlike_majority, verb="trained", conditions_of=lambda run: run.conditions),
         _repeated,
     )
     for check in checks:
@@ -281,7 +281,7 @@ def _test_conditions(run: Run) -> dict[str, Any]:
     }
 
 
-def _differently(runs: Sequence[Run], verb: str, conditions_of: Callable[[Run], dict]) -> Iterator[str]:
+def _unlike_majority(runs: Sequence[Run], verb: str, conditions_of: Callable[[Run], dict]) -> Iterator[str]:
     """For each run, the reason to exclude it if its conditions are not those of most runs of its model, else ""."""
     by_model: dict[str, list[dict]] = {}
     for run in runs:
