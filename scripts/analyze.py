@@ -5,9 +5,9 @@
     python scripts/analyze.py tsne RUN --data news --first 5                   # embeddings before and after
     python scripts/analyze.py frequency RUN                                    # by word-frequency rank
 
-RUN is a run's folder; its noise generator is saved in it as noise.safetensors. Noise is drawn by the run's seed and the
+RUN is a run's folder, with its noise generator in noise.safetensors. The noise is keyed by the run's seed and the
 question's id: the same questions give the same figures. `tsne` needs `pip install 'swep-ds[analysis]'`.
-Exit codes: 0 done; 2 bad input (one line says what and how to mend it); anything else is a fault.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
 import argparse
@@ -22,25 +22,30 @@ from swep_ds.files import check_output_folder, path_of, write_atomically
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
-    made = {name: commands.add_parser(name) for name in ("words", "heatmap", "tsne", "frequency")}
-    for (name, one), command in zip(made.items(), (words, heatmap, tsne, frequency), strict=True):
-        several = {"nargs": "+"} if name == "words" else {}
-        one.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **several)
-        one.add_argument(
+    for command in (words, heatmap, tsne, frequency):
+        name = command.__name__
+        sub = commands.add_parser(name)
+        sub.set_defaults(command=command)
+        count = {"nargs": "+"} if name == "words" else {}
+        sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **count)
+        sub.add_argument(
             "--output", type=path_of("--output"), help="folder to write to (default: analysis/ in the first RUN)"
         )
-        one.set_defaults(command=command)
-    made["words"].add_argument(
-        "--augmented", type=path_of("--augmented"), help="SSMBA's samples, of scripts/augment.py: their share"
-    )
-    for name, first in (("heatmap", 3), ("tsne", 5)):
-        made[name].add_argument("--data", help="name of one of the run's test sets (default: its first)")
-        chosen = made[name].add_mutually_exclusive_group()
-        chosen.add_argument("--questions", nargs="+", metavar="ID", help="of these ids")
-        chosen.add_argument("--first", type=int, default=first, help=f"the first so many questions (default: {first})")
-    made["tsne"].add_argument("--max_tokens", type=int, default=500, help="a random part of more (default: 500)")
-    made["tsne"].add_argument("--seed", type=int, default=0, help="of that choice and of t-SNE (default: 0)")
-    made["frequency"].add_argument("--windows", type=int, default=200, help="training windows perturbed (default: 200)")
+        if name == "words":
+            sub.add_argument(
+                "--augmented", type=path_of("--augmented"), help="samples of scripts/augment.py, to show SSMBA's share"
+            )
+        if name in ("heatmap", "tsne"):
+            first = 3 if name == "heatmap" else 5
+            sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
+            chosen = sub.add_mutually_exclusive_group()
+            chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
+            chosen.add_argument("--first", type=int, default=first, help=f"the first N questions (default: {first})")
+        if name == "tsne":
+            sub.add_argument("--max_tokens", type=int, default=500, help="more are sampled (default: 500)")
+            sub.add_argument("--seed", type=int, default=0, help="seed of the sample and of t-SNE (default: 0)")
+        if name == "frequency":
+            sub.add_argument("--windows", type=int, default=200, help="training windows to perturb (default: 200)")
     return options
 
 
@@ -49,39 +54,40 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
     table = curves(arguments.run)
     samples = share_of_samples(arguments.augmented) if arguments.augmented else None
-    prepared(folder)
+    make_folder(folder)
     draw(table, samples, [folder / "words.png", folder / "words.svg"])
     write_atomically(folder / "words.csv", table.to_csv(index=False))
     last = table.groupby("run", sort=False).last()
     lines = [
-        f"{run}: {row.words_changed:.2%} of the tokens at update {row['update']}, {row.words_changed_clean:.2%} before"
+        f"{run}: {row.words_changed:.2%} of the tokens at update {row['update']}, {row.words_changed_clean:.2%} before "
+        "perturbation"
         for run, row in last.iterrows()
     ]
     return lines + ([f"SSMBA's texts: {samples:.2%}"] if samples is not None else [])
 
 
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    from swep_ds.analysis.heatmap import page, png, word_distances
+    from swep_ds.analysis.heatmap import page, word_distances
+    from swep_ds.analysis.windows import answer_windows
 
-    run, examples = questions(arguments)
-    texts, titles = word_distances(run, examples), [example.id for example in examples]
-    prepared(folder)
-    write_atomically(folder / "heatmap.html", page(titles, texts, heading(run)))
-    png(titles, texts, heading(run), folder / "heatmap.png")
+    run, examples = load_questions(arguments)
+    texts = word_distances(run, answer_windows(examples, run.tokenizer, run.windows))
+    make_folder(folder)
+    write_atomically(folder / "heatmap.html", page([example.id for example in examples], texts, run.title))
     return []
 
 
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.tsne import coordinates, draw
 
-    at_least(arguments, max_tokens=10, seed=0)
+    check_least(arguments, max_tokens=10, seed=0)
     if arguments.seed >= 2**32:
         raise InputError(f"--seed {arguments.seed}: scikit-learn takes numbers below 2^32: lower it")
-    run, examples = questions(arguments)
+    run, examples = load_questions(arguments)
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
-    prepared(folder)
+    make_folder(folder)
     write_atomically(folder / "tsne.csv", table.to_csv(index=False))
-    draw(table, heading(run), [folder / "tsne.png", folder / "tsne.svg"])
+    draw(table, run.title, [folder / "tsne.png", folder / "tsne.svg"])
     return []
 
 
@@ -89,46 +95,42 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.frequency import by_frequency, markdown
     from swep_ds.analysis.saved_run import SavedRun
 
-    at_least(arguments, windows=1)
+    check_least(arguments, windows=1)
     run = SavedRun.load(arguments.run)
     table = by_frequency(run, run.training_examples(), arguments.windows)
-    prepared(folder)
-    text = markdown(table, heading(run))
+    make_folder(folder)
+    text = markdown(table, run.title)
     write_atomically(folder / "frequency.md", text)
     write_atomically(folder / "frequency.json", json.dumps(table, indent=2) + "\n")
     return [text.rstrip()]
 
 
-def questions(arguments: argparse.Namespace):
-    """The run and the questions that were chosen."""
+def load_questions(arguments: argparse.Namespace):
+    """The run and the chosen questions."""
     from swep_ds.analysis.saved_run import SavedRun
 
-    at_least(arguments, first=1)
+    check_least(arguments, first=1)
     run = SavedRun.load(arguments.run)
     examples = run.test_examples(arguments.data)
     if not arguments.questions:
         return run, examples[: arguments.first]
     by_id = {example.id: example for example in examples}
-    if missing := [one for one in arguments.questions if one not in by_id]:
-        raise InputError(f"--questions {missing[0]}: no such question there; one that is: {examples[0].id}")
-    return run, [by_id[one] for one in arguments.questions]
+    if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
+        raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
+    return run, [by_id[id_] for id_ in arguments.questions]
 
 
-def at_least(arguments: argparse.Namespace, **least: int) -> None:
+def check_least(arguments: argparse.Namespace, **least: int) -> None:
     for name, value in least.items():
         if getattr(arguments, name) < value:
             raise InputError(f"--{name} {getattr(arguments, name)}: must be at least {value}")
 
 
-def heading(run) -> str:
-    return f"{run.recipe.method.name}, {run.recipe.model.name}, seed {run.recipe.seed}"
-
-
-def prepared(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--output {folder}: cannot be made ({error.strerror}): name another folder") from None
+        raise InputError(f"--output {folder}: cannot be created ({error.strerror}): name another folder") from None
 
 
 def analyze() -> None:

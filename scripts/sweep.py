@@ -1,14 +1,14 @@
-"""Trains all variants of a sweep, each with all its seeds, and prints one table of their scores.
+"""Trains every variant of a sweep with every seed, and prints one table of their scores.
 
-    python scripts/sweep.py quickstart_methods            # all methods on the embedded corpus, for a short budget
+    python scripts/sweep.py quickstart_methods            # all methods on the embedded corpus, briefly
     python scripts/sweep.py SWEEP.yaml --output_dir runs/mine --jobs 2 --set data.train=train-v1.1.json
 
-A sweep file names a recipe, the variants (rows) with their settings, axes such as models or shares of the training
-questions, and the seeds: swep_ds/sweeps/sweep.py. Each cell is an ordinary run in a folder of its own, beside its log.
-Start it again and it skips what is done and runs the rest; --table makes the table of what is there and runs nothing.
-It ends with what scripts/table.py makes of the folder: table.md, .csv, .tex, .html, .json, and curves.
-Exit codes: 0 done; 1 a run failed or is missing from the table, the others went on; 2 bad input (one line says what and
-how to mend it); 75 stopped by SIGINT, SIGTERM or SIGHUP together with its runs. With --cell: as its run ended.
+A sweep file names a recipe, variants (rows) with their settings, axes such as models or shares of the training
+questions, and seeds: see swep_ds/sweeps/sweep.py. Each cell is an ordinary run in its own folder, with its log beside.
+Start the command again to run what is not done yet; --table only makes the table of what is done.
+The table is that of scripts/table.py: table.md, .csv, .tex, .json and curves, in the sweep's folder.
+Exit codes: 0 done; 1 a run failed or is missing from the table (the others ran); 2 bad input (one line says what and
+how to fix it); 75 stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
 
 import argparse
@@ -34,14 +34,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     options.add_argument("--num_accelerators", type=int, default=1, help="processes of each run (default: 1)")
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
-    one = options.add_mutually_exclusive_group()
-    one.add_argument("--cell", type=int, metavar="N", help="make the run of that number alone, from 0, and no table")
-    one.add_argument("--table", action="store_true", help="of what is there; run nothing")
+    mode = options.add_mutually_exclusive_group()
+    mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
+    mode.add_argument("--table", action="store_true", help="only make the table of what is done")
     return options
 
 
 def read(arguments: argparse.Namespace) -> tuple[Path, list[Cell], list[str]]:
-    """(the sweep's folder, its cells, script and options that all of them share; none for a table)."""
+    """(the sweep's folder, its cells, the script and the options that they share; no script for --table)."""
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
     if arguments.table:
@@ -66,21 +66,21 @@ def sweep() -> None:
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
     describe(cells, folder)
-    mine = cells if arguments.cell is None else [cells[arguments.cell]]
+    chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     failed, stopped = [], False
     if not arguments.table:
-        from swep_ds.sweeps.queue import run_queue  # after the settings: these imports take seconds
+        from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
 
         ranks = None if arguments.srun else arguments.num_accelerators
-        failed, stopped = run_queue(mine, command, folder, jobs=arguments.jobs, ranks=ranks)
+        failed, stopped = run_queue(chosen, command, folder, jobs=arguments.jobs, ranks=ranks)
     if arguments.cell is not None:
-        there = mine[0].results() is not None
-        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if there else mine[0].exit_code() or EXIT_FAULT)
+        done = chosen[0].results() is not None
+        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if done else chosen[0].exit_code() or EXIT_FAULT)
     from swep_ds.analysis.publish import publish
-    from swep_ds.analysis.runs import of_cells
+    from swep_ds.analysis.runs import refs_of_cells
 
-    made = publish(of_cells(cells), folder)
-    if failed or stopped or made["missing"]:
+    table = publish(refs_of_cells(cells), folder)
+    if failed or stopped or table["missing"]:
         sys.exit(EXIT_STOPPED if stopped else EXIT_FAULT)
 
 

@@ -1,13 +1,13 @@
-"""Makes one table, and curves, of the runs in any number of folders: of sweeps, of runs, or of folders of runs.
+"""Makes one table, and curves, of the runs in any number of folders.
 
     python scripts/table.py runs/paper_bert runs/paper_electra runs/paper_t5 --output tables
     python scripts/table.py runs/mle runs/swep --against mle
 
-Rows are methods, columns data sets, blocks models: mean and deviation over seeds, the difference to a base row with
-a paired bootstrap interval over questions and seed by seed, and the paper's number where it has one. With --output the
-table is written as table.md, .csv, .tex, .html and .json, and a curve over each axis of numbers as PNG and SVG.
-Exit codes: 0 done; 1 runs are missing from the table, which names them; 2 bad input (one line says what and how to
-mend it).
+Rows are methods, columns data sets, blocks models. A cell has mean and standard deviation over seeds, the difference to
+a base row with a paired bootstrap interval over questions, and the paper's number if there is one. With --output, the
+table is written as table.md, .csv, .tex and .json, and a curve over each axis of numbers as PNG and SVG.
+Exit codes: 0 done; 1 some runs are missing from the table, which names them; 2 bad input (one line says what and how to
+fix it).
 """
 
 import sys
@@ -20,17 +20,17 @@ from swep_ds.files import check_output_folder, path_of
 def table() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument(
-        "folders", nargs="+", type=path_of("FOLDERS"), metavar="FOLDER", help="of a sweep, of a run, or of runs"
+        "folders", nargs="+", type=path_of("FOLDER"), metavar="FOLDER", help="of a sweep, of a run, or of several runs"
     )
-    parser.add_argument("--against", metavar="ROW", help="that the others are compared with (default: MLE)")
+    parser.add_argument("--against", metavar="ROW", help="the row that others are compared with (default: MLE)")
     parser.add_argument("--output", type=path_of("--output"), metavar="DIR", help="write table and curves there")
     arguments = parser.parse_args()
     check_output_folder("--output", arguments.output)
 
-    from swep_ds.analysis.publish import publish  # after the arguments: these imports take seconds
-    from swep_ds.analysis.runs import find
+    from swep_ds.analysis.publish import publish  # takes seconds: after the arguments are checked
+    from swep_ds.analysis.runs import find_runs
 
-    if publish(find(arguments.folders), arguments.output, arguments.against)["missing"]:
+    if publish(find_runs(arguments.folders), arguments.output, arguments.against)["missing"]:
         sys.exit(EXIT_FAULT)
 
 

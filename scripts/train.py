@@ -2,12 +2,12 @@
 
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json                    # the embedded quick start
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set train.precision=bf16
-    python scripts/train.py --recipe bert_base_squad --plan 8x80      # trains nothing: what it takes, and what fits
+    python scripts/train.py --recipe bert_base_squad --plan 8x80      # only prints what it takes, and what fits
 
-Starts equally under `torchrun`, `srun` and plain `python` (one process); scripts/slurm/submit.py puts it into a queue.
-With --preflight any of these commands trains nothing, and says whether all ranks see the same.
-Exit codes: 0 done; 2 bad input or configuration (one line says what and how to mend it); 75 stopped on request after a
-checkpoint, start again to go on; anything else is a fault.
+Starts equally under `torchrun`, `srun` and plain `python` (one process); scripts/slurm/submit.py submits it to Slurm.
+With --preflight, any of these commands trains nothing, and checks that all ranks see the same.
+Exit codes: 0 done; 2 bad input or configuration (one line says what and how to fix it); 75 stopped on request after a
+checkpoint, start again to resume; anything else is a fault.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         const="",
         metavar="NxGIB",
         help="train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such "
-        "as 8x80 (default: what is found here); without --ds_config all shipped ones are compared",
+        "as 8x80 (default: this machine's devices); without --ds_config all shipped ones are compared",
     )
     options.add_argument(
         "--preflight",
@@ -54,36 +54,37 @@ def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
     return arguments.output_dir or Path("runs") / name
 
 
+def print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
+    from swep_ds.planning.plan import Devices, plan
+
+    command = ["--recipe", arguments.recipe, *(part for text in arguments.set for part in ("--set", text))]
+    command += ["--output_dir", str(arguments.output_dir)] if arguments.output_dir else []
+    command += ["--resume", arguments.resume] if arguments.resume != "auto" else []
+    if is_first_on_node():
+        shipped = Path(__file__).parent.parent / "ds_configs"
+        plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, shipped, command)
+
+
 def report(folder: Path):
-    from swep_ds.analysis.report import write_report  # not earlier: what fails in it must not fail the run
+    from swep_ds.analysis.report import write_report  # here, where a fault in the import does not fail the run
 
     return write_report(folder)
 
 
 def train() -> None:
-    options = parser()
-    arguments = options.parse_args()
+    arguments = parser().parse_args()
 
     from swep_ds.recipe import Recipe  # imports PyTorch, for seconds: signals are requests to stop before that
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     if arguments.plan is not None:
-        from swep_ds.planning.plan import Devices, plan
-
-        shipped, command = Path(__file__).parent.parent / "ds_configs", ["--recipe", arguments.recipe]
-        command += [part for override in arguments.set for part in ("--set", override)]
-        command += ["--output_dir", str(arguments.output_dir)] if arguments.output_dir else []
-        command += ["--resume", arguments.resume] if arguments.resume != options.get_default("resume") else []
-        if is_first_on_node():
-            plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, shipped, command)
+        print_plan(arguments, recipe)
         return
     if arguments.ds_config is None:
-        raise InputError(
-            "--ds_config: none is given: the shipped ones are in ds_configs/, and --plan tells which to take"
-        )
+        raise InputError("--ds_config: none is given: shipped ones are in ds_configs/, and --plan tells which to take")
     folder = run_folder(arguments, recipe)
 
-    from swep_ds.ranks.group import process_group  # settings first: these imports take seconds
+    from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
 
     if arguments.preflight:
         from swep_ds.planning.preflight import preflight

@@ -1,4 +1,4 @@
-"""What a run answered, question by question, beside what was accepted and what another run answered."""
+"""A run's answers, question by question, with the accepted ones and another run's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from swep_ds.recipe import Recipe
 
 @dataclass(frozen=True)
 class Answered:
-    """A question with its predicted answer; `f1` in percent. `other` is another run's answer, None without one."""
+    """A question with its predicted answer, and another run's answer or None; F1 in percent."""
 
     example: Example
     predicted: str
@@ -26,7 +26,7 @@ class Answered:
 
     @property
     def gain(self) -> float:
-        """F1 over the other run's."""
+        """F1 less that of the other run."""
         return self.f1 - self.other_f1
 
 
@@ -34,7 +34,7 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
     """A run's answers by question id.
 
     Raises:
-        InputError: the file is gone, or no JSON object of texts.
+        InputError: the file is missing, or is no JSON object of strings.
     """
     file = folder / "predictions" / f"{name}.json"
     answers = read_json(file)
@@ -50,35 +50,34 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
         against: another run's folder.
 
     Raises:
-        InputError: the questions or the answers cannot be read any more.
+        InputError: the questions or the answers cannot be read.
     """
     answers = read_predictions(folder, name)
     others = read_predictions(against, name) if against and (against / f"predictions/{name}.json").is_file() else {}
-    asked = [example for example in reported_examples(recipe, [name])[name] if example.id in answers]
-    if not asked:
+    answered = []
+    for example in reported_examples(recipe, [name])[name]:
+        if example.id in answers:
+            predicted, other, golds = answers[example.id], others.get(example.id), example.answers
+            right, other_f1 = bool(exact_match(predicted, golds)), 0.0 if other is None else 100 * f1(other, golds)
+            answered.append(Answered(example, predicted, right, 100 * f1(predicted, golds), other, other_f1))
+    if not answered:
         raise InputError("its source holds none of the questions that were answered")
-    return [_answered(example, answers[example.id], others.get(example.id)) for example in asked]
-
-
-def _answered(example: Example, predicted: str, other: str | None) -> Answered:
-    golds = example.answers
-    own = (bool(exact_match(predicted, golds)), 100 * f1(predicted, golds))
-    return Answered(example, predicted, *own, other, 100 * f1(other, golds) if other is not None else 0.0)
+    return answered
 
 
 def fixed_choice(answered: Sequence[Answered]) -> list[Answered]:
-    """All of them in an order that only their ids decide: the same questions come first in every run's report."""
-    return sorted(answered, key=lambda one: crc32(one.example.id.encode()))
+    """All of them, ordered by a hash of their ids: the same questions come first in every run's report."""
+    return sorted(answered, key=lambda item: crc32(item.example.id.encode()))
 
 
 def worst(answered: Sequence[Answered], count: int) -> list[Answered]:
-    """The lowest F1 first, none of the right ones."""
-    return sorted((one for one in fixed_choice(answered) if not one.right), key=lambda one: one.f1)[:count]
+    """The wrong answers with the lowest F1, the lowest first."""
+    return sorted((item for item in fixed_choice(answered) if not item.right), key=lambda item: item.f1)[:count]
 
 
 def most_changed(answered: Sequence[Answered], count: int) -> tuple[list[Answered], list[Answered]]:
     """(gained, lost) against the other run, the largest difference in F1 first."""
-    both = [one for one in fixed_choice(answered) if one.other is not None]
-    gained = sorted((one for one in both if one.gain > 0), key=lambda one: -one.gain)
-    lost = sorted((one for one in both if one.gain < 0), key=lambda one: one.gain)
+    both = [item for item in fixed_choice(answered) if item.other is not None]
+    gained = sorted((item for item in both if item.gain > 0), key=lambda item: -item.gain)
+    lost = sorted((item for item in both if item.gain < 0), key=lambda item: item.gain)
     return gained[:count], lost[:count]

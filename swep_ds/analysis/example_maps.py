@@ -1,7 +1,6 @@
 """The heat maps of a run's report: a few questions of each data set, answered right and wrong, under one scale."""
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from markupsafe import Markup
 from safetensors import safe_open
 
 from swep_ds.analysis.answers import Answered, fixed_choice
-from swep_ds.analysis.heatmap import Word, distances_in, fragment, limits
+from swep_ds.analysis.heatmap import Word, fragment, limits, word_distances
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
 from swep_ds.errors import InputError
@@ -18,11 +17,11 @@ from swep_ds.recipe import Recipe
 EACH = 4  # questions of a data set, half of them answered right
 MOST = 24  # in all
 LARGEST = 10**9  # parameters of a model that is loaded for heat maps
-SECONDS = 20.0  # after which no further ones are begun
+TRIED = 50  # questions of a data set that are looked at for windows with the answer
 
 
 def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]]) -> tuple[list[dict], str]:
-    """By data set the maps of a few questions, and why there are none, or not all."""
+    """(maps of a few questions by data set, why some or all are missing)."""
     if not answered:
         return [], ""
     if (size := _parameters(folder / "model")) > LARGEST:
@@ -30,7 +29,6 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
             f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
             "scripts/analyze.py makes them."
         )
-    until = time.monotonic() + SECONDS
     try:
         run = SavedRun.load(folder)
     except InputError as error:
@@ -38,48 +36,36 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
     if not run.perturbs:
         return [], f"{recipe.method.name} has no perturbation that can be looked at after training."
     each = max(2, min(EACH, MOST // len(answered)))
-    drawn, left_out = [], []
-    for name, several in answered.items():
-        room = len(drawn) * each < MOST
-        pairs = _drawn(run, several, each, until) if room and time.monotonic() < until else []
-        if pairs:
-            drawn.append((name, pairs))
-        if len(pairs) < min(each, len(several)):
-            left_out.append(f"{len(pairs)} of {name}")
-    texts = [words for _, pairs in drawn for _, words in pairs]
-    scale = limits(texts) if texts else None
-    maps = [
-        {"name": name, "maps": [(one, Markup(fragment(words, scale))) for one, words in pairs]} for name, pairs in drawn
-    ]
-    return maps, (
-        f"There are only {', '.join(left_out)}: at most {MOST} are drawn, none after "
-        f"{SECONDS:.0f} s, and of questions alone whose answer stands in one window."
-        if left_out
-        else ""
-    )
+    maps, incomplete = {}, []
+    for name, questions in answered.items():
+        if len(maps) * each < MOST and (pairs := _draw(run, questions, each)):
+            maps[name] = pairs
+        if (count := len(maps.get(name, []))) < min(each, len(questions)):
+            incomplete.append(f"{count} of {name}")
+    texts = [words for pairs in maps.values() for _, words in pairs]
+    scale = limits(texts) if texts else (0.0, 1.0)
+    note = f"There are only {', '.join(incomplete)}: at most {MOST} are drawn, if one window holds the answer."
+    return [
+        {"name": name, "maps": [(question, Markup(fragment(words, scale))) for question, words in pairs]}
+        for name, pairs in maps.items()
+    ], note if incomplete else ""
 
 
-def _drawn(
-    run: SavedRun, answered: Sequence[Answered], count: int, until: float
-) -> list[tuple[Answered, Sequence[Word]]]:
-    """The first `count` of the fixed choice whose answer stands in a window, half right, half wrong if there are.
-
-    Args:
-        until: when to look for no more, on the monotonic clock.
-    """
-    pools = {right: [one for one in fixed_choice(answered) if one.right is right] for right in (True, False)}
+def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple[Answered, Sequence[Word]]]:
+    """The first `count` of the fixed choice with the answer in a window; half right and half wrong if possible."""
+    pools = {right: [item for item in fixed_choice(answered) if item.right is right][:TRIED] for right in (True, False)}
     chosen = []
     for right, pool in pools.items():
         enough = len(chosen) + max(count // 2, count - len(pools[not right]))
-        # an answer may stand in the text only after normalisation, or in no window
-        windows = windows_if_any([one.example for one in pool], run.tokenizer, run.windows)
-        for one, window in zip(pool, windows, strict=True):
-            if len(chosen) == enough or time.monotonic() > until:
+        # an answer may be in the text only after normalisation, or in no window
+        windows = windows_if_any([item.example for item in pool], run.tokenizer, run.windows)
+        for item, window in zip(pool, windows, strict=True):
+            if len(chosen) == enough:
                 break
             if window:
-                chosen.append((one, window))
-    texts = distances_in(run, [window for _, window in chosen])
-    return [(one, words) for (one, _), words in zip(chosen, texts, strict=True)]
+                chosen.append((item, window))
+    texts = word_distances(run, [window for _, window in chosen])
+    return [(item, words) for (item, _), words in zip(chosen, texts, strict=True)]
 
 
 def _parameters(model: Path) -> int:

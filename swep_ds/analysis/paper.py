@@ -1,4 +1,4 @@
-"""The paper's own numbers (`paper.yaml`), found by model, method and data set as a run names them."""
+"""The paper's own numbers (`paper.yaml`), by model, method and data set as a run names them."""
 
 import re
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from typing import Any
 import yaml
 
 FILE = Path(__file__).with_name("paper.yaml")
-Names = dict[str, str]  # as people may write it, normalised -> as the file has it
+Names = dict[str, str]  # `plain` name, as people may write it -> name in the file
 
 
 @dataclass(frozen=True)
 class PaperModel:
-    """What the paper reports of one model."""
+    """What the paper reports for one model."""
 
     label: str
     scores: dict[tuple[str, str], tuple[float, float]]  # (method, data set) -> EM and F1 in percent
@@ -22,11 +22,11 @@ class PaperModel:
     data_sets: Names
 
     def score(self, method: str, data_set: str) -> tuple[float, float] | None:
-        """EM and F1 in percent; None where the paper has no number."""
+        """EM and F1 in percent; None if the paper has no number."""
         return self.scores.get((self.methods.get(plain(method), ""), self.data_sets.get(plain(data_set), "")))
 
     def knows_method(self, method: str) -> bool:
-        return any(one == self.methods.get(plain(method)) for one, _ in self.scores)
+        return any(name == self.methods.get(plain(method)) for name, _ in self.scores)
 
     def knows_data_set(self, data_set: str) -> bool:
         return plain(data_set) in self.data_sets
@@ -38,9 +38,9 @@ def plain(name: str) -> str:
 
 
 def paper_model(name: str) -> PaperModel | None:
-    """By label, hub id, or a local folder of that name; None where the paper has no such model."""
-    models, also = _read()
-    return models.get(also.get(plain(name), also.get(plain(Path(name).name), "")))
+    """The model of this label, hub id or local folder of that name; None if the paper has no such model."""
+    models, names = _models()
+    return models.get(names.get(plain(name), names.get(plain(Path(name).name), "")))
 
 
 def trained_on() -> str:
@@ -48,9 +48,14 @@ def trained_on() -> str:
 
 
 def was_trained_on(source: str) -> bool:
-    """Whether a `data.train` is called like the paper's, as a hub id or a file."""
+    """Whether a `data.train`, a hub id or a file, has the name of the paper's training data."""
     name = re.sub(r"(\.(jsonl?|parquet|arrow|gz))+$", "", Path(re.split("[:@]", source)[0]).name)
     return plain(name) in map(plain, _tree()["training_data"])
+
+
+def frequency_table() -> dict[str, Any]:
+    """The rows of the paper's table by word frequency (`swep_ds/analysis/frequency.py`), and its "model"."""
+    return _tree()["by_frequency"]
 
 
 @cache
@@ -58,27 +63,22 @@ def _tree() -> dict[str, Any]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def frequency_table() -> dict[str, Any]:
-    """The paper's rows of the table by word frequency (`swep_ds/analysis/frequency.py`), and of which "model"."""
-    return _tree()["by_frequency"]
-
-
 @cache
-def _read() -> tuple[dict[str, PaperModel], Names]:
+def _models() -> tuple[dict[str, PaperModel], Names]:
+    """The models by label, and their labels by name."""
     tree = _tree()
     methods = {method for model in tree["models"].values() for table in model["tables"] for method in table["rows"]}
     method_names = _names({method: tree["methods"].get(method, []) for method in methods})
-    data_sets = _names(tree["data_sets"])
     models = {}
     for label, model in tree["models"].items():
         scores: dict[tuple[str, str], tuple[float, float]] = {}
         for table in model["tables"]:
             for method, row in table["rows"].items():
-                for data_set, both in zip(table["columns"], row, strict=True):
-                    scores.setdefault((method, data_set), tuple(both))
-        models[label] = PaperModel(label, scores, method_names, data_sets)
+                for data_set, em_f1 in zip(table["columns"], row, strict=True):
+                    scores.setdefault((method, data_set), tuple(em_f1))
+        models[label] = PaperModel(label, scores, method_names, _names(tree["data_sets"]))
     return models, _names({label: model["also"] for label, model in tree["models"].items()})
 
 
-def _names(also: dict[str, list[str]]) -> Names:
-    return {plain(name): own for own, others in also.items() for name in (own, *others)}
+def _names(aliases: dict[str, list[str]]) -> Names:
+    return {plain(alias): name for name, others in aliases.items() for alias in (name, *others)}

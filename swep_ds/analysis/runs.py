@@ -1,9 +1,10 @@
-"""Which runs a table is made of: found in folders, checked, and compared only with their like."""
+"""Which runs go into a table: found in folders, checked, and compared only with runs made under the same conditions."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,19 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
 from swep_ds.recipe import Recipe, differences, flatten
-from swep_ds.sweeps.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of, saved_recipe
+from swep_ds.sweeps.sweep import DESCRIPTION, Cell, fault_of, identity, log_of, saved_recipe
 
 MODEL = "model"  # the axis whose labels head the table's blocks
-# of a resolved ds_config: what the recipe decides, and what says nothing of the training
+# fields of a resolved ds_config that the recipe decides, or that do not affect training
 DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer"}
 DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown"}
-SIZES = ("_bucket_size", "_param_persistence_threshold")  # of ZeRO: by default of the model's hidden size
-# of a recipe: what makes two runs of one row, as seeds of the same training
+SIZES = ("_bucket_size", "_param_persistence_threshold")  # ZeRO's sizes, which default to the model's hidden size
+# settings in which runs of one row may differ
 NOT_OF_THE_ROW = ("seed", "model.name", "tracking.", "train.log_every", "train.checkpoint_every", "eval.batch_size")
 
 
-class Described(Checked):
-    """A run in a sweep's `sweep.json`."""
+class RunEntry(Checked):
+    """A run in `sweep.json`."""
 
     variant: str
     seed: int
@@ -33,159 +34,168 @@ class Described(Checked):
     labels: dict[str, str]
 
 
-class Description(Checked):
+class SweepFile(Checked):
     """`sweep.json`."""
 
-    runs: dict[str, Described]  # by the name of the run's folder
+    runs: dict[str, RunEntry]  # by the name of the run's folder
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder in which a run is, or should be."""
+class RunRef:
+    """A folder that holds, or should hold, a run."""
 
     folder: Path
     variant: str
     seed: int
     model: str
     labels: dict[str, str] = field(default_factory=dict)  # by axis
-    recipe: Recipe | None = None  # that the run was to have; None = whatever its folder holds
+    recipe: Recipe | None = None  # the recipe that the run should have; None = whatever its folder holds
 
     @property
     def block(self) -> tuple[str, dict[str, str]]:
-        """(model, labels of the other axes): where the run stands in the table."""
+        """(model, labels of the other axes): the run's block in the table."""
         return self.labels.get(MODEL, self.model), {k: v for k, v in self.labels.items() if k != MODEL}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is done."""
+    """A finished run."""
 
-    place: Place
+    ref: RunRef
     recipe: Recipe
     results: Results
-    conditions: dict[str, Any]  # `conditions`
+    conditions: dict[str, Any]  # see `conditions`
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A run that is not in the table, and why, in a line."""
+class MissingRun:
+    """A run that is not in the table, and the reason in one line."""
 
-    place: Place
+    ref: RunRef
     reason: str
 
+    @property
+    def line(self) -> str:
+        """Run, reason and the file or folder to look at, for people."""
+        labels = ", ".join([self.ref.variant, *self.ref.labels.values(), f"seed {self.ref.seed}"])
+        log = log_of(self.ref.folder)
+        return f"{labels}: {self.reason} ({log if log.is_file() else self.ref.folder})"
 
-def of_cells(cells: Sequence[Cell]) -> list[Place]:
-    """The runs of a sweep, each with the settings that it is to have."""
+
+def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
+    """The runs of a sweep, each with the recipe that it should have."""
     return [
-        Place(cell.folder, cell.variant, cell.seed, cell.recipe.model.name, cell.labels, cell.recipe) for cell in cells
+        RunRef(cell.folder, cell.variant, cell.seed, cell.recipe.model.name, cell.labels, cell.recipe) for cell in cells
     ]
 
 
-def find(folders: Iterable[Path]) -> list[Place]:
-    """The runs in sweeps' folders (by their `sweep.json`), in runs' own, and in folders that hold runs' folders.
+def find_runs(folders: Iterable[Path]) -> list[RunRef]:
+    """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several runs.
 
-    Runs that no sweep describes are named by their method, and by the settings that most runs of it have otherwise.
+    A run that no sweep describes is named by its method and by the settings in which it differs from most runs of it.
 
     Raises:
-        InputError: no such folder, one that holds no run, or a damaged `sweep.json`.
+        InputError: no such folder, a folder without runs, or a damaged `sweep.json`.
     """
-    described: list[Place] = []
+    refs: list[RunRef] = []
     others: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{folder}: no such folder: name a sweep's or a run's")
+            raise InputError(f"{folder}: no such folder: name the folder of a sweep or of a run")
         if (folder / DESCRIPTION).is_file():
-            described += _described(folder)
+            refs += _runs_of_sweep(folder)
             continue
         try:
-            inside = [folder] if _holds_a_run(folder) else sorted(one for one in folder.iterdir() if _holds_a_run(one))
+            candidates = [folder] if (folder / "recipe.yaml").is_file() else sorted(folder.iterdir())
         except OSError as error:
             raise InputError(f"{folder}: cannot be read ({error.strerror}): name another folder") from None
-        if not inside:
-            raise InputError(f"{folder}: holds no run: name a sweep's folder or a run's, with its recipe.yaml")
-        others += inside
-    return described + _named(others)
+        runs = [candidate for candidate in candidates if (candidate / "recipe.yaml").is_file()]
+        if not runs:
+            raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
+        others += runs
+    return refs + _name_runs(others)
 
 
-def _described(folder: Path) -> list[Place]:
+def _runs_of_sweep(folder: Path) -> list[RunRef]:
     file = folder / DESCRIPTION
     try:
-        described = Description.model_validate(read_json(file, file.name))
-        if odd := [name for name in described.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
-            raise InputError(f"runs.{odd[0]!r} is no name of a folder")
+        runs = SweepFile.model_validate(read_json(file, file.name)).runs
+        if bad := [name for name in runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
+            raise InputError(f"runs.{bad[0]!r} is no folder name")
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
-        raise InputError(f"{file}: damaged ({fault}): make it anew with scripts/sweep.py SWEEP --table") from None
-    return [Place(folder / name, **dict(one)) for name, one in described.runs.items()]
+        raise InputError(f"{file}: damaged ({fault}): write it again with scripts/sweep.py SWEEP --table") from None
+    return [RunRef(folder / name, **dict(entry)) for name, entry in runs.items()]
 
 
-def _holds_a_run(folder: Path) -> bool:
-    return (folder / "recipe.yaml").is_file()
-
-
-def _named(folders: Iterable[Path]) -> list[Place]:
-    places, settings = [], []
+def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
+    refs, settings = [], []
     for folder in folders:
         try:
             recipe = saved_recipe(folder)
         except InputError:
-            places.append(Place(folder, folder.name, 0, "?"))  # `read` says why
+            refs.append(RunRef(folder, folder.name, 0, "?"))  # `read_runs` says why
             settings.append({})
             continue
-        places.append(Place(folder, recipe.method.name, recipe.seed, recipe.model.name))
-        settings.append(_settings(recipe))
+        refs.append(RunRef(folder, recipe.method.name, recipe.seed, recipe.model.name))
+        settings.append(_row_settings(recipe))
     named = []
-    for place, own in zip(places, settings, strict=True):
-        alike = [other for p, other in zip(places, settings, strict=True) if p.variant == place.variant]
-        usual = {name: max(values := [other.get(name) for other in alike], key=values.count) for name in own}
-        differing = {name.rpartition(".")[2]: value for name, value in own.items() if value != usual[name]}
-        suffix = "".join(f", {name} {value}" for name, value in differing.items())
-        named.append(replace(place, variant=place.variant + suffix))
+    for ref, values in zip(refs, settings, strict=True):
+        alike = [other for r, other in zip(refs, settings, strict=True) if r.variant == ref.variant]
+        usual = {name: max(all_values := [other.get(name) for other in alike], key=all_values.count) for name in values}
+        suffix = [f", {name.rpartition('.')[2]} {value}" for name, value in values.items() if value != usual[name]]
+        named.append(replace(ref, variant=ref.variant + "".join(suffix)))
     return named
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """Those that tell a row's training from another one's, flat."""
+def _row_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings, flat, that runs of one row share."""
     flat = flatten(recipe.model_dump(mode="json"))
     return {name: value for name, value in flat.items() if not name.startswith(NOT_OF_THE_ROW)}
 
 
-def read(places: Sequence[Place]) -> tuple[list[Run], list[Missing]]:
-    """Runs that are done and can be compared with each other, and those that are missing, each in the places' order.
+def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
+    """The finished runs that can be compared with each other, and the missing ones, each in the order of `refs`.
 
-    Runs of one model are compared where they were trained on one number of ranks under one ds_config, and tested on the
-    same number of questions of the same data sets in the same way, as most of them are (as the first, of equally many).
+    Runs of a model are comparable if they trained on the same number of ranks under the same ds_config, and were tested
+    on the same number of questions of the same data sets in the same way, as the majority was (in a tie, the first).
     """
     runs: list[Run] = []
-    missing: list[Missing] = []
-    for place in places:
+    missing: list[MissingRun] = []
+    for ref in refs:
         try:
-            runs.append(_read(place))
+            runs.append(_read_run(ref))
         except InputError as error:
-            missing.append(Missing(place, str(error)))
-    for steps in (_on_the_same_data, _under_the_same_conditions, _once):
-        runs, out = steps(runs)
-        missing += out
-    return runs, sorted(missing, key=lambda one: places.index(one.place))
+            missing.append(MissingRun(ref, str(error)))
+    checks = (
+        partial(_unlike_majority, verb="tested", conditions_of=_test_conditions),
+        partial(_unlike_majority, verb="trained", conditions_of=lambda run: run.conditions),
+        _repeated,
+    )
+    for check in checks:
+        reasons = list(check(runs))
+        missing += [MissingRun(run.ref, reason) for run, reason in zip(runs, reasons, strict=True) if reason]
+        runs = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
+    return runs, sorted(missing, key=lambda lack: refs.index(lack.ref))
 
 
-def _read(place: Place) -> Run:
-    """Raises InputError with the reason why there is nothing to read."""
-    file = place.folder / "results.json"
+def _read_run(ref: RunRef) -> Run:
+    """Raises InputError with the reason why there are no results."""
+    file = ref.folder / "results.json"
     if not file.is_file():
-        raise InputError(fault_of(place.folder, place.recipe))
-    saved = saved_recipe(place.folder)
-    if place.recipe and decisive(place.recipe) != decisive(saved):
-        raise InputError(fault_of(place.folder, place.recipe))
+        raise InputError(fault_of(ref.folder, ref.recipe))
+    recipe = saved_recipe(ref.folder)
+    if ref.recipe and identity(ref.recipe) != identity(recipe):
+        raise InputError(fault_of(ref.folder, ref.recipe))
     results = read_results(file)
-    return Run(place, saved, results, conditions(place.folder, results.world_size))
+    return Run(ref, recipe, results, conditions(ref.folder, results.world_size))
 
 
 def conditions(folder: Path, world_size: int) -> dict[str, Any]:
-    """What a run's scores depend on beside its recipe: number of ranks and what the ds_config decides, flat.
+    """What a run's scores depend on besides its recipe, flat: the number of ranks and what the ds_config decides.
 
     Raises:
-        InputError: the run's `ds_config.json` is gone or not JSON.
+        InputError: the run's `ds_config.json` is missing or is not JSON.
     """
     file = folder / "ds_config.json"
     try:
@@ -195,93 +205,71 @@ def conditions(folder: Path, world_size: int) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{file}: cannot be read ({error}): delete the run's folder and run it again") from None
     decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
-    own = {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
-    return {"world_size": world_size, **own}
-
-
-def _tested(run: Run) -> dict[str, Any]:
-    data, reading = run.recipe.data, run.recipe.eval
-    return {
-        **{f"questions of {name}": one.total for name, one in run.results.eval.items()},
-        "data sets": ", ".join(run.results.eval),
-        "data.holdout_fraction": data.holdout_fraction,
-        "data.max_eval_examples": data.max_eval_examples,
-        "eval.select_on": reading.select_on,
-        "eval.n_best": reading.n_best,
-        "eval.max_answer_tokens": reading.max_answer_tokens,
-        "eval.beams": reading.beams,
+    return {"world_size": world_size} | {
+        f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)
     }
 
 
-def _on_the_same_data(runs: Sequence[Run]) -> tuple[list[Run], list[Missing]]:
-    return _as_most(runs, _tested, "tested otherwise than the others")
+def _test_conditions(run: Run) -> dict[str, Any]:
+    data, testing = run.recipe.data, run.recipe.eval
+    return {
+        **{f"questions of {name}": score.total for name, score in run.results.eval.items()},
+        "data sets": ", ".join(run.results.eval),
+        "data.holdout_fraction": data.holdout_fraction,
+        "data.max_eval_examples": data.max_eval_examples,
+        "eval.select_on": testing.select_on,
+        "eval.n_best": testing.n_best,
+        "eval.max_answer_tokens": testing.max_answer_tokens,
+        "eval.beams": testing.beams,
+    }
 
 
-def _under_the_same_conditions(runs: Sequence[Run]) -> tuple[list[Run], list[Missing]]:
-    return _as_most(runs, lambda run: run.conditions, "trained otherwise than the others")
-
-
-def _as_most(runs: Sequence[Run], what: Callable[[Run], dict], fault: str) -> tuple[list[Run], list[Missing]]:
-    """Of each model's runs those for which `what` is as for most of them, and the others."""
+def _unlike_majority(runs: Sequence[Run], verb: str, conditions_of: Callable[[Run], dict]) -> Iterator[str]:
+    """For each run, the reason to exclude it if its conditions are not those of most runs of its model, else ""."""
     by_model: dict[str, list[dict]] = {}
     for run in runs:
-        by_model.setdefault(run.place.block[0], []).append(what(run))
-    usual = {model: max(found, key=found.count) for model, found in by_model.items()}
-    kept, out = [], []
+        by_model.setdefault(run.ref.block[0], []).append(conditions_of(run))
     for run in runs:
-        if differing := differences(what(run), usual[run.place.block[0]]):
-            out.append(Missing(run.place, f"{fault} ({differing})"))
-        else:
-            kept.append(run)
-    return kept, out
+        all_conditions = by_model[run.ref.block[0]]
+        differing = differences(conditions_of(run), max(all_conditions, key=all_conditions.count))
+        yield f"{verb} differently from the others ({differing})" if differing else ""
 
 
-def _once(runs: Sequence[Run]) -> tuple[list[Run], list[Missing]]:
-    """The first run of each variant, point and seed: a second one would count its seed twice."""
-    first: dict[Hashable, Path] = {}
-    kept, out = [], []
+def _repeated(runs: Sequence[Run]) -> Iterator[str]:
+    """For each run, the reason to exclude it if an earlier one has its variant, point and seed, else ""."""
+    first: dict[Hashable, Run] = {}
     for run in runs:
-        model, labels = run.place.block
-        key = (run.place.variant, run.place.seed, model, *labels.items())
-        if key in first:
-            out.append(Missing(run.place, f"the same variant and seed as {first[key]}, which is in the table"))
-        else:
-            first[key] = run.place.folder
-            kept.append(run)
-    return kept, out
+        model, labels = run.ref.block
+        earlier = first.setdefault((run.ref.variant, run.ref.seed, model, *labels.items()), run)
+        yield "" if earlier is run else f"the same variant and seed as {earlier.ref.folder}, which is in the table"
 
 
 def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
-    """A line for each setting outside of `method` in which rows differ."""
-    by_row = {row: [_settings(run.recipe) for run in several] for row, several in rows.items() if several}
-    names = dict.fromkeys(name for several in by_row.values() for one in several for name in one)
-    notes = []
-    for name in names:
-        found: dict[str, list[str]] = {}  # rows by value
-        for row, several in by_row.items():
-            for value in dict.fromkeys(json.dumps(one.get(name)) for one in several):
-                found.setdefault(value, []).append(row)
-        if len(found) > 1 and not name.startswith("method."):
-            values = "; ".join(f"{value} in {', '.join(several)}" for value, several in found.items())
-            notes.append(f"Rows differ in more than the method: {name} is {values}.")
-    return notes
+    """A line for each setting outside `method` in which rows differ."""
+    values: dict[str, dict[str, list[str]]] = {}  # setting -> value as JSON -> rows
+    settings = {row: [_row_settings(run.recipe) for run in runs] for row, runs in rows.items()}
+    for name in dict.fromkeys(name for recipes in settings.values() for recipe in recipes for name in recipe):
+        for row, recipes in settings.items():
+            for value in dict.fromkeys(json.dumps(recipe.get(name)) for recipe in recipes):
+                values.setdefault(name, {}).setdefault(value, []).append(row)
+    return [
+        f"Rows differ in more than the method: {name} is "
+        + "; ".join(f"{value} in {', '.join(names)}" for value, names in by_value.items())
+        + "."
+        for name, by_value in values.items()
+        if len(by_value) > 1 and not name.startswith("method.")
+    ]
 
 
 def version_note(runs: Sequence[Run]) -> list[str]:
-    """A line where runs were made by different versions of a package."""
+    """One line if runs were made by different versions of a package, else none."""
     counts: dict[str, Counter] = {}
     for run in runs:
         for package, version in run.results.versions.items():
             counts.setdefault(package, Counter())[version] += 1
-    mixed = {package: found for package, found in counts.items() if len(found) > 1}
-    several = [
-        f"{p} " + ", ".join(f"{v} ({n} run{'s'[: n > 1]})" for v, n in found.items()) for p, found in mixed.items()
+    mixed = [
+        f"{package} " + ", ".join(f"{version} ({n} run{'s'[: n > 1]})" for version, n in versions.items())
+        for package, versions in counts.items()
+        if len(versions) > 1
     ]
-    return [f"The runs were made by different versions: {'; '.join(several)}."] if several else []
-
-
-def log_line(missing: Missing) -> str:
-    place = missing.place
-    at = ", ".join([place.variant, *place.labels.values(), f"seed {place.seed}"])
-    log = log_of(place.folder)
-    return f"{at}: {missing.reason} ({log if log.is_file() else place.folder})"
+    return [f"The runs were made by different versions: {'; '.join(mixed)}."] if mixed else []

@@ -1,4 +1,4 @@
-"""A finished run as the analyses see it: the exported model, the method and, where it has one, its noise generator."""
+"""A finished run as the analyses need it: the exported model, the method and, if it has one, its noise generator."""
 
 import os
 from collections.abc import Sequence
@@ -27,15 +27,14 @@ from swep_ds.pipeline.saved import load_saved
 from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 
-DRAW = 0  # together with the run's seed and the question's id it keys the noise that analyses look at
+DRAW = 0  # with the run's seed and the question's id, the key of the noise that analyses look at
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """Model and method on this machine's device, in float32 and evaluation mode, no parameter with a gradient.
+    """Model and method on this machine's device, in float32 and evaluation mode, without gradients.
 
-    method: with the parameters that the run ended with.
-    windows: as the run cut them.
+    `method` has the parameters of the end of training; `windows` says how the run cut its windows.
     """
 
     folder: Path
@@ -54,28 +53,28 @@ class SavedRun:
         """
         for name in ("recipe.yaml", "results.json", "model"):
             if not (folder / name).exists():
-                raise InputError(f"{folder}: holds no {name}, so no finished run: name the folder of one")
+                raise InputError(f"{folder}: holds no {name}, so no finished run: name the folder of a finished run")
         recipe = Recipe.load(os.fspath(folder / "recipe.yaml"))
         saved = load_saved(os.fspath(folder / "model"))
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)
         if method.state_dict():
-            _fill(method, folder / NOISE)
+            _load_noise(method, folder / NOISE)
         method = method.to(ranks.device()).eval().requires_grad_(False)
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
 
     @property
-    def noise(self) -> Method | None:
-        """The method where it has learned a noise generator; None where it has no parameters of its own."""
-        return self.method if self.method.state_dict() else None
+    def title(self) -> str:
+        """Method, model and seed, for headings."""
+        return f"{self.recipe.method.name}, {self.recipe.model.name}, seed {self.recipe.seed}"
 
     @property
     def perturbs(self) -> bool:
-        """Whether `perturb` has something to do: the method changes word embeddings, and needs no training for it."""
-        return not self.recipe.method.needs_split and any(one.perturb for one in self.method.passes(0.0))
+        """Whether `perturb` works: the method changes word embeddings, and does so outside of training, too."""
+        return not self.recipe.method.needs_split and any(step.perturb for step in self.method.passes(0.0))
 
     def test_examples(self, name: str | None = None) -> list[Example]:
-        """The questions of one of the run's test sets that it answered; of the first, the source domain, of no name.
+        """The questions that the run answered of one of its test sets; None names the first, the source domain.
 
         Raises:
             InputError: the run was not tested on a set of that name, or its source cannot be read.
@@ -88,26 +87,22 @@ class SavedRun:
         return reported_examples(self.recipe, [name])[name]
 
     def training_examples(self) -> list[Example]:
-        """What the run was trained on, augmented samples last.
-
-        Raises:
-            InputError: a source cannot be read.
-        """
+        """The training questions, augmented samples last. Raises InputError if a source cannot be read."""
         return load_examples(self.recipe)[0]
 
     def batch(self, windows: Sequence[AnswerWindow]) -> Batch:
-        """The windows, padded, with their answers, on the device; noise is keyed by the question's id."""
-        width, padding = max(len(one.input_ids) for one in windows), Padding.of(self.tokenizer)
-        columns = {name: [getattr(one, name) for one in windows] for name in ("input_ids", "token_type_ids")}
-        first, last = torch.tensor([one.answer for one in windows]).unbind(1)
-        longest = max(len(one.target_ids) for one in windows)
-        targets = [one.target_ids + [IGNORED] * (longest - len(one.target_ids)) for one in windows]
+        """The windows with their answers, padded, on the device; noise is keyed by the question's id."""
+        width, padding = max(len(window.input_ids) for window in windows), Padding.of(self.tokenizer)
+        columns = {name: [getattr(window, name) for window in windows] for name in ("input_ids", "token_type_ids")}
+        first, last = torch.tensor([window.answer for window in windows]).unbind(1)
+        longest = max(len(window.target_ids) for window in windows)
+        targets = [window.target_ids + [IGNORED] * (longest - len(window.target_ids)) for window in windows]
         return Batch(
             **padding.inputs(columns, width),
             start_position=first,
             end_position=last,
             target_ids=torch.tensor(targets),
-            sample_id=torch.tensor([crc32(one.example.id.encode()) for one in windows]),
+            sample_id=torch.tensor([crc32(window.example.id.encode()) for window in windows]),
         ).to(ranks.device())
 
     def hidden(self, embeddings: Tensor, batch: Batch) -> Tensor:
@@ -115,7 +110,7 @@ class SavedRun:
         return self.qa(embeddings, batch, hidden=True).hidden
 
     def perturb(self, batch: Batch, draw: int = DRAW) -> tuple[Tensor, Perturbed]:
-        """Word embeddings [N, T, d] before, and what the method's own perturbation makes of them.
+        """Word embeddings [N, T, d] before, and the method's first perturbation of them.
 
         Raises:
             InputError: the method has none (`perturbs`).
@@ -124,21 +119,21 @@ class SavedRun:
             name = self.recipe.method.name
             why = "its perturbation is a part of training" if self.recipe.method.needs_split else "it perturbs nothing"
             raise InputError(f"{self.folder}: trained by {name}: {why}: name a run of swep, prior_aug or the like")
-        embeddings, carried = self.qa.embed(batch), PassState()
-        key, read = NoiseKey(self.recipe.seed, draw), partial(self.qa, batch=batch, hidden=True)
-        for one in self.method.passes(0.0):
-            if one.perturb is not None:
-                made = one.perturb(Inputs(embeddings, batch, key, carried, read))
+        embeddings, state = self.qa.embed(batch), PassState()
+        key, forward = NoiseKey(self.recipe.seed, draw), partial(self.qa, batch=batch, hidden=True)
+        for step in self.method.passes(0.0):
+            if step.perturb is not None:
+                perturbed = step.perturb(Inputs(embeddings, batch, key, state, forward))
                 break
-            if one.keeps_hidden:
-                carried = PassState(hidden=self.hidden(embeddings, batch))
-        return embeddings, made
+            if step.keeps_hidden:
+                state = PassState(hidden=self.hidden(embeddings, batch))
+        return embeddings, perturbed
 
 
-def _fill(method: Method, file: Path) -> None:
+def _load_noise(method: Method, file: Path) -> None:
     if not file.is_file():
-        raise InputError(f"{file}: no such file: train the run again, by a version that saves the noise generator")
+        raise InputError(f"{file}: no such file: train the run again, with a version that saves the noise generator")
     with parsing(f"{file}: cannot be read", "train the run again"):
         weights = load_file(file)
-    with parsing(f"{file}: is not of this recipe's model and method", "train the run again"):
+    with parsing(f"{file}: does not fit this recipe's model and method", "train the run again"):
         method.load_state_dict(weights)

@@ -1,5 +1,5 @@
-"""t-SNE of the tokens of a few questions before and after perturbation: word embeddings, and what the encoder makes of
-them (its last hidden state). Each space is embedded once, before and after together."""
+"""t-SNE of the tokens of a few questions before and after perturbation, in two spaces: word embeddings, and the
+encoder's last hidden state. Each space is embedded once, before and after together."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from swep_ds.analysis import plotting
-from swep_ds.analysis.plotting import COLOURS
+from swep_ds.analysis.plotting import COLOURS, new_figure
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import answer_windows
 from swep_ds.data.readers import Example
@@ -24,53 +23,52 @@ PERPLEXITY = 30.0
 def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, seed: int) -> pd.DataFrame:
     """Two rows, "before" and "after", for each token and space: space, when, question, position, token, x, y.
 
-    The tokens are those of question and context, without special ones; `max_tokens` of them are drawn at random if
-    there are more. The perplexity is 30, or a third of the points where that is less.
+    The tokens are those of question and context, without special ones; if there are more than `max_tokens`, a random
+    part of them. The perplexity is 30, or a third of the points if that is less.
 
     Raises:
-        InputError: scikit-learn is not installed; a method without perturbation; fewer than `FEWEST` tokens.
+        InputError: scikit-learn is not installed, a method without perturbation, or fewer than `FEWEST` tokens.
     """
     try:
         from sklearn.manifold import TSNE
     except ImportError:
         raise InputError("scikit-learn is not installed: pip install 'swep-ds[analysis]'") from None
-    about, vectors = [], {(space, when): [] for space in SPACES for when in WHEN}
+    tokens, vectors = [], {(space, when): [] for space in SPACES for when in WHEN}
     for window in answer_windows(examples, run.tokenizer, run.windows):
         batch = run.batch([window])
-        before, made = run.perturb(batch)
+        before, perturbed = run.perturb(batch)
         positions = [position for word in window.words for position in word.positions]
-        tokens = run.tokenizer.convert_ids_to_tokens([window.input_ids[position] for position in positions])
-        about += [(window.example.id, *one) for one in zip(positions, tokens, strict=True)]
+        texts = run.tokenizer.convert_ids_to_tokens([window.input_ids[position] for position in positions])
+        tokens += [(window.example.id, position, text) for position, text in zip(positions, texts, strict=True)]
         with torch.no_grad():
-            for when, embeddings in (("before", before), ("after", made.embeddings)):
-                both = {"word": embeddings, "contextual": run.hidden(embeddings, batch)}
-                for space, values in both.items():
+            for when, embeddings in (("before", before), ("after", perturbed.embeddings)):
+                for space, values in (("word", embeddings), ("contextual", run.hidden(embeddings, batch))):
                     vectors[space, when].append(values[0, positions].cpu().numpy())
-    if len(about) < FEWEST:
-        raise InputError(f"t-SNE needs {FEWEST} tokens, and there are {len(about)}: name more questions")
-    kept = np.arange(len(about))
-    if len(about) > max_tokens:
-        kept = np.sort(np.random.default_rng(seed).choice(len(about), max_tokens, replace=False))
+    if len(tokens) < FEWEST:
+        raise InputError(f"t-SNE needs {FEWEST} tokens, and there are {len(tokens)}: name more questions")
+    kept = np.arange(len(tokens))
+    if len(tokens) > max_tokens:
+        kept = np.sort(np.random.default_rng(seed).choice(len(tokens), max_tokens, replace=False))
     frames = []
     for space in SPACES:
         points = np.concatenate([np.concatenate(vectors[space, when])[kept] for when in WHEN])
         perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-        found = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(points)
-        for when, part in zip(WHEN, np.split(found, len(WHEN)), strict=True):
-            frame = pd.DataFrame([about[k] for k in kept], columns=["question", "position", "token"])
+        embedded = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(points)
+        for when, part in zip(WHEN, np.split(embedded, len(WHEN)), strict=True):
+            frame = pd.DataFrame([tokens[k] for k in kept], columns=["question", "position", "token"])
             frames.append(frame.assign(space=space, when=when, x=part[:, 0], y=part[:, 1]))
     return pd.concat(frames, ignore_index=True)[["space", "when", "question", "position", "token", "x", "y"]]
 
 
 def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
-    """A panel for each space: a dot for each token before and after, and a line from the one to the other."""
+    """A panel per space: each token is a dot before and a dot after, joined by a line."""
     from matplotlib.collections import LineCollection
 
-    figure = plotting.figure(figsize=(11, 5.4), layout="constrained")
+    figure = new_figure(figsize=(11, 5.4), layout="constrained")
     panels = figure.subplots(1, len(SPACES))
     for axes, (space, title) in zip(panels, SPACES.items(), strict=True):
-        both = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
-        ends = [one[["x", "y"]].to_numpy() for one in both]
+        frames = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
+        ends = [frame[["x", "y"]].to_numpy() for frame in frames]
         axes.add_collection(LineCollection(np.stack(ends, 1), colors="#999999", linewidths=0.6, alpha=0.6, zorder=1))
         for points, (when, colour), marker in zip(ends, WHEN.items(), "o^", strict=True):
             style = {"s": 16, "color": colour, "alpha": 0.75, "linewidths": 0, "zorder": 2}

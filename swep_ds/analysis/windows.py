@@ -1,6 +1,6 @@
-"""One window of each question, the one that its answer stands in, with the text that each of its tokens stands for.
+"""One window of each question, the one that holds its answer, with the word of the text that each token is part of.
 
-Windows are those of training (`swep_ds/data/windows.py`); an analysis looks at one of them, not at all.
+Windows are cut as in training (`swep_ds/data/windows.py`), but an analysis looks at one of them only.
 """
 
 import re
@@ -18,7 +18,7 @@ from swep_ds.errors import InputError
 
 
 class TextWord(NamedTuple):
-    """A whitespace word of the text and the tokens [positions] that stand for it, or for the start of them."""
+    """A whitespace word of the text, and the positions of the tokens that begin in it."""
 
     text: str
     question: bool
@@ -29,9 +29,9 @@ class TextWord(NamedTuple):
 class AnswerWindow(NamedTuple):
     """A window as the model reads it.
 
-    words: of the question (as far as it is not cut), then of this part of the context.
+    words: those of the question, as far as it is not cut, then those of this part of the context.
     answer: positions of the answer's first and last token.
-    target_ids: the answer's tokens with special ones, where answers are generated.
+    target_ids: the answer's tokens with special ones, for models that generate answers.
     """
 
     example: Example
@@ -45,10 +45,9 @@ class AnswerWindow(NamedTuple):
 def answer_windows(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> list[AnswerWindow]:
-    """The window of each example that holds its whole answer; of several, the one with most context around it.
+    """For each example the window that holds its whole answer; if several do, the one with most context around it.
 
-    The answer is the training answer or, of examples read for evaluation, the first accepted text that the context
-    holds.
+    The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
 
     Raises:
         InputError: a context without the answer, or an answer that no window holds.
@@ -59,10 +58,7 @@ def answer_windows(
 def windows_if_any(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> Iterator[AnswerWindow | None]:
-    """As `answer_windows`, one after the other as they are asked for, with None for an example without such a window.
-
-    As in training, which leaves out what no window holds.
-    """
+    """As `answer_windows`, lazily, with None for an example that has no such window: training leaves it out, too."""
     cut = _cutter(examples[0], tokenizer, settings) if examples else None
     for example in examples:
         try:
@@ -82,7 +78,7 @@ def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
     settings, template = cutter.settings, cutter.template
     question, context = cutter.encode(example.question), cutter.encode(example.context)
     question = TextTokens(*(column[: settings.max_query_length] for column in question))
-    span = example.span or _find(example)
+    span = example.span or _find_answer(example)
     first, last = context.answer_tokens(span)
     windows = cutter.windows(len(question.ids), len(context.ids))
     whole = [window for window in windows if window.begin <= first <= last < window.end]
@@ -108,32 +104,30 @@ def _spans(tokens: TextTokens) -> list[tuple[int, int]]:
     return list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True))
 
 
-def _find(example: Example) -> tuple[int, int]:
+def _find_answer(example: Example) -> tuple[int, int]:
     for answer in example.answers:
         if answer and (start := example.context.find(answer)) >= 0:
             return start, start + len(answer)
-    raise InputError(
-        f"question {example.id!r}: its context holds none of its answers ({', '.join(example.answers)[:80]}): name "
-        "another question"
-    )
+    answers = ", ".join(example.answers)[:80]
+    raise InputError(f"question {example.id!r}: its context holds none of its answers ({answers}): name another")
 
 
 def _words(
     text: str, spans: list[tuple[int, int]], first: int, *, question: bool, answer: tuple[int, int] = (0, 0)
 ) -> list[TextWord]:
-    """Whitespace words with their tokens; a token is the first word's that it overlaps, one of blanks alone nobody's.
+    """Whitespace words with their tokens. A token belongs to the first word that it overlaps; a blank one to none.
 
     Args:
-        spans: characters [start, end) of the tokens, which stand at `first` and behind.
+        spans: characters [start, end) of the tokens, whose positions are `first` and following.
     """
-    words, at = [], 0
+    words, token = [], 0
     for match in re.finditer(r"\S+", text):
         positions = []
-        while at < len(spans) and spans[at][0] < match.end():
-            if spans[at][1] > match.start():
-                positions.append(first + at)
-            at += 1
+        while token < len(spans) and spans[token][0] < match.end():
+            if spans[token][1] > match.start():
+                positions.append(first + token)
+            token += 1
         if positions:
-            inside = match.end() > answer[0] and match.start() < answer[1]
-            words.append(TextWord(match.group(), question, inside, positions))
+            in_answer = match.end() > answer[0] and match.start() < answer[1]
+            words.append(TextWord(match.group(), question, in_answer, positions))
     return words

@@ -1,7 +1,7 @@
 """The paper's curve of changed words: tokens whose perturbed embedding is nearest to another word, over training.
 
-A run logs the share at each line of metrics.jsonl (`Objective.forward`). SSMBA's texts are made once, before training:
-its share is one number for the whole of it, of the tokens that differ between the samples and their questions.
+A run logs the share in each line of metrics.jsonl. SSMBA's texts are made once, before training, so its share is one
+number: of the tokens that differ between the samples and their questions.
 """
 
 from collections.abc import Sequence
@@ -9,43 +9,43 @@ from pathlib import Path
 
 import pandas as pd
 
-from swep_ds.analysis import plotting
 from swep_ds.analysis.charts import is_number
-from swep_ds.analysis.plotting import COLOURS, MARKS
+from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure
 from swep_ds.errors import InputError
 from swep_ds.files import read_json, read_lines
 from swep_ds.recipe import Recipe
 
 SHARES = ["words_changed", "words_changed_clean"]
 COLUMNS = ["run", "method", "seed", "update", *SHARES]
+MOST_MARKS = 40  # a line with more points has no marks
 
 
 def curves(folders: Sequence[Path]) -> pd.DataFrame:
     """The shares, in [0, 1], that runs logged: a row per run and logged update, with the columns `COLUMNS`.
 
     Raises:
-        InputError: no run there, or one that logged no such share.
+        InputError: a folder without a run, or a run that logged no such share.
     """
     rows = []
     for folder in folders:
         recipe, file = Recipe.load(str(folder / "recipe.yaml")), folder / "metrics.jsonl"
         if not file.is_file():
             raise InputError(f"{file}: no such file: name the folder of a run that has begun to train")
-        measured = [line for line in read_lines(file) if all(is_number(line.get(name)) for name in SHARES)]
-        if not measured:
+        lines = [line for line in read_lines(file) if all(is_number(line.get(name)) for name in SHARES)]
+        if not lines:
             raise InputError(
                 f"{file}: holds no words_changed: {recipe.method.name} changes no embeddings, or an earlier version "
                 "trained it: name a run of swep, prior_aug, adv_aug or the like"
             )
         about = {"run": str(folder), "method": recipe.method.name, "seed": recipe.seed}
-        rows += [about | {name: line[name] for name in COLUMNS[3:]} for line in measured]
+        rows += [about | {name: line[name] for name in COLUMNS[3:]} for line in lines]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def share_of_samples(file: Path) -> float:
-    """Share of the tokens that differ between SSMBA's samples and what they were made from, as `augment.py` counted it.
+    """The share of tokens that differ between SSMBA's samples and their questions, as scripts/augment.py counted them.
 
-    Samples that came back as their original, which the file leaves out, are counted, too.
+    It counts the samples that came back unchanged, which the file leaves out.
 
     Raises:
         InputError: no such file, or one that `scripts/augment.py` did not write.
@@ -59,25 +59,22 @@ def share_of_samples(file: Path) -> float:
 
 
 def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> None:
-    """A line per run, broken where it is of the clean embeddings, and a level for SSMBA's texts; in percent."""
-    figure = plotting.figure(figsize=(7.2, 4.4), layout="constrained")
+    """A line per run, a broken one for its clean embeddings, and a level for SSMBA's texts; in percent."""
+    figure = new_figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    names = _names(table)
-    for number, (run, own) in enumerate(table.groupby("run", sort=False)):
+    labels = _labels(table)
+    for number, (run, lines) in enumerate(table.groupby("run", sort=False)):
         colour, marker = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
-        few = marker if len(own) <= 40 else None
-        axes.plot(
-            own["update"], 100 * own["words_changed"], color=colour, marker=few, markersize=4, lw=1.8, label=names[run]
-        )
-        clean = f"{names[run]}, before perturbation"
-        axes.plot(own["update"], 100 * own["words_changed_clean"], color=colour, ls=(0, (4, 3)), lw=1.2, label=clean)
+        marker = marker if len(lines) <= MOST_MARKS else None
+        for share, label, style in (
+            ("words_changed", labels[run], {"marker": marker, "markersize": 4, "lw": 1.8}),
+            ("words_changed_clean", f"{labels[run]}, before perturbation", {"ls": (0, (4, 3)), "lw": 1.2}),
+        ):
+            axes.plot(lines["update"], 100 * lines[share], color=colour, label=label, **style)
     if samples is not None:
         axes.axhline(100 * samples, color="#555555", ls=":", lw=1.8, label="SSMBA's texts")
-    axes.set(
-        xlabel="update",
-        ylabel="tokens nearest to another word (%)",
-        title="Words changed by the perturbation, in training",
-    )
+    title = "Words changed by the perturbation, in training"
+    axes.set(xlabel="update", ylabel="tokens nearest to another word (%)", title=title)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -86,8 +83,8 @@ def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> N
         figure.savefig(file, dpi=150)
 
 
-def _names(table: pd.DataFrame) -> dict[str, str]:
-    """A label for each run: the method where that tells them apart, else with the seed, else the folder."""
+def _labels(table: pd.DataFrame) -> dict[str, str]:
+    """A label for each run: the method if that is unique, else with the seed, else the folder."""
     runs = table.drop_duplicates("run").set_index("run")
     for labels in (runs["method"], runs["method"] + ", seed " + runs["seed"].astype(str)):
         if labels.is_unique:

@@ -1,26 +1,25 @@
-"""Runs the cells of a sweep on this machine, each as a process of its own, some at a time.
+"""Runs the cells of a sweep on this machine, each as a separate process, `jobs` at a time.
 
-Notable (DeepSpeed 0.19): a signal to the `deepspeed` command ends the command and leaves its ranks training on, so each
-run gets a process group: the group is signalled and waited for, and what is left of it in the end is killed.
+Notable (DeepSpeed 0.19): a signal to the `deepspeed` command ends the command, but its ranks train on. So each run gets
+its own process group, which is signalled and waited for; whatever is left of it in the end is killed.
 """
 
 import os
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from swep_ds.console import Console
 from swep_ds.errors import EXIT_STOPPED, InputError
@@ -30,30 +29,23 @@ from swep_ds.ranks.signals import REPEAT_SECONDS
 from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE_SECONDS = 60  # from SIGTERM to SIGKILL; a second signal cuts it short
+GRACE_SECONDS = 60  # from SIGTERM to SIGKILL; a second signal shortens it
 POLL_SECONDS = 0.2
-LAST_LINES = 5  # of a failed run's log, shown
+LAST_LINES = 5  # lines of a failed run's log that are shown
 
 
-class Run:
-    """A started cell: a process group whose output goes to the end of the cell's log."""
+class Job:
+    """A started cell: a process group whose output is appended to the cell's log."""
 
-    def __init__(self, cell: Cell, command: Sequence[str], place: dict[str, str]):
-        self.cell, self.place, self.began = cell, place, time.monotonic()
+    def __init__(self, cell: Cell, command: Sequence[str], environment: dict[str, str]):
+        self.cell, self.environment, self.began = cell, environment, time.monotonic()
         self.log = cell.log.open("ab", buffering=0)
-        self._note(START_LINE + shlex.join(command))
+        self._write(START_LINE + shlex.join(command))
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(command, env=os.environ | place, start_new_session=True, **streams)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    def ended(self) -> bool:
-        return self.process.poll() is not None
+        self.process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **streams)
 
     def alive(self) -> bool:
-        """Whether any process of the group still runs; the first one may end before the others."""
+        """Whether any process of the group still runs; the first may end before the others."""
         for process in psutil.process_iter(["status"]):
             with suppress(ProcessLookupError):
                 if os.getpgid(process.pid) == self.process.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
@@ -61,28 +53,29 @@ class Run:
         return False
 
     def send(self, number: signal.Signals) -> None:
-        """To all processes of the group that are left."""
+        """Signals every process of the group that is left."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def close(self) -> int:
-        """Kills what is left of the group; returns the exit code, that of a shell where a signal ended the run."""
+        """Kills what is left of the group. Returns the exit code, as a shell gives it: 128 + n for signal n."""
         self.send(signal.SIGKILL)
         code = self.process.wait()
         code = code if code >= 0 else 128 - code
-        self._note(f"{EXIT_LINE}{code}")
+        self._write(f"{EXIT_LINE}{code}")
         self.log.close()
         return code
 
-    def _note(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         with suppress(OSError):  # a full disk ends no queue
             self.log.write(f"{line}\n".encode(errors="backslashreplace"))
 
 
-def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
-    """For each of `jobs` runs at a time what it adds to the environment: its devices, or its processes' threads.
+def environments(jobs: int, ranks: int | None) -> list[dict[str, str]]:
+    """For each of `jobs` simultaneous runs, the environment variables that give it its devices or its share of threads.
 
-    `ranks` as of `run_queue`; Slurm gives each run its own.
+    Args:
+        ranks: as in `run_queue`. Slurm (None) assigns devices by itself.
 
     Raises:
         InputError: there are fewer devices than processes.
@@ -100,16 +93,13 @@ def places(jobs: int, ranks: int | None) -> list[dict[str, str]]:
 
 
 def launcher(ranks: int | None) -> list[str]:
-    """What stands before a script to start it: `python` for one process, the `deepspeed` command for more.
-
-    `ranks` as of `run_queue`.
-    """
+    """The words before a script that start it: `srun` if `ranks` is None, else `python`, or `deepspeed` for several."""
     if ranks is None:
         return ["srun", sys.executable, "-u"]
     if ranks == 1:
         return [sys.executable, "-u"]
     options = ["-q", "--master_port", str(free_port())]
-    if get_accelerator().device_name() == "cpu":  # elsewhere it takes the devices that it sees: those of the place
+    if get_accelerator().device_name() == "cpu":  # otherwise it takes the devices that it sees, as `environments` says
         options += ["--num_accelerators", str(ranks)]
     return [sys.executable, "-u", "-m", "deepspeed.launcher.runner", *options]
 
@@ -117,109 +107,102 @@ def launcher(ranks: int | None) -> list[str]:
 def run_queue(
     cells: Sequence[Cell], command: Sequence[str], folder: Path, *, jobs: int, ranks: int | None
 ) -> tuple[list[Cell], bool]:
-    """Runs the cells that have no results yet, and goes on where one fails.
+    """Runs the cells that have no results yet; one that fails does not stop the others.
 
     Args:
         command: script and options that all cells share.
-        folder: of the sweep; made if it is not there.
-        jobs: runs at a time.
-        ranks: processes of each, one per device; None = all tasks of the Slurm job that this is part of.
+        folder: the sweep's folder; created if it does not exist.
+        jobs: how many cells run at a time.
+        ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
 
     Returns:
-        (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell whose run of
-        an earlier start still trains is skipped, and not among them.
+        (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell that an
+        earlier queue left running is skipped, and not among them.
 
     Raises:
-        InputError: there are fewer devices than processes, or the folder cannot be made.
+        InputError: there are fewer devices than processes, or the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    free = places(jobs, ranks)
+    free = environments(jobs, ranks)
     waiting = deque(cell for cell in cells if cell.results() is None)
-    running: list[Run] = []
+    running: list[Job] = []
     failed: list[Cell] = []
-    took: list[float] = []
-    asked: list[float] = []  # when a signal came; a terminal that goes sends several at once
-    former = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
-        if former[number] is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda *_: _note(asked, time.monotonic()))
-    try:
-        with _progress(console) as progress:
-            bar = progress.add_task("", total=len(cells), completed=len(cells) - len(waiting), left="")
-            while (waiting or running) and not asked:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), "{task.description}")
+    with _requests() as requests, Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=len(cells))
+        try:
+            while (waiting or running) and not requests:
                 while waiting and free:
                     cell = waiting.popleft()
                     if cell.still_running():
                         console.print(f"{cell.name}: skipped, {cell.fault()}")
-                        progress.advance(bar)
                         continue
                     words = [*launcher(ranks), *command, *cell.options()]
                     try:
-                        run = Run(cell, words, free[-1])
+                        running.append(Job(cell, words, free[-1]))
                     except OSError as error:
                         failed.append(cell)
                         console.print(f"{cell.name}: FAILED, it cannot be started ({error})", style="bold red")
-                        progress.advance(bar)
                         continue
                     free.pop()
-                    running.append(run)
                     console.print(f"{cell.name}: started, its log is {cell.log}")
-                for run in [run for run in running if run.ended()]:
-                    running.remove(run)
-                    free.append(run.place)
-                    code, name, seconds = run.close(), run.cell.name, run.seconds
-                    if code == 0 and run.cell.results() is not None:
-                        took.append(seconds)
-                        console.print(f"{name}: done in {timedelta(seconds=round(seconds))}")
-                    elif run.cell.still_running():  # by a process that had not got to its folder yet
-                        console.print(f"{name}: skipped, {run.cell.fault()}")
+                for job in [job for job in running if job.process.poll() is not None]:
+                    running.remove(job)
+                    free.append(job.environment)
+                    code, cell = job.close(), job.cell
+                    if code == 0 and cell.results() is not None:
+                        seconds = round(time.monotonic() - job.began)
+                        console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}")
+                    elif cell.still_running():  # by another process, which took the lock after `still_running` above
+                        console.print(f"{cell.name}: skipped, {cell.fault()}")
                     else:
-                        failed.append(run.cell)
-                        how = "stopped" if code == EXIT_STOPPED else "FAILED"
-                        console.print(f"{name}: {how}, {run.cell.fault()}", style="bold red")
-                        console.print(f"the end of {run.cell.log}:")
-                        said = run.cell.log.read_text(encoding="utf-8", errors="replace")
-                        console.print("\n".join(said.splitlines()[-LAST_LINES:]))
-                    progress.advance(bar)
-                names = ", ".join(run.cell.name for run in running)
-                progress.update(bar, description=names, left=_time_left(took, running, len(waiting), jobs))
+                        failed.append(cell)
+                        _report_failure(console, cell, code)
+                names = ", ".join(job.cell.name for job in running)
+                progress.update(bar, completed=len(cells) - len(waiting) - len(running), description=names)
                 time.sleep(POLL_SECONDS)
-        return failed, bool(asked)
+            return failed, bool(requests)
+        finally:
+            _end(running, requests)
+
+
+@contextmanager
+def _requests() -> Iterator[list[float]]:
+    """The times at which signals asked the queue to stop; inside the block, `SIGNALS` do nothing else."""
+    times: list[float] = []
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, lambda *_: _note(times, time.monotonic()))
+    try:
+        yield times
     finally:
-        _end(running, asked)
-        for number in SIGNALS:
-            signal.signal(number, former[number])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def _progress(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.fields[left]}", "{task.description}")
-    return Progress(*columns, console=console)
+def _note(times: list[float], now: float) -> None:
+    if not times or now - times[-1] > REPEAT_SECONDS:  # a terminal that closes sends several signals at once
+        times.append(now)
 
 
-def _time_left(took: Sequence[float], running: Sequence[Run], waiting: int, jobs: int) -> str:
-    """From the mean of the runs that are done."""
-    if not took:
-        return ""
-    mean = statistics.mean(took)
-    seconds = mean * waiting + sum(max(0.0, mean - run.seconds) for run in running)
-    return f"{timedelta(seconds=round(seconds / jobs))} left"
+def _report_failure(console: Console, cell: Cell, code: int) -> None:
+    outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
+    console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
+    lines = cell.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    console.print("\n".join([f"the end of {cell.log}:", *lines[-LAST_LINES:]]))
 
 
-def _note(asked: list[float], now: float) -> None:
-    if not asked or now - asked[-1] > REPEAT_SECONDS:
-        asked.append(now)
-
-
-def _end(running: Sequence[Run], asked: Sequence[float]) -> None:
-    """Stops runs: SIGTERM, so that they can save; SIGKILL after a while or at the user's second signal."""
-    for run in running:
-        run.send(signal.SIGTERM)
+def _end(running: Sequence[Job], requests: Sequence[float]) -> None:
+    """Stops runs: SIGTERM, on which they save; SIGKILL after `GRACE_SECONDS` or at the user's second signal."""
+    for job in running:
+        job.send(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    while any(run.alive() for run in running) and time.monotonic() < deadline and len(asked) < 2:
+    while any(job.alive() for job in running) and time.monotonic() < deadline and len(requests) < 2:
         time.sleep(POLL_SECONDS)
-    for run in running:
-        run.close()
+    for job in running:
+        job.close()

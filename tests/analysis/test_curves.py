@@ -60,8 +60,8 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
 
 def test_points_without_a_number_are_named():
     labels = ({"share": "10 %", "model": "A"}, {"share": "all", "model": "B"}, {"share": "20 %"}, {"share": "most"})
-    table = {"blocks": [block("A", one, 3) for one in labels]}
-    assert curves.left_out(table) == ["The curve over share is without all, most: no number."]
+    table = {"blocks": [block("A", point, 3) for point in labels]}
+    assert curves.notes(table) == ["The curve over share is without all, most: not a number."]
 
 
 def test_points_bands_and_axes_are_the_tables():
@@ -69,7 +69,7 @@ def test_points_bands_and_axes_are_the_tables():
         block("A", {"share of questions": share}, f1, std)
         for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("80 %", 60, None))
     ]
-    figure = curves._figure("share of questions", "A", blocks, "f1")
+    figure = curves.plot("share of questions", "A", blocks, "f1")
     panels = figure.axes
     assert [panel.get_title() for panel in panels] == ["squad", "nyt", "out-of-domain mean"]
     [line] = panels[0].lines  # of SWEP there is no run
@@ -91,6 +91,6 @@ def test_points_bands_and_axes_are_the_tables():
 
 def test_far_numbers_stand_on_a_logarithmic_axis_but_not_with_zero():
     for labels, scale in ((("1,000", "20,000"), "log"), (("0", "20,000"), "linear")):
-        figure = curves._figure("pairs", "A", [block("A", {"pairs": label}, 5) for label in labels], "f1")
+        figure = curves.plot("pairs", "A", [block("A", {"pairs": label}, 5) for label in labels], "f1")
         assert figure.axes[0].get_xscale() == scale
         assert figure.axes[0].get_xlabel() == "pairs"

@@ -29,7 +29,7 @@ HEALTH |= {"memory_mib": [9.0, 9.5], "not_finite": [1]}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     fake_runs.data_set(folder, "squad", 3)
     tree = fake_runs.RECIPE | {"data": {"train": "t", "eval": {"squad": str(folder / "squad.json")}}}
@@ -42,8 +42,8 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(made, tmp_path) -> Path:
-    return shutil.copytree(made, tmp_path / "run")
+def run(finished, tmp_path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def one_line(step) -> str | None:
@@ -64,7 +64,7 @@ def read_everything(run: Path) -> list[str | None]:
         lambda: report.make_report(run),
         lambda: runs.read_results(run / "results.json"),
         lambda: runs.conditions(run, 1),
-        lambda: runs.read(runs.find([run])),
+        lambda: runs.read_runs(runs.find_runs([run])),
         lambda: words.curves([run]),
         lambda: words.share_of_samples(run / "results.json"),
         lambda: read_predictions(run, "squad"),
@@ -92,7 +92,7 @@ def test_every_value_of_what_a_run_logged_may_be_wrong(tmp_path):
     for line in (METRICS, HEALTH):
         for changed in with_every_value_changed(line):
             file.write_text(json.dumps(changed) + "\n" + json.dumps(line) + "\n")
-            lines, (health, unread) = read_lines(file), report._health(file)
+            lines, (health, unread) = read_lines(file), report._read_health(file)
             learning_curves(lines)
             throughput(lines)
             assert len(health) + unread == len(lines)
@@ -106,8 +106,8 @@ def test_every_value_of_results_and_conditions_may_be_wrong(run):
         for changed in with_every_value_changed(json.loads(before)):
             (run / name).write_text(json.dumps(changed))
             one_line(lambda: report._cost(runs.read_results(run / "results.json")))
-            one_line(lambda: report._zero_stage(report._read(run / "ds_config.json")))
-            one_line(lambda: runs.read(runs.find([run])))
+            one_line(lambda: report._zero_stage(report._read_object(run / "ds_config.json")))
+            one_line(lambda: runs.read_runs(runs.find_runs([run])))
         (run / name).write_text(before)
 
 
@@ -116,7 +116,7 @@ def test_a_sweeps_description_of_any_kind(tmp_path):
     whole = {"runs": {"a": {"variant": "A", "seed": 0, "model": "m", "labels": {"x": "y"}}}}
     for damage in DAMAGE.values():
         damage(file)
-        one_line(lambda: runs.find([tmp_path]))
+        one_line(lambda: runs.find_runs([tmp_path]))
         if file.is_dir() and not file.is_symlink():
             file.rmdir()
     for changed in [
@@ -125,9 +125,9 @@ def test_a_sweeps_description_of_any_kind(tmp_path):
     ]:
         file.unlink(missing_ok=True)
         file.write_text(json.dumps(changed))
-        one_line(lambda: runs.read(runs.find([tmp_path])))
-    with pytest.raises(InputError, match=r"sweep\.json: damaged .*runs\.'/a' is no name of a folder"):
-        runs.find([tmp_path])
+        one_line(lambda: runs.read_runs(runs.find_runs([tmp_path])))
+    with pytest.raises(InputError, match=r"sweep\.json: damaged .*runs\.'/a' is no folder name"):
+        runs.find_runs([tmp_path])
 
 
 def test_a_run_that_is_deleted_while_its_report_is_made(run, monkeypatch):

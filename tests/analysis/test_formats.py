@@ -1,26 +1,24 @@
-"""Every format holds the same figures, can be parsed, and takes no name for markup."""
+"""Every format holds the same numbers, can be parsed, and treats names as text."""
 
 import csv
 import io
 import json
 import re
-import runpy
-import sys
-from html.parser import HTMLParser
+import subprocess
 
 import pytest
 from rich.console import Console
 
 from swep_ds.analysis import formats, table
-from swep_ds.errors import InputError
 from tests.analysis.test_table import RUNS
-from tests.support import fake_runs, tiny_run
+from tests.support import fake_runs
+from tests.support.fork_server import ROOT, run_script
 
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 
 
-def made() -> table.Table:
-    """By hand: no paper, and no interval in the last column."""
+def example() -> table.Table:
+    """A table by hand, without the paper's numbers, and without an interval in the last columns."""
     block = {"title": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}} | table.aggregate(RUNS)
     for row, name in zip(block["rows"], NAMES, strict=True):
         row |= {"name": name, "seeds": list(range(len(RUNS[row["name"]]))), "differences": {}}
@@ -30,15 +28,15 @@ def made() -> table.Table:
     for column in block["columns"]:
         bounds = {"low": -0.25, "high": 2.0} if column == "squad" else {"low": None, "high": None}
         bounds |= {"low": 0.5, "high": 2.0} if column == "wiki" else {}
-        one = {"mean": 1.0, "seeds": {"mean": 1.0, "std": None, "n": 1}} | bounds
-        block["rows"][1]["differences"][column] = {"exact_match": one, "f1": one | {"mean": -3.0}}
+        difference = {"mean": 1.0, "seeds": {"mean": 1.0, "std": None, "n": 1}} | bounds
+        block["rows"][1]["differences"][column] = {"exact_match": difference, "f1": difference | {"mean": -3.0}}
     block["rows"][0]["scores"]["squad"]["f1"]["paper"] = 89.5
     missing = [{"name": "gone", "labels": {}, "seed": 0, "reason": "no_room", "line": "gone, seed 0: no_room"}]
     return {"against": "MLE", "blocks": [block], "notes": ["A note_."], "missing": missing}
 
 
 def test_markdown():
-    assert formats.markdown(made()) == (
+    assert formats.markdown(example()) == (
         "**small & 5 %**\n\n"
         "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
@@ -59,7 +57,7 @@ def test_markdown():
 
 
 def test_csv_has_a_line_per_figure():
-    lines = list(csv.DictReader(io.StringIO(formats.csv(made()))))
+    lines = list(csv.DictReader(io.StringIO(formats.csv(example()))))
     assert len(lines) == 2 * 4 * 2
     assert {(line["model"], line["share"]) for line in lines} == {("small & 5 %", "5 %")}
     first = lines[1]
@@ -72,7 +70,7 @@ def test_csv_has_a_line_per_figure():
 
 
 def test_latex_has_as_many_cells_in_each_line_as_columns():
-    text = formats.latex(made())
+    text = formats.latex(example())
     scores, differences = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
     for layout, body in (scores, differences):
         assert body.startswith("\\toprule")
@@ -91,39 +89,9 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
     assert not re.search(r"(?<!\\)%(?!$)", text, re.MULTILINE)  # nothing in comments
 
 
-class Cells(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open, self.texts, self.rows = [], [], []
-
-    def handle_starttag(self, tag: str, attributes) -> None:
-        assert not any(name in ("src", "href") for name, _ in attributes)
-        if tag == "tr":
-            self.rows.append([])
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if {"td", "th"} & set(self.open):
-            self.rows[-1].append((data, "b" in self.open))
-
-
-def test_html_is_well_formed_needs_no_other_file_and_takes_no_name_for_markup():
-    parser = Cells()
-    parser.feed(formats.webpage(made()))
-    assert parser.open == []
-    rows = {row[0][0]: row[1:] for row in parser.rows if len(row) > 1}
-    assert rows["MLE"][:4] == [("81.00 ± 1.41", True), ("(-)", False), ("90.00 ± 0.00", True), ("(89.50)", False)]
-    assert ("+1.00", True) in rows[NAMES[1]]
-    assert ("[+0.50, +2.00]", False) in rows[NAMES[1]]
-
-
-def test_the_terminal_shows_the_same_figures():
+def test_the_terminal_shows_the_same_numbers():
     console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
-    console.print(formats.for_terminal(made()["blocks"][0]))
+    console.print(formats.scores_for_terminal(example()["blocks"][0]))
     shown = console.export_text(styles=True)
     assert "<i>50 %</i>_[x]" in shown
     bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
@@ -135,7 +103,7 @@ def test_the_terminal_shows_the_same_figures():
 def test_the_terminal_prints_a_difference_beyond_chance_in_bold(monkeypatch):
     console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
     monkeypatch.setattr(formats, "Console", lambda **options: console)
-    formats.show(made())
+    formats.show(example())
     differences = console.export_text(styles=True).split("less MLE")[1]
     bold = [part.split("\x1b[0m")[0] for part in differences.split("\x1b[1m")[1:]]
     assert [text for text in bold if text[0] in "+-"] == ["+1.00", "-3.00"]  # of the column with an interval beyond 0
@@ -153,27 +121,18 @@ def test_no_run_at_all_still_makes_every_format(tmp_path):
 # The script
 
 
-@pytest.fixture
-def script(monkeypatch, tmp_path):
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["table.py", *map(str, words)])
-        try:
-            runpy.run_path(str(tiny_run.ROOT / "scripts" / "table.py"))["table"]()
-        except SystemExit as end:
-            return end.code
-        return 0
+def test_the_script_prints_writes_and_names_what_is_missing(tmp_path):
+    def script(*words) -> subprocess.CompletedProcess:
+        return run_script(ROOT / "scripts" / "table.py", *map(str, words), check=False)
 
-    return run
-
-
-def test_the_script_prints_writes_and_names_what_is_missing(script, tmp_path, capsys):
     across = {"share": {"5 %": {"data.train_fraction": 0.05}, "100 %": {}}}
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, across=across, seeds=[0, 1])
     for cell in cells[:-1]:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3 + cell.seed, "nyt": 3})
-    assert script(tmp_path / "runs", "--output", tmp_path / "out") == 1
-    said = capsys.readouterr().out
+    ended = script(tmp_path / "runs", "--output", tmp_path / "out")
+    assert (ended.returncode, ended.stderr) == (1, "")
+    said = ended.stdout
     assert "35.00 ± 7.07" in said
     assert f"missing: SWEP, 100 %, seed 1: not run ({cells[-1].folder})" in said
     files = [f"table.{suffix}" for suffix in formats.SUFFIXES]
@@ -181,12 +140,13 @@ def test_the_script_prints_writes_and_names_what_is_missing(script, tmp_path, ca
     assert {file.name for file in (tmp_path / "out").iterdir()} == set(files)
     assert f"in {tmp_path / 'out'}: {', '.join(files)}" in said
     fake_runs.finish(cells[-1].folder, cells[-1].recipe, {"squad": 4, "nyt": 3})
-    assert script(tmp_path / "runs") == 0
+    assert script(tmp_path / "runs").returncode == 0
     whole = json.loads((tmp_path / "out" / "table.json").read_text())
     assert [row["seeds"] for block in whole["blocks"] for row in block["rows"]] == [[0, 1], [0, 1], [0, 1], [0]]
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is no folder: name another"):
-        script(tmp_path / "runs", "--output", tmp_path / "file")
+    ended = script(tmp_path / "runs", "--output", tmp_path / "file")
+    assert ended.returncode == 2
+    assert ended.stderr.endswith("is no folder: name another one\n")
 
 
 EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c", "\x1b[31mred", "`code", "half \ud800"]
@@ -194,11 +154,11 @@ EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c"
 
 @pytest.mark.parametrize("name", EVIL)
 def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
-    """Wherever a name may stand: row, column, title, label, axis, base row, note, missing run."""
-    text = json.dumps(made()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
+    """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
+    text = json.dumps(example()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
     for old in ("MLE", "squad", "SMALL", "share", "5 %", "GONE", "A NOTE"):
         text = text.replace(json.dumps(old)[1:-1], json.dumps(f"{name}{old}")[1:-1])
-    named, plain = json.loads(text), made()
+    named, plain = json.loads(text), example()
 
     assert len(formats.markdown(named).splitlines()) == len(formats.markdown(plain).splitlines())
     assert len(formats.latex(named).splitlines()) == len(formats.latex(plain).splitlines())
@@ -219,4 +179,3 @@ def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
     assert all(line.isprintable() for line in console.export_text().splitlines())
     formats.write(named, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == named
-    assert all(line.isprintable() for line in (tmp_path / "table.html").read_text().splitlines())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swep_ds.analysis.paper import _read, paper_model, plain, was_trained_on
+from swep_ds.analysis.paper import _models, paper_model, plain, was_trained_on
 
 SPOTS = [
     ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
@@ -60,7 +60,7 @@ def test_names_in_other_scripts_stay_apart():
 
 
 def test_the_tables_are_whole():
-    models, _ = _read()
+    models, _ = _models()
     sizes = {name: len(model.scores) for name, model in models.items()}
     assert sizes == {"BERT-base": 48, "ELECTRA-small": 48 + 6 * 3, "T5-small": 48}
     for model in models.values():

@@ -1,5 +1,5 @@
-"""Reports of hand-made runs: all parts are there, every text is harmless, figures against NumPy or worked out by hand,
-and a browser shows them."""
+"""Reports of hand-made runs: every part is there, every text is harmless, and numbers agree with NumPy or with
+hand calculation."""
 
 import json
 import re
@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
 from safetensors.torch import save_file
 
 import swep_ds.pipeline.run
@@ -27,12 +26,12 @@ from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
-from tests.support.fork_server import HANGS
+from tests.support.fork_server import run_script
 
 CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
 SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
 LONG = "abbot" * 400
-# question, accepted, answered by this run, by another one
+# question, accepted answer, this run's answer, another run's answer
 QUESTIONS = {
     "r1": (SCRIPT, "1204", "1204", "an abbot"),  # gained 100
     "r2": (RTL, "an abbot", "an abbot", "valley"),  # gained 100
@@ -66,11 +65,11 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
         self.ids.pop()
-        self.handle_data(" ")  # no cell's text runs into the next one's
+        self.handle_data(" ")  # between the texts of two cells
 
     def handle_data(self, data):
-        for one in filter(None, self.ids):
-            self.texts[one] = self.texts.get(one, "") + data
+        for name in filter(None, self.ids):
+            self.texts[name] = self.texts.get(name, "") + data
 
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.elements)
@@ -103,8 +102,8 @@ def metrics(updates, **changes) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A run as its folder would be, and another one's answers."""
+def home(tmp_path_factory) -> Path:
+    """The folder of a run, and that of another run with other answers."""
     home = tmp_path_factory.mktemp("runs")
     tree = yaml.safe_load(tiny_run.prepare(home).read_text())
     qas = [
@@ -149,24 +148,24 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(made, tmp_path) -> Path:
-    """A copy to spoil."""
-    return Path(shutil.copytree(made / "run", tmp_path / "run"))
+def run(home, tmp_path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(home / "run", tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")
-def against(made) -> tuple[report.Report, Page]:
-    written = report.write_report(made / "run", made / "other")
-    assert (made / "run" / "report.html").read_text() == written.html
+def against(home) -> tuple[report.Report, Page]:
+    written = report.write_report(home / "run", home / "other")
+    assert (home / "run" / "report.html").read_text() == written.html
     return written, Page(written.html)
 
 
-def test_all_parts_are_there(against, made):
+def test_all_parts_are_there(against, home):
     texts = against[1].texts
     assert [name for name in texts if not name.startswith("p")] == [
         *("run", "scores", "curves", "maps", "worst", "changed", "cost", "repeat")
     ]
-    for shown in ("swep: ", "beta 0.001", "prior_variance 0.1", str(made / "model"), "global batch 16", "fp32"):
+    for shown in ("swep: ", "beta 0.001", "prior_variance 0.1", str(home / "model"), "global batch 16", "fp32"):
         assert shown in texts["run"]
     words = " ".join(texts["run"].split())
     assert all(row in words for row in ("Seed 0", "Ranks 2", "ZeRO stage 3"))
@@ -207,14 +206,14 @@ def test_the_worst_come_first_and_the_right_ones_not_at_all(against):
     assert {row[1] for row in rows} == {QUESTIONS[name][0] for name in ("w1", "w2", "w3")}
 
 
-def test_what_changed_against_another_run(made):
-    recipe = Recipe.load(str(made / "run" / "recipe.yaml"))
-    gained, lost = most_changed(read_answered(made / "run", recipe, "squad", made / "other"), 9)
-    assert [(one.example.id, one.gain) for one in gained] == [
+def test_what_changed_against_another_run(home):
+    recipe = Recipe.load(str(home / "run" / "recipe.yaml"))
+    gained, lost = most_changed(read_answered(home / "run", recipe, "squad", home / "other"), 9)
+    assert [(item.example.id, item.gain) for item in gained] == [
         *(("r1", 100.0), ("r2", 100.0), ("r3", pytest.approx(100 / 3)))
     ]
-    assert {(one.example.id, one.gain) for one in lost[:2]} == {("w1", -100.0), ("w2", -100.0)}
-    assert [one.example.id for one in lost[2:]] == ["w3"]
+    assert {(item.example.id, item.gain) for item in lost[:2]} == {("w1", -100.0), ("w2", -100.0)}
+    assert [item.example.id for item in lost[2:]] == ["w3"]
 
 
 def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against):
@@ -229,10 +228,12 @@ def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against
     assert LONG not in written.html
     assert "(2,007 characters)" in page.texts["worst"]
     assert not {"\x00", "\x1b"} & set(written.html)
-    addresses = [value for _, found in page.elements for name, value in found.items() if name in ("src", "href")]
-    addresses += [found["xlink:href"] for _, found in page.elements if "xlink:href" in found]
+    addresses = [
+        value for _, attributes in page.elements for name, value in attributes.items() if name in ("src", "href")
+    ]
+    addresses += [attributes["xlink:href"] for _, attributes in page.elements if "xlink:href" in attributes]
     assert all(address.startswith("#") for address in addresses)
-    ids = [found["id"] for _, found in page.elements if "id" in found]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
@@ -283,14 +284,14 @@ def test_a_large_model_is_not_loaded_again(run, monkeypatch):
     assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
 
 
-def test_heat_maps_take_no_longer_than_they_may(run, monkeypatch):
-    monkeypatch.setattr(example_maps, "SECONDS", 0.0)
+def test_a_data_set_without_a_heat_map_is_named(run, monkeypatch):
+    monkeypatch.setattr(example_maps, "TRIED", 0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
-    assert "There are only 0 of squad: at most 24 are drawn, none after 0 s" in page.texts["maps"]
+    assert "There are only 0 of squad: at most 24 are drawn, if one window holds the answer." in page.texts["maps"]
 
 
-def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
+def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):
     for arguments, message in (
         ((tmp_path,), "holds no recipe.yaml, so no run"),
         ((run, tmp_path), "--against .*holds no results.json"),
@@ -303,7 +304,7 @@ def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
     stranger.mkdir()
     shutil.copy(run / "results.json", stranger)
     with pytest.raises(InputError, match="answers none of the questions"):
-        report.write_report(made / "run", stranger)
+        report.write_report(home / "run", stranger)
     good = json.loads((run / "results.json").read_text())
     for content, message in (
         ("[", "half-written or damaged"),
@@ -317,7 +318,7 @@ def test_bad_input_is_an_error_of_one_line(run, made, tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_lines_that_are_none_are_left_out(run):
+def test_damaged_lines_are_left_out(run):
     for name in ("metrics.jsonl", "health.jsonl"):
         good = (run / name).read_text()
         (run / name).write_text('[1]\n{}\n{"update": 0}\n{"update": 0, "loss": "x"}\n' + good + '{"update"}')
@@ -327,17 +328,17 @@ def test_lines_that_are_none_are_left_out(run):
     assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in " ".join(page.texts["cost"].split())
 
 
-def test_what_the_other_run_lacks_is_said(run, made, tmp_path):
-    """A set that it did not answer, and one that it was tested on by fewer questions."""
-    shutil.copy(made / "test.json", tmp_path / "second.json")
+def test_what_the_other_run_lacks_is_said(run, home, tmp_path):
+    """A set that it did not answer, and one on which it was tested with fewer questions."""
+    shutil.copy(home / "test.json", tmp_path / "second.json")
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
-    tree["data"]["eval"] = {"squad": str(made / "test.json"), "second": str(tmp_path / "second.json")}
+    tree["data"]["eval"] = {"squad": str(home / "test.json"), "second": str(tmp_path / "second.json")}
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     shutil.move(run / "predictions" / "gone.json", run / "predictions" / "second.json")
     results = json.loads((run / "results.json").read_text())
     results["eval"]["second"] = results["eval"].pop("gone")
     (run / "results.json").write_text(json.dumps(results))
-    other = Path(shutil.copytree(made / "other", tmp_path / "other"))
+    other = Path(shutil.copytree(home / "other", tmp_path / "other"))
     results["eval"].pop("second")
     results["eval"]["squad"]["total"] = 5
     (other / "results.json").write_text(json.dumps(results))
@@ -350,22 +351,32 @@ def test_what_the_other_run_lacks_is_said(run, made, tmp_path):
 
 
 def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
-    """Their questions are of the training part of a source that has a validation part as well."""
+    """Their questions are from the training part of a source that has a validation part as well."""
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
     tree["data"] |= {"train": "quickstart:encyclopedia", "eval": {}, "holdout_fraction": 0.2, "max_eval_examples": 30}
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     recipe = Recipe.load(str(run / "recipe.yaml"))
     [(name, examples)] = load_examples(recipe)[1].items()
     (run / "metrics.jsonl").unlink()  # no curves: they take a while
-    answers = {one.id: one.answers[0] if k % 2 else "no" for k, one in enumerate(examples)}
+    answers = {example.id: example.answers[0] if k % 2 else "no" for k, example in enumerate(examples)}
     (run / "predictions" / f"{name}.json").write_text(json.dumps(answers))
     results = json.loads((run / "results.json").read_text())
     results["eval"] = {name: {"exact_match": 50.0, "f1": 50.0, "total": 30}}
     (run / "results.json").write_text(json.dumps(results))
-    assert [one.example for one in read_answered(run, recipe, name)] == examples
+    assert [item.example for item in read_answered(run, recipe, name)] == examples
     page = Page(report.make_report(run).html)
     assert "Without examples" not in page.texts["worst"]
     assert page.of_class("heatmap") == example_maps.EACH
+
+
+def test_the_script_writes_the_page_and_refuses_a_wrong_folder(home, tmp_path):
+    script, page = tiny_run.ROOT / "scripts" / "report.py", tmp_path / "page.html"
+    ended = run_script(script, str(home / "run"), "--against", str(home / "other"), "--output", str(page))
+    assert ended.stdout == f"report in {page}\n"
+    assert Page(page.read_text()).count("svg") == 9
+    ended = run_script(script, str(tmp_path), check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"error: {tmp_path}: holds no recipe.yaml, so no run: name a run's folder\n"
 
 
 def test_a_wrong_folder_costs_no_deepspeed_and_one_line(tmp_path):
@@ -391,9 +402,9 @@ def test_each_of_many_curves_has_a_line_of_its_own():
     assert len(styles) == len(set(styles)) == 6
 
 
-def test_the_command_starts_the_same_run(made):
-    # what it is given is the run's own, resolved ds_config: in it the accumulation counts passes, too
-    folder = made / "run"
+def test_the_command_starts_the_same_run(home):
+    # it names the run's resolved ds_config, in which the accumulation already counts passes
+    folder = home / "run"
     recipe = Recipe.load(str(folder / "recipe.yaml"))
     given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
     assert resolve_ds_config(str(folder / "ds_config.json"), recipe, **given) == json.loads(
@@ -412,34 +423,3 @@ def test_a_report_that_fails_fails_no_run(tmp_path, monkeypatch, caplog):
     assert f"python scripts/report.py {tmp_path}" in said
     assert "holds no recipe.yaml" in said
     assert finished == [()]
-
-
-@pytest.mark.slow
-def test_a_browser_shows_it(against, made, tmp_path):
-    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
-    if browser is None:
-        pytest.skip("no chromium or google-chrome on the PATH")
-    picture = tmp_path / "page.png"
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={tmp_path}/profile",
-    ]
-    address = (made / "run" / "report.html").as_uri()
-    command = [browser, *options, f"--screenshot={picture}", "--window-size=1000,3000", "--dump-dom", address]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=True).stdout
-    assert Page(shown.replace("<!DOCTYPE html>", "")).texts.keys() >= {
-        "run",
-        "scores",
-        "curves",
-        "maps",
-        "worst",
-        "cost",
-    }
-    assert "alert('x')&lt;/script&gt;" in shown
-    pixels = np.asarray(Image.open(picture).convert("RGB")).reshape(-1, 3)
-    assert len(pixels) == 1000 * 3000
-    assert len(np.unique(pixels, axis=0)) > 50  # text, lines in three colours, heat maps
-    assert (pixels == 255).all(1).mean() < 0.95

@@ -21,9 +21,9 @@ def cells(tmp_path):
 
 
 def reasons(tmp_path) -> dict[str, str]:
-    done, missing = runs.read(runs.find([tmp_path / "runs"]))
+    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert len(done) + len(missing) == 6
-    return {one.place.folder.name: one.reason for one in missing}
+    return {run.ref.folder.name: run.reason for run in missing}
 
 
 def change(cell, *fields: str, to=None) -> None:
@@ -41,7 +41,7 @@ def change(cell, *fields: str, to=None) -> None:
 
 
 def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path):
-    places = runs.find([tmp_path / "runs"])
+    places = runs.find_runs([tmp_path / "runs"])
     assert [(p.folder, p.variant, p.seed, p.model) for p in places] == [
         (cell.folder, cell.variant, cell.seed, "google/electra-small-discriminator") for cell in cells
     ]
@@ -57,45 +57,45 @@ def test_failed_and_half_written_runs_and_those_of_another_version_are_named(cel
     change(cells[3], "eval", "squad", "f1")
     change(cells[4], "versions", to=["torch"])
     (cells[5].folder / "ds_config.json").unlink()
-    found = reasons(tmp_path)
-    assert found["mle-seed0"].startswith(f"{file}: half-written or damaged (")
-    assert found["swep-seed0"] == "exit code 2: error: no room"
-    assert found["mle-seed1"] == "not finished"
-    assert found["swep-seed1"] == (
+    by_folder = reasons(tmp_path)
+    assert by_folder["mle-seed0"].startswith(f"{file}: half-written or damaged (")
+    assert by_folder["swep-seed0"] == "exit code 2: error: no room"
+    assert by_folder["mle-seed1"] == "not finished"
+    assert by_folder["swep-seed1"] == (
         f"{cells[3].folder}/results.json: not of this version (eval.squad.f1: field required): run it again"
     )
-    assert "not of this version (versions: input should be a valid dictionary)" in found["mle-seed2"]
-    assert found["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: cannot be read")
-    _, missing = runs.read(runs.find([tmp_path / "runs"]))
-    assert runs.log_line(missing[1]) == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
-    assert runs.log_line(missing[2]) == f"MLE, seed 1: not finished ({cells[2].folder})"
+    assert "not of this version (versions: input should be a valid dictionary)" in by_folder["mle-seed2"]
+    assert by_folder["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: cannot be read")
+    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    assert missing[1].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
+    assert missing[2].line == f"MLE, seed 1: not finished ({cells[2].folder})"
 
 
-def test_runs_tested_or_trained_otherwise_are_not_mixed_in(cells, tmp_path):
+def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     change(cells[0], "eval", "nyt", "total", to=9)
     change(cells[1], "eval", "nyt")
     change(cells[2], "world_size", to=2)
     (cells[3].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
-    found = reasons(tmp_path)
-    assert found["mle-seed0"] == "tested otherwise than the others (questions of nyt 9 there, 10 here)"
-    assert found["swep-seed0"].startswith(
-        "tested otherwise than the others (questions of nyt None there, 10 here; data"
+    by_folder = reasons(tmp_path)
+    assert by_folder["mle-seed0"] == "tested differently from the others (questions of nyt 9 there, 10 here)"
+    assert by_folder["swep-seed0"].startswith(
+        "tested differently from the others (questions of nyt None there, 10 here; data"
     )
-    assert found["mle-seed1"] == "trained otherwise than the others (world_size 2 there, 1 here)"
-    assert found["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
+    assert by_folder["mle-seed1"] == "trained differently from the others (world_size 2 there, 1 here)"
+    assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
 
 
 def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
     (cells[1].folder / "recipe.yaml").write_text(cells[0].recipe.dump())
-    _, [missing] = runs.read(runs.of_cells(cells))
-    assert missing.reason.startswith("holds a run of other settings (method.name 'mle' there, 'swep' here")
+    _, [missing] = runs.read_runs(runs.refs_of_cells(cells))
+    assert missing.reason.startswith("holds a run with other settings (method.name 'mle' there, 'swep' here")
 
 
 def test_a_run_whose_recipe_is_gone_says_so(cells):
     file = cells[1].folder / "recipe.yaml"
     file.unlink()
-    for places in (runs.of_cells(cells), runs.find([file.parent.parent])):
-        _, [missing] = runs.read(places)
+    for places in (runs.refs_of_cells(cells), runs.find_runs([file.parent.parent])):
+        _, [missing] = runs.read_runs(places)
         assert missing.reason == f"{file}: no such file: delete the run's folder and run it again"
 
 
@@ -104,9 +104,9 @@ def test_a_first_duplicate_that_is_left_out_does_not_take_the_good_one_along(cel
     (tmp_path / "runs" / "sweep.json").unlink()
     change(cells[0], "world_size", to=2)
     folders = [tmp_path / "runs", tmp_path / "twice"]
-    done, [missing] = runs.read(runs.find(folders))
-    assert missing.place.folder == cells[0].folder
-    assert tmp_path / "twice" in [run.place.folder for run in done]
+    done, [missing] = runs.read_runs(runs.find_runs(folders))
+    assert missing.ref.folder == cells[0].folder
+    assert tmp_path / "twice" in [run.ref.folder for run in done]
 
 
 def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
@@ -118,9 +118,9 @@ def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
     cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
     for cell in cells:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    done, _ = runs.read(runs.of_cells(cells))
-    assert runs.settings_notes({run.place.variant: [run] for run in done[:2]} | {"none": []}) == []
-    assert runs.settings_notes({run.place.variant: [run] for run in done}) == [
+    done, _ = runs.read_runs(runs.refs_of_cells(cells))
+    assert runs.settings_notes({run.ref.variant: [run] for run in done[:2]} | {"none": []}) == []
+    assert runs.settings_notes({run.ref.variant: [run] for run in done}) == [
         'Rows differ in more than the method: data.train is "squad.json" in MLE, SWEP; "more.json" in Long.',
         "Rows differ in more than the method: train.epochs is 2.0 in MLE, SWEP; 9.0 in Long.",
     ]
@@ -128,7 +128,7 @@ def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
 
 def test_different_versions_are_compared_and_named(cells, tmp_path):
     change(cells[1], "versions", "torch", to="2.9")
-    done, missing = runs.read(runs.find([tmp_path / "runs"]))
+    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert missing == []
     [note] = runs.version_note(done)
     assert note == "The runs were made by different versions: torch 1.0 (5 runs), 2.9 (1 run)."
@@ -143,29 +143,29 @@ def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_
     (tmp_path / "damaged" / "recipe.yaml").write_text("{")
     (tmp_path / "damaged" / "results.json").write_text("{}")
     folders = [tmp_path / name for name in ("runs", "other", "beta", "damaged")]
-    done, [missing] = runs.read(runs.find(folders))
-    assert [(run.place.variant, run.place.seed) for run in done] == [
+    done, [missing] = runs.read_runs(runs.find_runs(folders))
+    assert [(run.ref.variant, run.ref.seed) for run in done] == [
         *((name, seed) for name in ("mle", "swep") for seed in (0, 1, 2)),
         ("swep", 9),
         ("swep, beta 0.25", 0),
     ]
-    assert missing.place.variant == "damaged"
+    assert missing.ref.variant == "damaged"
     assert missing.reason.startswith(f"{tmp_path / 'damaged' / 'recipe.yaml'}: not YAML")
     assert missing.reason.endswith(": delete the run's folder and run it again")
-    _, [twice] = runs.read(runs.find([tmp_path / "other", tmp_path / "other"]))
+    _, [twice] = runs.read_runs(runs.find_runs([tmp_path / "other", tmp_path / "other"]))
     assert twice.reason == f"the same variant and seed as {tmp_path / 'other'}, which is in the table"
 
 
 def test_folders_without_runs_are_refused(cells, tmp_path):
     for folder, said in ((tmp_path / "none", "no such folder"), (cells[0].folder / "predictions", "holds no run")):
         with pytest.raises(InputError, match=said):
-            runs.find([folder])
-    mend = r": make it anew with scripts/sweep\.py SWEEP --table$"
+            runs.find_runs([folder])
+    fix = r": write it again with scripts/sweep\.py SWEEP --table$"
     lacks = r"runs\.a\.variant: field required; runs\.a\.seed: input should be a valid integer; runs\.a\.model: field"
     for content, fault in (('{"runs": {"a": {"seed": "x"}}}', rf"{lacks} required and 1 more"), ("{", ".*Expecting.*")):
         (tmp_path / "runs" / "sweep.json").write_text(content)
-        with pytest.raises(InputError, match=rf"sweep\.json: damaged \({fault}\){mend}"):
-            runs.find([tmp_path / "runs"])
+        with pytest.raises(InputError, match=rf"sweep\.json: damaged \({fault}\){fix}"):
+            runs.find_runs([tmp_path / "runs"])
 
 
 def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):

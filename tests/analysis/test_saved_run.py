@@ -26,24 +26,24 @@ PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop", "freelb"})
 def test_the_generator_is_the_saved_one_and_makes_the_papers_noise(tmp_path, architecture):
     run = load(tmp_path, architecture=architecture, noise="no_eps")  # e~ = e * mu: no draw to repeat
     kept = load_file(tmp_path / "noise.safetensors")
-    assert {name: value.tolist() for name, value in run.noise.state_dict().items()} == {
+    assert {name: value.tolist() for name, value in run.method.state_dict().items()} == {
         name: value.tolist() for name, value in kept.items()
     }
     assert not run.qa.training
     batch = run.batch(answer_windows(run.test_examples()[:3], run.tokenizer, run.windows))
-    before, made = run.perturb(batch)
+    before, perturbed = run.perturb(batch)
     h = run.hidden(before, batch)
     inner = torch.relu(h @ kept["noise.inner.weight"].T + kept["noise.inner.bias"])
     mu = (inner @ kept["noise.outer.weight"].T + kept["noise.outer.bias"])[..., :16]
     mask = batch.attention_mask[..., None]
-    torch.testing.assert_close(made.embeddings * mask, before * mu * mask)
+    torch.testing.assert_close(perturbed.embeddings * mask, before * mu * mask)
 
 
 @pytest.mark.parametrize("method", PERTURBING)
 def test_every_perturbation_is_keyed_by_the_question(tmp_path, method):
     run = load(tmp_path, method)
     assert run.perturbs
-    assert (run.noise is not None) == (method == "swep")
+    assert bool(run.method.state_dict()) == (method == "swep")
     windows = answer_windows(run.test_examples()[:3], run.tokenizer, run.windows)
     before, together = run.perturb(run.batch(windows))
     if method != "adv_aug":  # whose loss, as in training, takes the softmax over padding, too
@@ -63,12 +63,12 @@ def test_methods_without_a_perturbation_to_look_at(tmp_path, method, said):
         run.perturb(run.batch(windows))
 
 
-def test_what_is_no_finished_run(tmp_path):
+def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     folder = finished(tmp_path)
     noise = folder / "noise.safetensors"
     kept = load_file(noise)
     save_file({name: value[..., :8].contiguous() for name, value in kept.items()}, noise)
-    with pytest.raises(InputError, match=r"noise\.safetensors: is not of this recipe's model and method"):
+    with pytest.raises(InputError, match=r"noise\.safetensors: does not fit this recipe's model and method"):
         SavedRun.load(folder)
     noise.write_bytes(b"half")
     with pytest.raises(InputError, match=r"noise\.safetensors: cannot be read"):
@@ -89,7 +89,7 @@ def test_a_test_set_that_the_run_does_not_know(tmp_path):
     assert len(run.training_examples()) == 42
 
 
-def test_of_a_set_that_a_checkpoint_was_chosen_on_it_is_the_half_that_was_answered(tmp_path):
+def test_the_questions_of_a_set_that_chose_a_checkpoint_are_the_other_half(tmp_path):
     run = load(tmp_path, "prior_aug")
     halved = replace(run, recipe=Recipe.load(str(tmp_path / "recipe.yaml"), ["eval.select_on=test"]))
     whole, asked = run.test_examples(), halved.test_examples()
@@ -100,23 +100,23 @@ def test_of_a_set_that_a_checkpoint_was_chosen_on_it_is_the_half_that_was_answer
 @pytest.mark.parametrize("task", ["extractive", "generative"])
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
 def test_windows_are_those_of_training(tmp_path, name, task):
-    """Of one window each: the very ids, types and answers."""
+    """For questions with one window each: the same ids, types and answers."""
     finished(tmp_path, "mle")
     tokenizer, settings = tiny.TOKENIZERS[name](), WindowSettings(400, 128, 16, task)
     examples = read_examples(str(tmp_path / "train.json"), training=True)
-    made = answer_windows(examples, tokenizer, settings)
+    windows = answer_windows(examples, tokenizer, settings)
     features = build_features(examples, tokenizer, settings, training=True, cache_dir=tmp_path / "cache").dataset
-    for one, row in zip(made, features, strict=True):
-        assert one.input_ids == row["input_ids"]
+    for window, row in zip(windows, features, strict=True):
+        assert window.input_ids == row["input_ids"]
         if "token_type_ids" in row:
-            assert one.token_type_ids == row["token_type_ids"]
+            assert window.token_type_ids == row["token_type_ids"]
         if task == "generative":
-            assert one.target_ids == row["target_ids"]
+            assert window.target_ids == row["target_ids"]
         else:
-            assert one.answer == (row["start_position"], row["end_position"])
+            assert window.answer == (row["start_position"], row["end_position"])
 
 
-def test_of_several_windows_it_is_one_with_the_whole_answer():
+def test_the_window_holds_the_whole_answer_with_most_context():
     context = " ".join(["the bridge"] * 30 + ["1998"] + ["the river"] * 30)
     asked = tiny.example("When?", context, "1998")
     [window] = answer_windows([asked], tiny.wordpiece(), WindowSettings(40, 8, 16))
@@ -135,7 +135,7 @@ def test_questions_without_a_window_are_none_and_the_tokenizer_is_made_ready_onc
     settings = WindowSettings(40, 8, 16)
     whole = tiny.example("When?", contexts[0] * 30, contexts[0] * 30)
     with mock.patch.object(Template, "learn", wraps=Template.learn) as learn:
-        found = list(windows_if_any([examples[0], whole, examples[1]], tiny.wordpiece(), settings))
+        windows = list(windows_if_any([examples[0], whole, examples[1]], tiny.wordpiece(), settings))
     assert learn.call_count == 1
-    assert found[1] is None
-    assert [found[0], found[2]] == answer_windows(examples, tiny.wordpiece(), settings)
+    assert windows[1] is None
+    assert [windows[0], windows[2]] == answer_windows(examples, tiny.wordpiece(), settings)

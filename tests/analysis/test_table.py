@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.analysis import table
-from swep_ds.analysis.runs import find
+from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores
 from tests.support import fake_runs
@@ -26,9 +26,9 @@ RUNS = {
 
 
 def test_a_table_worked_out_by_hand():
-    made = table.aggregate(RUNS)
-    assert made["columns"] == ["squad", "wiki", "bio", "out-of-domain mean"]
-    mle, other, gone = (row["scores"] for row in made["rows"])
+    result = table.aggregate(RUNS)
+    assert result["columns"] == ["squad", "wiki", "bio", "out-of-domain mean"]
+    mle, other, gone = (row["scores"] for row in result["rows"])
     assert mle["squad"]["exact_match"] == {"mean": 81.0, "std": pytest.approx(2**0.5), "best": True}
     assert mle["squad"]["f1"] == {"mean": 90.0, "std": 0.0, "best": True}
     # each run's own mean first: EM (70 + 40) / 2 = 55 and 57.5, F1 65 and 67
@@ -41,16 +41,16 @@ def test_a_table_worked_out_by_hand():
 
 
 @given(st.lists(st.lists(st.tuples(percent, percent), min_size=3, max_size=3), min_size=2, max_size=5))
-def test_means_and_deviations_are_numpys(several):
-    values = np.array(several)  # run, data set, metric
-    [row] = table.aggregate({"row": [scores(a=one[0], b=one[1], c=one[2]) for one in several]})["rows"]
+def test_means_and_deviations_are_numpys(runs):
+    values = np.array(runs)  # run, data set, metric
+    [row] = table.aggregate({"row": [scores(a=run[0], b=run[1], c=run[2]) for run in runs]})["rows"]
     expected = np.concatenate([values, values[:, 1:].mean(1, keepdims=True)], 1)
     for column, name in enumerate(["a", "b", "c", "out-of-domain mean"]):
         for metric, key in enumerate(["exact_match", "f1"]):
-            found = row["scores"][name][key]
-            assert found["mean"] == pytest.approx(expected[:, column, metric].mean())
-            assert found["std"] == pytest.approx(expected[:, column, metric].std(ddof=1), abs=1e-9)
-            assert not found["best"]  # of one row there is no best
+            cell = row["scores"][name][key]
+            assert cell["mean"] == pytest.approx(expected[:, column, metric].mean())
+            assert cell["std"] == pytest.approx(expected[:, column, metric].std(ddof=1), abs=1e-9)
+            assert not cell["best"]  # one row alone has no best
 
 
 def test_no_run_at_all_still_makes_a_table():
@@ -67,9 +67,9 @@ def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
         right = {"mle": 4, "SWEP": 5 + cell.seed, "R-Drop": 4}[cell.variant]
         if (cell.variant, cell.seed) != ("mle", 2):
             fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
-    made = table.make(find([tmp_path / "runs"]))
-    assert made["against"] == "mle"
-    electra, mine = made["blocks"]
+    result = table.make(find_runs([tmp_path / "runs"]))
+    assert result["against"] == "mle"
+    electra, mine = result["blocks"]
     assert [(block["title"], block["labels"]) for block in (electra, mine)] == [("ELECTRA-small", {}), ("Mine", {})]
     assert [row["seeds"] for row in electra["rows"]] == [[0, 1], [0, 1, 2], []]
     mle, swep, r_drop = electra["rows"]
@@ -84,28 +84,28 @@ def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
     assert swep["scores"]["squad"]["f1"]["paper"] == 85.86
     assert swep["scores"]["nyt"]["exact_match"]["paper"] == 75.18
     assert mine["rows"][1]["scores"]["squad"]["f1"]["paper"] is None
-    notes = "\n".join(made["notes"])
+    notes = "\n".join(result["notes"])
     assert "In round brackets the paper's number, of models trained on SQuAD v1.1." in notes
     assert "The paper has no numbers for Mine." in notes
     assert [row["differences"] for row in mine["rows"]] == [{}, {}, {}]  # the base has no run there
-    assert len(made["missing"]) == 1 + 3 + 3
-    against = table.make(find([tmp_path / "runs"]), "r-drop")["blocks"][1]["rows"][1]["differences"]
+    assert len(result["missing"]) == 1 + 3 + 3
+    against = table.make(find_runs([tmp_path / "runs"]), "r-drop")["blocks"][1]["rows"][1]["differences"]
     assert against["nyt"]["exact_match"]["mean"] == pytest.approx(10)
-    with pytest.raises(InputError, match=r"--against Adv-Aug: no row of that name; there are mle, SWEP, R-Drop"):
-        table.make(find([tmp_path / "runs"]), "Adv-Aug")
+    with pytest.raises(InputError, match=r"--against Adv-Aug: no row has that name; the rows are mle, SWEP, R-Drop"):
+        table.make(find_runs([tmp_path / "runs"]), "Adv-Aug")
 
 
 def test_the_base_row_is_the_one_that_is_named():
     rows = ["beta 1e4", "beta 1e-4", "模型", "MLE", "m l e"]
     for against, row in (("beta 1e-4", "beta 1e-4"), ("Beta_1e4", "beta 1e4"), ("模型", "模型"), (None, "MLE")):
-        assert table._base(rows, against) == row
-    with pytest.raises(InputError, match="--against beta 1e-4: no row of that name"):
-        table._base(["beta 1e4", "MLE"], "beta 1e-4")
-    with pytest.raises(InputError, match="no row of that name"):
-        table._base(rows, "数据")
-    with pytest.raises(InputError, match="--against R_DROP: 2 rows are called so"):
-        table._base(["R-Drop", "r drop"], "R_DROP")
-    assert table._base(["SWEP"], None) is None
+        assert table._base_row(rows, against) == row
+    with pytest.raises(InputError, match="--against beta 1e-4: no row has that name"):
+        table._base_row(["beta 1e4", "MLE"], "beta 1e-4")
+    with pytest.raises(InputError, match="no row has that name"):
+        table._base_row(rows, "数据")
+    with pytest.raises(InputError, match="--against R_DROP: 2 rows have that name"):
+        table._base_row(["R-Drop", "r drop"], "R_DROP")
+    assert table._base_row(["SWEP"], None) is None
 
 
 def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
@@ -113,19 +113,19 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10, "hotpot": 10}, variants=variants)
     for cell in cells:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3, "bioasq": 3, "hotpot": 3})
-    made = table.make(find([tmp_path / "runs"]))
-    mle, r_drop = made["blocks"][0]["rows"]
+    result = table.make(find_runs([tmp_path / "runs"]))
+    mle, r_drop = result["blocks"][0]["rows"]
     papers = {column: cell["f1"]["paper"] for column, cell in mle["scores"].items()}
     assert papers == {"squad": 84.92, "nyt": 82.93, "bioasq": 54.32, "hotpot": None, "out-of-domain mean": None}
     assert {cell["f1"]["paper"] for cell in r_drop["scores"].values()} == {None}
     lacking = "the data sets hotpot and the methods R-Drop with ELECTRA-small."
-    assert f"A dash in brackets: the paper has no number for {lacking}" in made["notes"]
+    assert f"A dash in brackets: the paper has no number for {lacking}" in result["notes"]
 
 
 def test_the_papers_mean(tmp_path):
     [cell] = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10}, variants={"MLE": {}})
     fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3, "bioasq": 3})
-    [row] = table.make(find([tmp_path / "runs"]))["blocks"][0]["rows"]
+    [row] = table.make(find_runs([tmp_path / "runs"]))["blocks"][0]["rows"]
     mean = row["scores"]["out-of-domain mean"]
     assert mean["f1"]["paper"] == pytest.approx((82.93 + 54.32) / 2)
     assert mean["exact_match"]["paper"] == pytest.approx((73.68 + 38.63) / 2)
@@ -148,11 +148,11 @@ def test_the_papers_mean(tmp_path):
 def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers(tmp_path, setting):
     [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {}}, across={"share": {"10 %": setting}})
     fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    made = table.make(find([tmp_path / "runs"]))
-    [row] = made["blocks"][0]["rows"]
+    result = table.make(find_runs([tmp_path / "runs"]))
+    [row] = result["blocks"][0]["rows"]
     assert row["scores"]["squad"]["f1"]["paper"] is None
-    assert any("left out: they are of training on all of SQuAD v1.1 alone" in note for note in made["notes"])
-    assert "No differences: there is no row MLE; --against names another one." in made["notes"]
+    assert any("left out: they are of training on all of SQuAD v1.1 alone" in note for note in result["notes"])
+    assert "No differences: there is no row MLE; --against names another one." in result["notes"]
 
 
 def test_training_data_that_is_not_called_squad_is_named(tmp_path):
@@ -160,7 +160,9 @@ def test_training_data_that_is_not_called_squad_is_named(tmp_path):
     cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
     for cell in cells:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    made = table.make(find([tmp_path / "runs"]))
-    assert made["blocks"][0]["rows"][1]["scores"]["squad"]["f1"]["paper"] == 85.81
-    assert "Not known to be SQuAD v1.1: data.train data/nyt.json, on which these models were trained." in made["notes"]
-    assert any('data.train is "squad.json" in MLE; "data/nyt.json" in SSMBA.' in note for note in made["notes"])
+    result = table.make(find_runs([tmp_path / "runs"]))
+    assert result["blocks"][0]["rows"][1]["scores"]["squad"]["f1"]["paper"] == 85.81
+    assert (
+        "Not known to be SQuAD v1.1: data.train data/nyt.json, on which these models were trained." in result["notes"]
+    )
+    assert any('data.train is "squad.json" in MLE; "data/nyt.json" in SSMBA.' in note for note in result["notes"])

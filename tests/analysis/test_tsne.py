@@ -23,9 +23,9 @@ def test_coordinates_of_all_tokens(tmp_path):
     ]
     for space in ("word", "contextual"):
         for when in ("before", "after"):
-            own = table[(table["space"] == space) & (table["when"] == when)]
-            assert own["token"].tolist() == tokens
-            assert np.isfinite(own[["x", "y"]]).all(axis=None)
+            rows = table[(table["space"] == space) & (table["when"] == when)]
+            assert rows["token"].tolist() == tokens
+            assert np.isfinite(rows[["x", "y"]]).all(axis=None)
     few = coordinates(run, examples, 12, seed=3)
     assert coordinates(run, examples, 12, seed=3).equals(few)
     assert len(few) == 4 * 12

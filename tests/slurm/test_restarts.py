@@ -1,4 +1,4 @@
-"""What the job scripts do with each exit code, with stand-ins for Slurm's commands; in test_slurm.py it is real."""
+"""What the job scripts do with each exit code, with fakes of Slurm's commands; test_slurm.py runs a real Slurm."""
 
 import os
 import subprocess
@@ -8,9 +8,9 @@ import pytest
 from swep_ds.ranks.launch import note_checkpoint
 from tests.support.tiny_run import ROOT
 
-# the step ends as told by CODE, and saves as many checkpoints as SAVES has letters; every call is noted; squeue answers
-# with the words of ANSWERS one after the other, then with the last; scontrol refuses the first REFUSED times
-STAND_INS = {
+# srun evaluates SAVES and exits with CODE; squeue answers with the words of ANSWERS in turn, then with the last again;
+# scontrol fails the first REFUSED times; all record their calls
+FAKES = {
     "srun": 'echo "srun $SLURM_WAIT $SLURM_KILL_BAD_EXIT $*" >> calls; eval "$SAVES"; exit $CODE',
     "squeue": """
 echo asked >> asked
@@ -32,8 +32,8 @@ esac
 
 @pytest.fixture
 def start(tmp_path):
-    """Runs a job script; returns (exit code, what it said, Slurm's commands that it called)."""
-    for name, body in STAND_INS.items():
+    """Runs a job script; returns (exit code, output, Slurm's commands that it called)."""
+    for name, body in FAKES.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
 
@@ -46,7 +46,7 @@ def start(tmp_path):
         script = ["bash", str(ROOT / "scripts" / "slurm" / f"{kind}.sbatch"), "--set", "a=b c"]
         ended = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert "Traceback" not in ended.stderr
-        assert "line " not in ended.stderr  # bash names it where a command of the script fails
+        assert "line " not in ended.stderr  # bash names the line of a command that fails
         return ended.returncode, ended.stdout, (tmp_path / "calls").read_text().splitlines()
 
     return call
@@ -61,7 +61,7 @@ def test_a_run_that_is_done_ends_the_job(start):
 @pytest.mark.parametrize(
     ("code", "why"), [(2, "bad input"), (1, "a fault, or a training that diverged"), (3, "a fault")]
 )
-def test_what_a_restart_would_not_mend_ends_the_job(start, code, why):
+def test_what_a_restart_would_not_fix_ends_the_job(start, code, why):
     ended, said, calls = start(code)
     assert ended == code
     assert f"swep-ds: exit code {code}: {why}" in said
@@ -82,13 +82,13 @@ def test_a_run_that_was_stopped_or_killed_is_queued_again(start, code, why):
     assert calls[1:] == ["scontrol requeue 7"]
 
 
-def test_restarts_are_bounded_slurms_own_too(start):
+def test_restarts_are_bounded_including_slurms_own(start):
     code, said, calls = start(75, SLURM_RESTART_COUNT="2")
     assert (code, len(calls)) == (75, 1)
-    assert said.endswith("stopped on request; 2 restarts are used up: not restarted; submit again to go on\n")
+    assert said.endswith("stopped on request; 2 restarts are used up: not restarted; submit again to resume\n")
     code, said, calls = start(0, SLURM_RESTART_COUNT="3")
     assert (code, calls) == (1, [])
-    assert said.endswith("2 restarts are used up: not started; submit again to go on\n")
+    assert said.endswith("2 restarts are used up: not started; submit again to resume\n")
 
 
 def test_a_job_that_was_cancelled_does_not_come_back(start):
@@ -107,10 +107,10 @@ def test_no_answer_of_squeue_is_no_end_of_the_job(start, silence):
     assert said.endswith("Slurm has ended the job: not restarted from here\n")
 
 
-def test_where_squeue_never_answers_nothing_is_decided_and_it_says_so(start, tmp_path):
+def test_if_squeue_never_answers_the_job_is_not_requeued_and_says_so(start, tmp_path):
     code, said, calls = start(76, ANSWERS="fails")
     assert (code, len(calls)) == (76, 1)
-    assert said.endswith("squeue gives no answer: not restarted; submit again to go on\n")
+    assert said.endswith("squeue gives no answer: not restarted; submit again to resume\n")
     assert len((tmp_path / "asked").read_text().splitlines()) > 10
 
 
@@ -119,8 +119,8 @@ def test_a_requeue_that_slurm_refuses_is_tried_again_and_said(start):
     assert (code, calls[1:]) == (75, ["scontrol requeue 7"] * 3)
     code, said, _ = start(75, REFUSED="1000")
     assert code == 75
-    assert said.endswith("scontrol requeue failed: not restarted; submit again to go on\n")
-    _, said, calls = start(75, REFUSED="1000", ANSWERS="RUNNING COMPLETING")  # it was heard after all
+    assert said.endswith("scontrol requeue failed: not restarted; submit again to resume\n")
+    _, said, calls = start(75, REFUSED="1000", ANSWERS="RUNNING COMPLETING")  # the request was accepted after all
     assert len(calls) == 2
     assert said.endswith("Slurm has ended the job: not restarted from here\n")
 
@@ -153,7 +153,7 @@ def test_a_saved_checkpoint_is_noted_for_the_job_script(tmp_path, monkeypatch):
     note_checkpoint(12)
 
 
-def test_of_an_array_one_task_is_run_and_queued_again(start):
+def test_one_task_of_an_array_is_run_and_requeued(start):
     array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
     _, said, calls = start(75, "sweep", **array)
     assert said.startswith("swep-ds: job 5_3, start 1,")

@@ -18,18 +18,18 @@ from tests.support.tiny_run import ds_config, metrics, prepare
 pytestmark = pytest.mark.slow
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
-# many updates, of which the request to stop comes long before the last; no checkpoint but the one that is asked for
+# so many updates that the request to stop comes long before the last; the only checkpoint is the requested one
 SETTINGS = ["train.max_updates=200", "train.epochs=60", "train.micro_batch_size=4"]
 EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "learning_rate")
 
 
 class Jobs:
-    """What is submitted to the cluster, from a folder outside the repository."""
+    """Submits jobs to the cluster from a folder outside the repository, and waits for them."""
 
     def __init__(self, folder: Path, env: dict[str, str]):
         self.folder = folder
         self.env = env | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "31000"}  # as in a job's shell
+        self.env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "31000"}  # a rank's
 
     def command(self, *words: str) -> str:
         ended = subprocess.run(words, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=HANGS)
@@ -38,8 +38,8 @@ class Jobs:
 
     def submit(self, kind: str, *words: str) -> str:
         """Returns the job's number."""
-        own = [sys.executable, str(SUBMIT), kind, "--cpu_ranks_per_node", "1", *words]
-        return re.match(r"job (\d+), ", self.command(*own))[1]
+        command = [sys.executable, str(SUBMIT), kind, "--cpu_ranks_per_node", "1", *words]
+        return re.match(r"job (\d+), ", self.command(*command))[1]
 
     def train(self, output: str, *words: str, nodes: int = 2) -> str:
         sets = [part for setting in SETTINGS for part in ("--set", setting)]
@@ -51,7 +51,7 @@ class Jobs:
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.2)
 
-    def over(self, *jobs: str) -> bool:
+    def ended(self, *jobs: str) -> bool:
         listed = self.command("squeue", "--noheader", "--format=%A %F").split()
         return not set(jobs) & set(listed)
 
@@ -62,7 +62,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> Jobs:
-    """All jobs, over."""
+    """All jobs, after they have ended."""
     folder = tmp_path_factory.mktemp("slurm")
     prepare(folder, dropout=0.1)
     (folder / "cluster").mkdir()
@@ -78,7 +78,7 @@ def done(tmp_path_factory) -> Jobs:
 def make(jobs: Jobs) -> None:
     deadline = time.monotonic() + HANGS
     stopped = jobs.train("stopped")
-    # before anything else takes its time: it is over in seconds
+    # the first thing to do: this training ends within seconds
     file = jobs.folder / "stopped" / "metrics.jsonl"
     jobs.wait(lambda: file.is_file() and file.read_bytes().count(b"\n") > 20, deadline)
     jobs.command("scancel", "--signal=USR1", stopped)
@@ -88,7 +88,7 @@ def make(jobs: Jobs) -> None:
     (jobs.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     options = ["sweep.yaml", "--ds_config", str(ds_config(jobs.folder, 0)), "--output_dir", "cells"]
     cells = jobs.submit("sweep", "--parallel", "2", "--", *options)
-    jobs.wait(lambda: jobs.over(stopped, whole, cells), deadline)
+    jobs.wait(lambda: jobs.ended(stopped, whole, cells), deadline)
 
 
 def log(jobs: Jobs, name: str) -> str:
@@ -105,7 +105,7 @@ def test_a_training_on_two_nodes_runs_to_its_end(done):
     assert "\n0: training swep" in said
 
 
-def test_a_training_that_was_asked_to_stop_comes_back_and_is_the_run_it_would_have_been(done):
+def test_a_training_that_was_asked_to_stop_resumes_and_ends_bit_identical(done):
     whole, stopped = done.folder / "whole", done.folder / "stopped"
     said = log(done, "stopped")
     assert "swep-ds: exit code 75: stopped on request: restart 1 of at most 20\n" in said

@@ -1,4 +1,4 @@
-"""scripts/slurm/submit.py: what it would submit, and what it refuses; tests/slurm/test_slurm.py submits."""
+"""scripts/slurm/submit.py: what it would submit, and what it refuses; tests/slurm/test_slurm.py submits to Slurm."""
 
 import runpy
 import shlex
@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from swep_ds.errors import InputError
+from swep_ds.sweeps import slurm
 from swep_ds.sweeps.sweep import read_sweep
-from tests.support.tiny_run import ROOT, execute
+from tests.support.fork_server import ROOT, run_script
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
 RUN = ["--ds_config", "ds_configs/zero2.json"]
@@ -17,7 +18,7 @@ RUN = ["--ds_config", "ds_configs/zero2.json"]
 
 @pytest.fixture
 def submit(monkeypatch, capsys):
-    """Calls it in the repository's root; returns what it printed."""
+    """Calls `submit` in the repository's root; returns what it printed."""
     monkeypatch.chdir(ROOT)
 
     def call(*words: str) -> str:
@@ -29,7 +30,7 @@ def submit(monkeypatch, capsys):
 
 
 def command(printed: str) -> list[str]:
-    """The words of the sbatch command behind the variables that it is given."""
+    """The words of the sbatch command after its environment variables."""
     words = shlex.split(printed.splitlines()[0])
     assert [word.partition("=")[0] for word in words[:4]] == [
         "SWEP_DS_ROOT",
@@ -57,9 +58,9 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
     assert printed.startswith(f"SWEP_DS_ROOT={ROOT} SWEP_DS_PYTHON={sys.executable} SWEP_DS_MAX_RESTARTS=20 ")
 
 
-def test_without_gpus_nothing_is_said_of_them(submit, tmp_path):
-    own = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
-    printed = submit("train", *own, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
+def test_without_gpus_none_are_asked_for(submit, tmp_path):
+    options = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
+    printed = submit("train", *options, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
     words = command(printed)
     assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
     assert words[-2:] == ["--output_dir", str(tmp_path / "new" / "run")]
@@ -79,15 +80,16 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     assert f"--output={folder}/slurm-%A_%a.log" in words
     assert words[-4:] == [str(ROOT / "scripts" / "slurm" / "sweep.sbatch"), str(file), "--output_dir", str(folder)]
     cells = read_sweep(str(file), folder)[1]
-    for cell in (cells[1], cells[3]):
-        cell.folder.mkdir(parents=True)
-        (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
-        (cell.folder / "results.json").write_text('{"eval": {}}')
+
+    def finish(*numbers: int) -> None:
+        for number in numbers:
+            cells[number].folder.mkdir(parents=True)
+            (cells[number].folder / "recipe.yaml").write_text(cells[number].recipe.dump())
+            (cells[number].folder / "results.json").write_text('{"eval": {}}')
+
+    finish(1, 3)
     assert "--array=0,2%2" in command(submit(*whole))
-    for cell in (cells[0], cells[2]):
-        cell.folder.mkdir(parents=True)
-        (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
-        (cell.folder / "results.json").write_text('{"eval": {}}')
+    finish(0, 2)
     with pytest.raises(InputError, match="all 4 runs of the sweep are done"):
         submit(*whole)
 
@@ -97,8 +99,8 @@ def test_the_documents_commands_are_submitted(submit):
     commands = [line for line in document.splitlines() if line.startswith("python scripts/slurm/submit.py")]
     assert len(commands) >= 3
     for line in commands:
-        own, _, behind = line.removesuffix("--dry_run").partition(" -- ")
-        assert "sbatch" in command(submit(*shlex.split(own)[2:], "--dry_run", "--", *shlex.split(behind)))
+        before, _, after = line.removesuffix("--dry_run").partition(" -- ")
+        assert "sbatch" in command(submit(*shlex.split(before)[2:], "--dry_run", "--", *shlex.split(after)))
 
 
 CPU = ["--cpu_ranks_per_node", "1"]
@@ -107,7 +109,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", *CPU], r"put the options of scripts/train.py behind `--`"),
+        (["train", *CPU], r"put the options of scripts/train.py after `--`"),
         (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
         (["train", *CPU, "--gpus_per_node", "1", "--", *RUN], "not allowed with argument"),
         (["train", "--gpus_per_node", "0", "--", *RUN], "--gpus_per_node: '0' must be at least 1"),
@@ -123,89 +125,76 @@ CPU = ["--cpu_ranks_per_node", "1"]
         (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),
     ],
 )
-def test_what_cannot_be_is_refused_before_it_is_queued(submit, words, said):
+def test_bad_options_are_refused_before_the_job_is_queued(submit, words, said):
     with pytest.raises(InputError, match=said) as caught:
         submit(*words)
     assert "\n" not in str(caught.value)
 
 
-def test_where_there_is_no_slurm_it_says_so(submit, tmp_path, monkeypatch):
+def test_without_slurm_it_says_so(submit, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="sbatch: no such command: submit on a machine of a Slurm cluster"):
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
 
 
-def test_what_sbatch_says_is_passed_on_in_a_line(submit, tmp_path, monkeypatch):
-    refusing = tmp_path / "bin" / "sbatch"
-    refusing.parent.mkdir()
-    refusing.write_text("#!/bin/sh\necho sbatch: error: invalid partition: gpu >&2\necho sbatch: bye >&2\nexit 1\n")
-    refusing.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{refusing.parent}:/usr/bin:/bin")
-    with pytest.raises(InputError, match=r"^sbatch refused the job: error: invalid partition: gpu bye$"):
-        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
-
-
 @pytest.mark.parametrize(
-    "time", ["1", "3", "2:30", "3:00", "0:3:0", "00:02:59", "0-0:3", "0-00:03:00", "00:00:01", "0-0:0:59"]
-)
-def test_a_time_limit_within_the_lead_of_the_signal_is_refused(submit, time):
-    with pytest.raises(InputError, match=rf"^--time {time}: a start is asked to stop 120 s before .* than 3 minutes$"):
-        submit("train", *CPU, "--time", time, "--dry_run", "--", *RUN)
-    with pytest.raises(InputError, match=rf"^--time {time}: "):
-        submit("train", *CPU, "--time", "12:00:00", f"--sbatch=--time={time}", "--dry_run", "--", *RUN)
-    with pytest.raises(InputError, match=rf"^--time {time}: "):
-        submit("train", *CPU, f"--sbatch=-t{time}", "--dry_run", "--", *RUN)
-
-
-@pytest.mark.parametrize(
-    "time",
+    ("body", "said"),
     [
-        "4",
-        "3:01",
-        "0:3:1",
-        "0-1",
-        "1-0",
-        "0-0:4",
-        "1-12:30:00",
-        "60",
-        "12:00:00",
-        "UNLIMITED",
-        "infinite",
-        "0",
-        "00:00",
+        (
+            "echo sbatch: error: invalid partition: gpu >&2\necho sbatch: bye >&2\nexit 1",
+            "^sbatch refused the job: error: invalid partition: gpu bye$",
+        ),
+        ("exit 0", "^sbatch gave no job number but '': check with squeue"),
     ],
 )
-def test_a_time_limit_behind_the_signal_is_submitted_as_it_is(submit, time):
-    assert f"--time={time}" in command(submit("train", *CPU, "--time", time, "--dry_run", "--", *RUN))
-
-
-@pytest.mark.parametrize("time", ["", "1h", "1:2:3:4", "1.5", "-5", "1-", "-1:00", "1--2", "٣٠", "1 2"])
-def test_no_time_of_slurm_is_refused(submit, time):
-    with pytest.raises(InputError, match=r"^--time .*: no time of Slurm: give minutes"):
-        submit("train", *CPU, f"--time={time}", "--dry_run", "--", *RUN)
-
-
-def test_the_lead_of_another_signal_counts(submit):
-    longer = [*CPU, "--sbatch=--signal=B:USR1@600", "--dry_run"]
-    with pytest.raises(InputError, match="--time 11: a start is asked to stop 600 s before its limit"):
-        submit("train", *longer, "--time", "11", "--", *RUN)
-    submit("train", *longer, "--time", "12", "--", *RUN)
-    submit("train", *longer, "--", *RUN)
-    with pytest.raises(InputError, match="--signal=@x: no signal of Slurm"):
-        submit("train", *CPU, "--sbatch=--signal=@x", "--time", "60", "--dry_run", "--", *RUN)
-
-
-def test_sbatch_must_name_the_job(submit, tmp_path, monkeypatch):
-    silent = tmp_path / "bin" / "sbatch"
-    silent.parent.mkdir()
-    silent.write_text("#!/bin/sh\nexit 0\n")
-    silent.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{silent.parent}:/usr/bin:/bin")
-    with pytest.raises(InputError, match="sbatch gave no job's number but '': look with squeue"):
+def test_what_sbatch_says_is_passed_on_in_a_line(submit, tmp_path, monkeypatch, body, said):
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/sh\n{body}\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+    with pytest.raises(InputError, match=said):
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
 
 
-def test_a_mistake_is_one_line_and_exit_code_2():
-    ended = execute([sys.executable, str(SUBMIT), "train", "--gpus", "1"], check=False)
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
+TOO_SHORT = ["1", "3", "2:30", "3:00", "0:3:0", "00:02:59", "0-0:3", "0-00:03:00", "00:00:01", "0-0:0:59"]
+LONG_ENOUGH = ["4", "3:01", "0:3:1", "0-1", "1-0", "0-0:4", "1-12:30:00", "60", "12:00:00"]
+WITHOUT_LIMIT = ["UNLIMITED", "infinite", "0", "00:00", "-1"]
+NO_TIMES = ["", "1h", "1:2:3:4", "1.5", "-5", "1-", "-1:00", "1--2", "٣٠", "1 2"]
+
+
+@pytest.mark.parametrize("time", [*TOO_SHORT, *LONG_ENOUGH, *WITHOUT_LIMIT, *NO_TIMES])
+def test_a_time_limit_leaves_time_before_the_signal(time):
+    if time in LONG_ENOUGH + WITHOUT_LIMIT:
+        slurm.check_time(time, [])
+        return
+    said = (
+        "no time of Slurm: give minutes" if time in NO_TIMES else "a start is asked to stop 120 s before .* 3 minutes$"
+    )
+    with pytest.raises(InputError, match=rf"^--time {time}: {said}"):
+        slurm.check_time(time, [])
+    for option in (f"--time={time}", f"-t{time}"):  # the option of sbatch counts
+        with pytest.raises(InputError, match=rf"^--time {time}: {said}"):
+            slurm.check_time("12:00:00", [option])
+
+
+def test_the_time_of_another_signal_counts():
+    signal = ["--signal=B:USR1@600"]
+    with pytest.raises(InputError, match="--time 11: a start is asked to stop 600 s before its limit"):
+        slurm.check_time("11", signal)
+    slurm.check_time("12", signal)
+    slurm.check_time(None, signal)
+    with pytest.raises(InputError, match="--signal=@x: no signal of Slurm"):
+        slurm.check_time("60", ["--signal=@x"])
+
+
+def test_the_script_submits_and_a_mistake_is_one_line(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\necho "7;cluster"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    words = ["train", *CPU, "--time", "60", "--", *RUN, "--output_dir", str(tmp_path / "logs" / "run")]
+    assert run_script(SUBMIT, *words).stdout == f"job 7, its log is in {tmp_path / 'logs'}\n"
+    ended = run_script(SUBMIT, "train", *CPU, "--time", "1", "--", *RUN, check=False)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert ended.stderr.startswith("error: --time 1: a start is asked to stop")

@@ -1,9 +1,9 @@
-"""A real Slurm on this machine: munged, slurmctld and two slurmd, as root, without systemd, gone at the end.
+"""A real Slurm on this machine: munged, slurmctld and two slurmd, as root, without systemd, stopped at the end.
 
-    apt-get install -y slurm-wlm munge              # Debian, Ubuntu; nothing of it needs to run
-    python tests/support/cluster.py COMMAND...        # runs a command, as a shell, in it
+    apt-get install -y slurm-wlm munge              # Debian, Ubuntu; no service needs to run
+    python tests/support/cluster.py COMMAND...        # runs a command, such as a shell, in it
 
-Everything is in one folder, munge's key and socket too: no other Slurm on the machine is touched.
+All its files are in one folder, even munge's key and socket, so it touches no other Slurm on the machine.
 """
 
 import os
@@ -22,11 +22,11 @@ from pathlib import Path
 import psutil
 
 HOST = socket.gethostname().partition(".")[0]
-NODES = (HOST, f"{HOST}-b")  # rank 0 runs on the first, under whose name the others look for it
-CORES = 4  # of a node, as Slurm is told: jobs run at the same time
+NODES = (HOST, f"{HOST}-b")  # rank 0 runs on the first; the others look for it by that name
+CORES = 4  # per node, as Slurm believes, so that jobs run at the same time
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel")
-SECONDS_TO_START = 180  # on a busy machine; a daemon that ends is noticed at once
-# AuthInfo's and SchedulerParameters' times bring a requeue from minutes to seconds
+SECONDS_TO_START = 180  # enough for a busy machine; a daemon that ends is noticed at once
+# the times in AuthInfo and SchedulerParameters make a requeue take seconds, not minutes
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -63,16 +63,16 @@ PartitionName=debug Nodes={names} Default=YES MaxTime=INFINITE State=UP
 
 
 class CannotStart(Exception):
-    """Why there is no Slurm here, in a line."""
+    """The reason, in one line, why Slurm cannot start on this machine."""
 
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Starts it, with all its files in an empty folder; gives the environment that its commands need.
+    """Starts Slurm with all its files in an empty folder; yields the environment that its commands need.
 
     Raises:
-        CannotStart: not root, packages missing, a machine that does not know its own name, or a daemon that does not
-            come up.
+        CannotStart: not root, packages are missing, the machine cannot resolve its own name, or a daemon does not
+            start.
     """
     if os.geteuid() != 0:
         raise CannotStart("starting Slurm's daemons takes root")
@@ -110,14 +110,14 @@ def _write_config(folder: Path) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    taken = [socket.socket() for _ in range(count)]
+    sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in taken:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in taken]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
     finally:
-        for one in taken:
-            one.close()
+        for sock in sockets:
+            sock.close()
 
 
 def _munged(folder: Path) -> list[str]:
@@ -152,7 +152,7 @@ def _idle(env: dict[str, str]) -> int:
 
 
 def _end(daemons: list[subprocess.Popen], env: dict[str, str]) -> None:
-    """Jobs first, then the daemons, then what is left of either."""
+    """Ends the jobs, then the daemons, then what is left of either."""
     if len(daemons) > 1 and daemons[1].poll() is None:
         subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=env, capture_output=True, timeout=180)
     for daemon in reversed(daemons):

@@ -1,4 +1,4 @@
-"""Folders as runs leave them, without any training: predictions are chosen, scores are worked out of them."""
+"""Folders as runs leave them, without training: predictions are chosen, and scores computed from them."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ RECIPE = {
 
 
 def data_set(folder: Path, name: str, questions: int) -> dict[str, list[str]]:
-    """A SQuAD file `<name>.json`; returns its answers by question id: "b", in the context "a b c d"."""
+    """Writes a SQuAD file `<name>.json`; returns its answers by question id: "b", in the context "a b c d"."""
     qas = [
         {"id": f"{name}{i}", "question": "which?", "answers": [{"text": "b", "answer_start": 2}]}
         for i in range(questions)
@@ -26,11 +26,11 @@ def data_set(folder: Path, name: str, questions: int) -> dict[str, list[str]]:
     (folder / f"{name}.json").write_text(
         json.dumps({"data": [{"title": "t", "paragraphs": [{"context": "a b c d", "qas": qas}]}]})
     )
-    return {one["id"]: ["b"] for one in qas}
+    return {qa["id"]: ["b"] for qa in qas}
 
 
 def sweep(folder: Path, sizes: dict[str, int], **fields) -> list[Cell]:
-    """A sweep in `folder`/runs, tested on new data sets of these sizes."""
+    """Writes a sweep with its runs in `folder`/runs, tested on new data sets of these sizes."""
     tree = RECIPE | {"data": RECIPE["data"] | {"eval": {name: str(folder / f"{name}.json") for name in sizes}}}
     for name, questions in sizes.items():
         data_set(folder, name, questions)
@@ -44,7 +44,7 @@ def sweep(folder: Path, sizes: dict[str, int], **fields) -> list[Cell]:
 
 
 def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> None:
-    """Makes a run's folder, in which the first `right` questions of each data set have the right answer."""
+    """Writes a run's folder, with right answers to the first `right` questions of each data set."""
     (folder / "predictions").mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(recipe.dump())
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}')

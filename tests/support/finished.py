@@ -1,4 +1,4 @@
-"""The folder of a finished run of a tiny model, without the training."""
+"""The folder of a finished run of a tiny model, without training."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.support.tiny_run import prepare
 
 
 def finished(folder: Path, method: str = "swep", architecture: str = "bert", **settings) -> Path:
-    """Of a random model and noise generator; its data are `train.json` and `test.json` in the folder."""
+    """Writes a run with a random model and noise generator, and its data `train.json` and `test.json`."""
     chosen = [f"method.name={method}", *(f"method.{name}={value}" for name, value in settings.items())]
     recipe = Recipe.load(str(prepare(folder, architecture=architecture)), chosen)
     (folder / "recipe.yaml").write_text(recipe.dump())

@@ -1,4 +1,4 @@
-"""The local queue, with a stand-in for scripts/train.py; tests/sweeps/test_sweep.py runs the real one."""
+"""The local queue, with a fake in place of scripts/train.py; tests/sweeps/test_sweep.py runs the real script."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from swep_ds.sweeps.sweep import Cell
 from tests.support.fork_server import HANGS
 
 # Called as: script --output_dir FOLDER --set do=BEHAVIOUR
-STAND_IN = """
+FAKE_TRAIN = """
 import os, pathlib, shutil, signal, subprocess, sys, time
 folder, behaviour = pathlib.Path(sys.argv[2]), sys.argv[-1].partition("=")[2]
 folder.mkdir(exist_ok=True)
@@ -73,8 +73,8 @@ if behaviour == "die":
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(local_queue, "GRACE_SECONDS", HANGS)  # nothing ends only because this time is up
-    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    monkeypatch.setattr(local_queue, "GRACE_SECONDS", HANGS)  # no test depends on this time
+    (tmp_path / "fake_train.py").write_text(FAKE_TRAIN)
     tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {"x": "y"}}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
     return tmp_path
@@ -85,13 +85,13 @@ def cells(folder: Path, *behaviours: str) -> list[Cell]:
     return [Cell(b, 0, recipe, (f"do={b}",), folder / f"{n}-{b.replace(' ', '-')}") for n, b in enumerate(behaviours)]
 
 
-def run_queue(folder: Path, several: list[Cell], jobs: int = 1) -> tuple[list[str], bool]:
-    failed, stopped = local_queue.run_queue(several, [str(folder / "stand_in.py")], folder, jobs=jobs, ranks=1)
+def run_queue(folder: Path, queued: list[Cell], jobs: int = 1) -> tuple[list[str], bool]:
+    failed, stopped = local_queue.run_queue(queued, [str(folder / "fake_train.py")], folder, jobs=jobs, ranks=1)
     return [cell.variant for cell in failed], stopped
 
 
 def alive(folder: Path) -> list[int]:
-    """The processes that a cell started and that still run; a killed one may take a moment."""
+    """The processes of a cell that still run, after waiting for killed ones to go."""
 
     def runs(pid: int) -> bool:
         try:
@@ -105,10 +105,10 @@ def alive(folder: Path) -> list[int]:
     return list(filter(runs, pids))
 
 
-def test_a_failed_cell_is_reported_and_the_others_go_on(folder, capsys):
-    several = cells(folder, "fail", "work", "nothing", "die")
-    assert run_queue(folder, several) == (["fail", "nothing", "die"], False)
-    assert [cell.results() is not None for cell in several] == [False, True, False, True]
+def test_a_failed_cell_is_reported_and_the_others_run(folder, capsys):
+    queued = cells(folder, "fail", "work", "nothing", "die")
+    assert run_queue(folder, queued) == (["fail", "nothing", "die"], False)
+    assert [cell.results() is not None for cell in queued] == [False, True, False, True]
     said = capsys.readouterr().out
     assert "0-fail: FAILED, exit code 2: error: data.train: gone.json: no such file" in said
     assert f"the end of {folder}/0-fail.log:\n" in said
@@ -116,45 +116,45 @@ def test_a_failed_cell_is_reported_and_the_others_go_on(folder, capsys):
     assert "2-nothing: FAILED, exit code 0: threads" in said
     assert "3-die: FAILED, exit code 134: threads" in said
     assert "1-work: done in 0:00:0" in said
-    assert f"stand_in.py --output_dir {folder}/0-fail --set do=fail\n" in (folder / "0-fail.log").read_text()
+    assert f"fake_train.py --output_dir {folder}/0-fail --set do=fail\n" in (folder / "0-fail.log").read_text()
 
 
 def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder):
-    several = cells(folder, "work", "fail")
-    run_queue(folder, several)
-    run_queue(folder, several)
+    queued = cells(folder, "work", "fail")
+    run_queue(folder, queued)
+    run_queue(folder, queued)
     assert (folder / "0-work.log").read_text().count("$ ") == 1
     assert (folder / "1-fail.log").read_text().count("$ ") == 2
     (folder / "1-fail" / "results.json").touch()  # half written
     (folder / "recipe.yaml").replace(folder / "1-fail" / "recipe.yaml")
-    assert several[1].results() is None
-    assert several[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
+    assert queued[1].results() is None
+    assert queued[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
 
 
 def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys):
-    several = cells(folder, "fail", "work")
-    several[0].folder.mkdir()
-    with (several[0].folder / ".lock").open("w") as lock:
+    queued = cells(folder, "fail", "work")
+    queued[0].folder.mkdir()
+    with (queued[0].folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert several[0].fault() == "still running, started earlier"
-        assert run_queue(folder, several) == ([], False)
-    assert not several[0].log.exists()
-    assert several[1].results() is not None
+        assert queued[0].fault() == "still running, started earlier"
+        assert run_queue(folder, queued) == ([], False)
+    assert not queued[0].log.exists()
+    assert queued[1].results() is not None
     assert "0-fail: skipped, still running, started earlier" in capsys.readouterr().out
-    assert run_queue(folder, several) == (["fail"], False)
+    assert run_queue(folder, queued) == (["fail"], False)
 
 
 def test_jobs_run_at_the_same_time_and_share_the_threads(folder, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
-    several = cells(folder, "meet", "meet")
-    assert run_queue(folder, several, jobs=2) == ([], False)
-    assert all("threads 3\n" in cell.log.read_text() for cell in several)
+    queued = cells(folder, "meet", "meet")
+    assert run_queue(folder, queued, jobs=2) == ([], False)
+    assert all("threads 3\n" in cell.log.read_text() for cell in queued)
 
 
 def test_what_a_run_leaves_behind_is_killed(folder):
-    several = cells(folder, "leave")
-    assert run_queue(folder, several) == ([], False)
-    assert alive(several[0].folder) == []
+    queued = cells(folder, "leave")
+    assert run_queue(folder, queued) == ([], False)
+    assert alive(queued[0].folder) == []
 
 
 def wait_for(file: Path) -> None:
@@ -163,24 +163,24 @@ def wait_for(file: Path) -> None:
 
 
 def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> Cell:
-    """Sends signals to this process, the first when a cell runs, a second when the cell was asked to stop."""
-    several = cells(folder, behaviour, "work")
+    """Sends signals to this process: the first when a cell runs, the second when the cell was asked to stop."""
+    queued = cells(folder, behaviour, "work")
 
     def send() -> None:
         for number, sign in zip(numbers, ("pids", "asked"), strict=False):
-            wait_for(several[0].folder / sign)
+            wait_for(queued[0].folder / sign)
             os.kill(os.getpid(), number)
 
-    signal.signal(numbers[0], signal.SIG_DFL)  # it may be ignored here, as under nohup, and the queue keeps to that
+    signal.signal(numbers[0], signal.SIG_DFL)  # under nohup the signal is ignored, and the queue keeps it so
     former = signal.getsignal(numbers[0])
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    assert run_queue(folder, several) == ([], True)
+    assert run_queue(folder, queued) == ([], True)
     thread.join()
     assert signal.getsignal(numbers[0]) is former
-    assert not several[1].log.exists()
-    assert alive(several[0].folder) == []
-    return several[0]
+    assert not queued[1].log.exists()
+    assert alive(queued[0].folder) == []
+    return queued[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -189,7 +189,7 @@ def test_a_signal_stops_the_queue_and_its_runs(folder, number):
     assert cell.fault().startswith("exit code 143: ")
 
 
-def test_a_run_that_saves_when_it_is_asked_to_stop_goes_on_next_time(folder, capsys):
+def test_a_run_that_saves_when_it_is_asked_to_stop_resumes_next_time(folder, capsys):
     cell = stop(folder, [signal.SIGTERM], "save")
     assert cell.fault() == "exit code 75: stopped: on request (SIGTERM) after update 4"
     assert "FAILED" not in capsys.readouterr().out
@@ -209,40 +209,39 @@ def test_signals_that_come_together_are_one_request():
     assert asked == [5.0, 6.1]
 
 
-def test_a_run_that_does_not_stop_is_killed_after_a_while(folder, monkeypatch):
-    monkeypatch.setattr(local_queue, "GRACE_SECONDS", 1)
-    cell = stop(folder, [signal.SIGTERM], "hang on")
+@pytest.mark.parametrize(
+    ("limit", "seconds", "numbers"),
+    [("GRACE_SECONDS", 1.0, [signal.SIGTERM]), ("REPEAT_SECONDS", 0.0, [signal.SIGINT, signal.SIGINT])],
+    ids=["after a while", "by a second signal"],
+)
+def test_a_run_that_does_not_stop_is_killed(folder, monkeypatch, limit, seconds, numbers):
+    monkeypatch.setattr(local_queue, limit, seconds)
+    cell = stop(folder, numbers, "hang on")
     assert (cell.folder / "asked").exists()
     assert cell.fault().startswith("exit code 137: ")
 
 
-def test_a_second_signal_kills_at_once(folder, monkeypatch):
-    monkeypatch.setattr(local_queue, "REPEAT_SECONDS", 0.0)
-    cell = stop(folder, [signal.SIGINT, signal.SIGINT], "hang on")
-    assert cell.fault().startswith("exit code 137: ")
-
-
 def test_a_queue_that_breaks_stops_its_runs(folder, monkeypatch):
-    several = cells(folder, "hang", "work")
+    queued = cells(folder, "hang", "work")
 
     def launcher(ranks: int) -> list[str]:
-        if not several[0].log.exists():
+        if not queued[0].log.exists():
             return [sys.executable]
-        wait_for(several[0].folder / "pids")
+        wait_for(queued[0].folder / "pids")
         raise OSError("no port is free")
 
     monkeypatch.setattr(local_queue, "launcher", launcher)
     with pytest.raises(OSError, match="no port is free"):
-        run_queue(folder, several, jobs=2)
-    assert alive(several[0].folder) == []
+        run_queue(folder, queued, jobs=2)
+    assert alive(queued[0].folder) == []
 
 
-def test_a_run_that_cannot_be_started_has_failed_and_the_others_go_on(folder, capsys):
-    several = cells(folder, "work", "work")
-    several[0].log.mkdir(parents=True)  # where its log would be
-    failed, stopped = run_queue(folder, several, jobs=1)
+def test_a_run_that_cannot_be_started_has_failed_and_the_others_run(folder, capsys):
+    queued = cells(folder, "work", "work")
+    queued[0].log.mkdir(parents=True)  # where its log would be
+    failed, stopped = run_queue(folder, queued, jobs=1)
     assert (failed, stopped) == (["work"], False)
-    assert several[1].results() is not None
+    assert queued[1].results() is not None
     assert "FAILED, it cannot be started (" in capsys.readouterr().out
 
 
@@ -257,14 +256,14 @@ class Gpus:
     visible_devices_envs = staticmethod(lambda: ["CUDA_VISIBLE_DEVICES"])
 
 
-def test_each_place_has_devices_of_its_own(monkeypatch):
+def test_each_job_has_its_own_devices(monkeypatch):
     monkeypatch.setattr(local_queue, "get_accelerator", Gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [place["CUDA_VISIBLE_DEVICES"] for place in local_queue.places(2, 2)] == ["0,1", "2,3"]
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in local_queue.environments(2, 2)] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert [place["CUDA_VISIBLE_DEVICES"] for place in local_queue.places(3, 1)] == ["4", "5", "6"]
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in local_queue.environments(3, 1)] == ["4", "5", "6"]
     with pytest.raises(InputError, match="--jobs 3 x --num_accelerators 2: there are 4 devices"):
-        local_queue.places(3, 2)
+        local_queue.environments(3, 2)
 
 
 def test_several_processes_start_under_deepspeed(monkeypatch):
@@ -274,7 +273,7 @@ def test_several_processes_start_under_deepspeed(monkeypatch):
     assert on_cpu[on_cpu.index("--num_accelerators") + 1] == "2"
     ports = {on_cpu[on_cpu.index("--master_port") + 1], *local_queue.launcher(2)[6:7]}
     assert len(ports) == 2
-    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)  # the devices are those of the place
+    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)  # the environment names the devices
     assert "--num_accelerators" not in local_queue.launcher(2)
 
 
@@ -285,16 +284,18 @@ def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # Slurm's own
-    several = cells(folder, "work", "stop")
-    failed, _ = local_queue.run_queue(several, [str(folder / "stand_in.py")], folder, jobs=1, ranks=None)
+    queued = cells(folder, "work", "stop")
+    failed, _ = local_queue.run_queue(queued, [str(folder / "fake_train.py")], folder, jobs=1, ranks=None)
     assert [cell.variant for cell in failed] == ["stop"]
-    assert f"\nsrun {sys.executable} -u {folder}/stand_in.py --output_dir {folder}/0-work" in several[0].log.read_text()
-    assert "\nthreads 5\n" in several[0].log.read_text()
-    assert [cell.exit_code() for cell in several] == [0, 75]
+    assert (
+        f"\nsrun {sys.executable} -u {folder}/fake_train.py --output_dir {folder}/0-work" in queued[0].log.read_text()
+    )
+    assert "\nthreads 5\n" in queued[0].log.read_text()
+    assert [cell.exit_code() for cell in queued] == [0, 75]
     assert "1-stop: stopped, exit code 75: threads 5" in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_made_is_bad_input(folder):
     (folder / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written to"):
-        local_queue.run_queue(cells(folder, "work"), ["stand_in.py"], folder / "file" / "sub", jobs=1, ranks=1)
+        local_queue.run_queue(cells(folder, "work"), ["fake_train.py"], folder / "file" / "sub", jobs=1, ranks=1)

@@ -1,4 +1,4 @@
-"""Sweep files and cells, and a real sweep of a tiny model, one cell of which fails at first."""
+"""Sweep files and cells, and a real sweep of a tiny model in which one cell fails at first."""
 
 import json
 import re
@@ -60,12 +60,12 @@ def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
         assert cell.recipe.train.adam_betas == (0.8, 0.98)
         assert cell.recipe.train.max_updates == 7
         assert cell.recipe.data.eval == {"only": "a b.json"}
-        options = cell.options()  # of the command, which the cell's process reads as the sweep did
+        options = cell.options()  # from which the cell's process makes the same recipe
         assert options[:2] == ["--output_dir", str(cell.folder)]
         assert Recipe.load("quickstart", options[3::2]) == cell.recipe
 
 
-def test_the_docstrings_sweep_is_one(tmp_path):
+def test_the_sweep_in_the_docstring_loads(tmp_path):
     text = sys.modules[Sweep.__module__].__doc__
     example = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))
     _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
@@ -195,19 +195,21 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ({}, "variants names nothing to train"),
         (
             {"variants": {"MLE": None}},
-            "variants: MLE: None are no settings: write MLE: {SETTING: VALUE}, or {} for none",
+            "variants.MLE: None: input should be a valid dictionary",
         ),
-        ({"variants": ["MLE"]}, "variants: ['MLE'] is no mapping: write variants: {NAME: {SETTING: VALUE}}"),
-        ({**MINIMAL, "across": {"share": ["1"]}}, "across: ['1'] is no mapping: write share: {NAME: {SETTING: VALUE}}"),
-        ({**MINIMAL, "across": ["1"]}, "across: ['1'] is no mapping: write across: {AXIS: {LABEL: "),
-        ({**MINIMAL, "seeds": 3}, "seeds: 3 is no list: write seeds: [0, 1, 2]"),
+        ({"variants": ["MLE"]}, "variants: ['MLE']: input should be a valid dictionary"),
+        ({**MINIMAL, "across": {"share": ["1"]}}, "across.share: ['1']: input should be a valid dictionary"),
+        ({**MINIMAL, "seeds": 3}, "seeds: 3: input should be a valid list"),
         ({**MINIMAL, "seeds": []}, "seeds: []: list should have at least 1 item"),
-        ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds one of them twice"),
+        ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
         ({**MINIMAL, "seeds": [-1]}, "variants.MLE: .*quickstart.yaml: seed: -1: input should be greater"),
-        ({**MINIMAL, "set": {"seed": 1}}, "set: seed: a sweep's seeds stand in its field seeds"),
-        ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: .* train.field"),
-        ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder name 'a-b', which must be unique"),
-        ({"variants": {"β": {}}}, "variants: 'β' becomes the folder name '', which must be"),
+        ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
+        (
+            {**MINIMAL, "set": {"train": {"epochs": 1}}},
+            "set: train would replace the whole section: write train.field",
+        ),
+        ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder 'a-b': it must be unique"),
+        ({"variants": {"β": {}}}, "variants: 'β' becomes the folder '': it must be"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: --recipe quickstrat: no such recipe; known are"),
         ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'epochs'?"),
         (
@@ -216,12 +218,15 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ),
         (
             {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
-            "variants.B is tested otherwise than A: .* give data.eval",
+            "variants.B is tested differently from A, .* give data.eval",
         ),
-        ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested otherwise than A"),
-        ({**MINIMAL, "across": {"x": {}}}, "across: x has no points"),
-        ({**MINIMAL, "across": {"x": {"%": {}}}}, "across: '%' becomes the folder name ''"),
-        ({**MINIMAL, "across": {"x": {"a": {"seed": 1}}}}, "across: seed: a sweep's seeds stand in its field seeds"),
+        ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested differently from A"),
+        ({**MINIMAL, "across": {"x": {}}}, "across.x: {}: dictionary should have at least 1 item"),
+        ({**MINIMAL, "across": {"x": {"%": {}}}}, "across.x: '%' becomes the folder ''"),
+        (
+            {**MINIMAL, "across": {"x": {"a": {"seed": 1}}}},
+            "across.x.a: seed: give the seeds in the sweep's field",
+        ),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
         (
             {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
@@ -238,22 +243,20 @@ def test_bad_sweeps_are_one_line(tmp_path, fields, said):
     assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
 
 
-def test_seeds_on_the_command_line_are_refused(tmp_path):
-    assert "a sweep's seeds stand in its file" in message(tmp_path, ["seed=1"], **MINIMAL)
-
-
-@pytest.mark.parametrize("override", ["method.name=swep", "method={name: swep}", "train.adam_betas.x=1"])
-def test_an_override_of_what_makes_a_variant_is_refused(tmp_path, override):
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
+        ("method.name=swep", "variants.B sets method.name: change it there"),
+        ("method={name: swep}", "variants.B sets method.name: change it there"),
+        ("train.adam_betas.x=1", "variants.B sets train.adam_betas: change it there"),
+        ("data.train_fraction=1", "across.share.10 % sets data.train_fraction: change it there"),
+    ],
+)
+def test_an_override_of_what_makes_a_cell_is_refused(tmp_path, override, said):
     variants = {"A": {"train.epochs": 1}, "B": {"method.name": "mle", "train.adam_betas": [0.8, 0.9]}}
-    said = message(tmp_path, [override], variants=variants)
-    field = "train.adam_betas" if "betas" in override else "method.name"
-    assert f"--set {override}: {tmp_path / 'mine.yaml'}: variants.B sets {field} itself" in said
-
-
-def test_an_override_of_what_makes_a_point_is_refused(tmp_path):
     across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
-    said = message(tmp_path, ["data.train_fraction=1"], **MINIMAL, across=across)
-    assert "across.share.10 % sets data.train_fraction itself" in said
+    assert said in message(tmp_path, [override], variants=variants, across=across)
 
 
 def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
@@ -262,7 +265,27 @@ def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_pa
     assert [cell.recipe.method.name for cell in cells] == ["swep", "mle"]
     assert cells[0].recipe.method.beta == 0.5
     said = message(tmp_path, set={"method.beta": 0.5}, variants={"MLE": {"method.name": "mle"}})
-    assert "mle has no setting 'beta'" in said  # of no method that is named: it is not lost
+    assert "mle has no setting 'beta'" in said  # no method is named with it: it is not dropped
+
+
+def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
+    (tmp_path / "below").mkdir()
+    base = MINIMAL | {"set": {"train.epochs": 3, "train.log_every": 7}, "seeds": [4, 5], "ds_config": "base.json"}
+    write(tmp_path, **base)
+    path = tmp_path / "below" / "more.yaml"
+    path.write_text(yaml.safe_dump({"extends": "../mine.yaml", "set": {"train.epochs": 1}, "seeds": [6]}))
+    sweep, [cell] = read_sweep(str(path), tmp_path)
+    assert (sweep.ds_config, cell.variant, cell.seed) == ("base.json", "MLE", 6)
+    assert (cell.recipe.train.epochs, cell.recipe.train.log_every) == (1, 7)
+    assert cell.recipe.tracking.group == "more"
+    for extends, said in (
+        ("more.yaml", f"extends {tmp_path}/below/more.yaml, which extends another sweep: extend that one"),
+        ("nothing", "extends nothing: no such sweep; known are"),
+        ([1], "extends [1]: name a shipped sweep or a YAML file"),
+    ):
+        (path.parent / "again.yaml").write_text(yaml.safe_dump({"extends": extends}))
+        with pytest.raises(InputError, match=re.escape(f"{path.parent / 'again.yaml'}: {said}")):
+            read_sweep(str(path.parent / "again.yaml"), tmp_path)
 
 
 def test_no_such_sweep_lists_those_that_exist(tmp_path):
@@ -280,6 +303,9 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     path = write(tmp_path, **MINIMAL)
     _, [cell] = read_sweep(path, tmp_path)
     assert (cell.results(), cell.fault()) == (None, "not run")
+    for content in ("", "\n", "somebody else's notes\n"):
+        cell.log.write_text(content)
+        assert cell.fault() == "not run"
     cell.folder.mkdir()
     (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
     cell.log.write_text("$ python train.py\nworking\n")
@@ -292,21 +318,13 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "train.log_every=7"])
     assert other.results() is None
     epochs, every = cell.recipe.train.epochs, cell.recipe.train.log_every
-    assert other.fault() == (
-        f"holds a run of other settings (train.epochs {epochs} there, 3.0 here; train.log_every {every} there, 7 here)"
-    )
+    differing = f"train.epochs {epochs} there, 3.0 here; train.log_every {every} there, 7 here"
+    assert other.fault() == f"holds a run with other settings ({differing})"
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
     assert (other.fault(), other.exit_code()) == ("exit code 2: error: no room", 2)
     (cell.folder / "recipe.yaml").write_text("{")
     cell.log.unlink()
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
-
-
-@pytest.mark.parametrize("content", ["", "\n", "somebody else's notes\n"])
-def test_an_empty_or_foreign_log_is_of_no_run(tmp_path, content):
-    _, [cell] = read_sweep(write(tmp_path, **MINIMAL), tmp_path)
-    cell.log.write_text(content)
-    assert cell.fault() == "not run"
 
 
 # One cell alone
@@ -347,11 +365,11 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
             ends(*options)
 
 
-# The real thing
+# Real runs
 
 
 @pytest.mark.slow
-def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
+def test_a_sweep_survives_a_failed_cell_and_resumes_from_there(tmp_path):
     recipe = tiny_run.prepare(tmp_path)
     here, away = tmp_path / "train.json", tmp_path / "away.json"
     variants = {
@@ -362,7 +380,7 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
     output, config = tmp_path / "runs", str(tiny_run.ds_config(tmp_path, 0))
     command = [SWEEP, path, "--output_dir", str(output)]
 
-    away.write_text("")  # there when the recipes are looked at
+    away.write_text("")  # it exists when the recipes are checked
     ended = run_script(*command, "--ds_config", config, "--jobs", "2", check=False)
     assert ended.returncode == 1
     assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
@@ -389,7 +407,7 @@ def test_a_sweep_survives_a_failed_cell_and_goes_on_from_there(tmp_path):
     table = json.loads((output / "table.json").read_text())
     assert [row["seeds"] for row in table["blocks"][0]["rows"]] == [[0], [0]]
     assert table["missing"] == []
-    # the intervals are of the questions that were asked, and sweep.json alone is enough to make the table again
+    # intervals are over the questions that were asked; the table can be made again from sweep.json alone
     [_, swep] = table["blocks"][0]["rows"]
     assert swep["differences"]["test"]["f1"]["low"] <= swep["differences"]["test"]["f1"]["mean"]
     ended = run_script(TABLE, str(output), "--output", str(tmp_path / "again"))

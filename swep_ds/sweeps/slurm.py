@@ -1,0 +1,88 @@
+"""What scripts/slurm/submit.py needs to know of Slurm: time limits, signals, and how `sbatch` answers."""
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from swep_ds.errors import InputError
+
+LEAD_SECONDS = 120  # from the signal to the limit, in scripts/slurm/*.sbatch
+EARLY_SECONDS = 60  # Slurm may send the signal earlier by this
+
+
+def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
+    """Raises InputError if the time limit ends before the signal that asks a start to stop would come.
+
+    Args:
+        time: as in `--time`; None = the partition's limit.
+        sbatch_options: other options of sbatch, which may give `--time` and `--signal` as well.
+    """
+    time = (_values(sbatch_options, "--time=", "-t") or [time])[-1]
+    limit = None if time is None else _minutes(time)
+    if limit is None:
+        return
+    seconds = LEAD_SECONDS
+    if signals := _values(sbatch_options, "--signal="):
+        match = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d{1,5}))?", signals[-1], re.ASCII)
+        if not match:
+            raise InputError(
+                f"--sbatch=--signal={signals[-1]}: no signal of Slurm: give one such as USR1@{LEAD_SECONDS}"
+            )
+        seconds = int(match[1] or 60)
+    if 60 * limit <= seconds + EARLY_SECONDS:
+        raise InputError(
+            f"--time {time}: a start is asked to stop {seconds} s before its limit, and up to {EARLY_SECONDS} s "
+            f"earlier, and would make no update: give more than {(seconds + EARLY_SECONDS) // 60} minutes"
+        )
+
+
+def _values(options: Sequence[str], *prefixes: str) -> list[str]:
+    return [
+        option.removeprefix(prefix).lstrip("= ")
+        for prefix in prefixes
+        for option in options
+        if option.startswith(prefix)
+    ]
+
+
+def _minutes(text: str) -> int | None:
+    """Slurm's time limit in minutes, rounded up as Slurm does; None = no limit.
+
+    Raises:
+        InputError: none of the forms that sbatch takes.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
+        return None
+    if not re.fullmatch(r"(\d{1,9}-)?\d{1,9}(:\d{1,9}){0,2}", text, re.ASCII):
+        raise InputError(f"--time {text}: no time of Slurm: give minutes, hours:minutes:seconds or days-hours:minutes")
+    days, dash, clock = text.rpartition("-")
+    numbers = clock.split(":")
+    if not dash and len(numbers) < 3:
+        numbers = ["0", *numbers]  # minutes, or minutes:seconds
+    hours, minutes, seconds = map(int, [*numbers, "0", "0"][:3])
+    return (24 * int(days or "0") + hours) * 60 + minutes + -(-seconds // 60) or None
+
+
+def submit(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
+    """Runs an sbatch command and returns the job's number; creates `folder` for its log, which Slurm does not.
+
+    Raises:
+        InputError: there is no sbatch, or it refuses the job.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+        ended = subprocess.run(command, env=os.environ | environment, **streams)
+    except FileNotFoundError:
+        raise InputError("sbatch: no such command: submit on a machine of a Slurm cluster, or use --dry_run") from None
+    except OSError as error:
+        raise InputError(f"--output_dir: {folder}: cannot be created ({error.strerror})") from None
+    if ended.returncode:
+        reason = " ".join(re.sub("^sbatch: ", "", ended.stderr, flags=re.M).split())
+        raise InputError(f"sbatch refused the job: {reason}")
+    job = ended.stdout.strip().partition(";")[0]
+    if not job.isdigit():
+        raise InputError(f"sbatch gave no job number but {job[:80]!r}: check with squeue whether the job exists")
+    return job

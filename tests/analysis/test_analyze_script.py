@@ -1,0 +1,101 @@
+"""scripts/analyze.py itself, on a finished run: its four commands, and what it refuses."""
+
+import json
+import subprocess
+
+import pandas as pd
+import pytest
+
+from swep_ds.recipe import Recipe
+from tests.support.finished import finished
+from tests.support.fork_server import ROOT, run_script
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of SWEP with two logged updates."""
+    folder = finished(tmp_path_factory.mktemp("run"))
+    lines = [{"update": n, "words_changed": n / 100, "words_changed_clean": 0.01} for n in (1, 5)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def analyze(*words) -> subprocess.CompletedProcess:
+    return run_script(ROOT / "scripts" / "analyze.py", *map(str, words), check=False)
+
+
+def refuse(*words) -> str:
+    """The error line, among what libraries print while they load the model."""
+    ended = analyze(*words)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def succeed(*words) -> str:
+    ended = analyze(*words)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+    return ended.stdout
+
+
+def test_words(run, tmp_path):
+    samples = tmp_path / "samples.json"
+    samples.write_text(json.dumps({"data": [], "ssmba": {"tokens": 200, "corrupted": 50, "changed": 30}}))
+    said = succeed("words", run, "--augmented", samples, "--output", tmp_path / "out")
+    assert said == (
+        f"{run}: 5.00% of the tokens at update 5, 1.00% before perturbation\nSSMBA's texts: 15.00%\n"
+        f"written to {tmp_path / 'out'}\n"
+    )
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["words.csv", "words.png", "words.svg"]
+    assert pd.read_csv(tmp_path / "out" / "words.csv")["words_changed"].tolist() == [0.01, 0.05]
+
+
+def test_heatmap(run):
+    said = succeed("heatmap", run, "--questions", "q1-3", "q1-0")
+    assert said == f"written to {run / 'analysis'}\n"
+    page = (run / "analysis" / "heatmap.html").read_text()
+    assert page.count('class="heatmap"') == 2
+    assert page.index("<h2>q1-3</h2>") < page.index("<h2>q1-0</h2>")
+    assert f"<h1>swep, {run / 'model'}, seed 0</h1>" in page
+
+
+@pytest.mark.slow
+def test_tsne(run, tmp_path):
+    pytest.importorskip("sklearn")
+    succeed("tsne", run, "--data", "test", "--first", "2", "--max_tokens", "12", "--output", tmp_path)
+    assert len(pd.read_csv(tmp_path / "tsne.csv")) == 12 * 2 * 2
+    assert (tmp_path / "tsne.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "tsne.svg").read_text().startswith("<?xml")
+
+
+def test_frequency(run, tmp_path):
+    said = succeed("frequency", run, "--windows", "5", "--output", tmp_path)
+    text = (tmp_path / "frequency.md").read_text()
+    assert said == f"{text.rstrip()}\nwritten to {tmp_path}\n"
+    assert text.startswith("# By word frequency: swep, ")
+    assert json.loads((tmp_path / "frequency.json").read_text())["windows"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["heatmap", "RUN", "--data", "news"], "no test set news (there: test)"),
+        (["heatmap", "RUN", "--questions", "q7"], "--questions q7: no such question; there is, for example, q1-0"),
+        (["heatmap", "RUN", "--first", "0"], "--first 0: must be at least 1"),
+        (["tsne", "RUN", "--seed", str(2**32)], "scikit-learn takes numbers below 2^32"),
+        (["frequency", "RUN", "--windows", "0"], "--windows 0: must be at least 1"),
+        (["words", "RUN", "--output", "RUN/recipe.yaml"], "is no folder: name another one"),
+        (["words", "RUN/model"], "recipe.yaml: no such"),
+    ],
+)
+def test_bad_input_is_one_line(run, words, said):
+    assert said in refuse(*(word.replace("RUN", str(run)) for word in words))
+
+
+def test_a_method_without_perturbation_is_refused(run, tmp_path):
+    folder = tmp_path / "mle"
+    folder.mkdir()
+    (folder / "model").symlink_to(run / "model")
+    (folder / "results.json").write_text("{}")
+    (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
+    assert "trained by mle: it perturbs nothing" in refuse("heatmap", folder)
