@@ -1,4 +1,4 @@
-"""What the documentation names exists: scripts, options, recipes, fields, files, links. Its main commands run elsewhere."""
+"""What the documentation names exists: scripts, options, recipes, fields, files, links."""
 
 import functools
 import re
