@@ -47,18 +47,8 @@ from typing import Any, NamedTuple, NoReturn
 ROOMS = ("swep_ds", "kernels", "scripts", "ds_configs")  # what a run needs of a revision
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 LAUNCHERS = ("SLURM_", "SWEP_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_")  # variables that a run would heed
-PRELOADED = (
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "jinja2",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.figure",
-    "pandas",
-    "pydantic",
-    "rich.progress",
-    "safetensors.torch",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.t5.modeling_t5",
-)
+PRELOADED = ("torch", "datasets", "transformers", "deepspeed", "safetensors.torch", "matplotlib.backends.backend_svg")
+PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_bert", "t5.modeling_t5"))
 NOT_COMPARED = re.compile("seconds|per_second|memory|^versions")
 LONGEST = 1500  # s that a start may take; a machine may be busy
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
@@ -194,6 +184,7 @@ def questions(count: int, seed: int) -> dict[str, Any]:
 
 def make(case: list[Start], tree: Path, folder: Path) -> None:
     """Makes a case's starts with the code in `tree`; outcome.json in `folder` then says what failed, or null."""
+    final, folder = folder, folder.with_name(f"{folder.name}.{os.getpid()}")
     folder.mkdir(parents=True)
     failure = None
     for number, start in enumerate(case, 1):
@@ -205,6 +196,9 @@ def make(case: list[Start], tree: Path, folder: Path) -> None:
     for checkpoints in list(folder.rglob("checkpoints")):
         shutil.rmtree(checkpoints)
     (folder / "outcome.json").write_text(json.dumps(failure), encoding="utf-8")
+    shutil.rmtree(final, ignore_errors=True)
+    with suppress(OSError):  # another process may have made it meanwhile
+        folder.rename(final)
 
 
 def launch(start: Start, tree: Path, folder: Path) -> list[int]:
@@ -331,22 +325,24 @@ def same(before: Any, after: Any, tolerance: float) -> bool:
     return before == after
 
 
+def outcome(folder: Path) -> str | None:
+    """What failed in a case; None where all of its starts ended as they should."""
+    file = folder / "outcome.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else "not made"
+
+
 def compare(before: Path, after: Path, tolerance: float) -> tuple[bool, str]:
     """(whether two folders of the same case are equal, a sentence about it)."""
     for folder, side in ((before, "before"), (after, "after")):
-        if failure := json.loads((folder / "outcome.json").read_text(encoding="utf-8")):
+        if failure := outcome(folder):
             return False, f"FAILED {side}: {failure}"
-    sides, none = (numbers(before), numbers(after)), "(missing)"
-    places = list(sides[0] | sides[1])
-    differ = [place for place in places if not same(*(side.get(place, none) for side in sides), tolerance)]
+    sides, missing = (numbers(before), numbers(after)), "(missing)"
+    pairs = {place: [side.get(place, missing) for side in sides] for place in sides[0] | sides[1]}
+    differ = [place for place, pair in pairs.items() if not same(*pair, tolerance)]
     if not differ:
-        return True, f"equal ({len(places)} values)"
-    shown = " -> ".join(describe(side.get(differ[0], none)) for side in sides)
-    return False, f"DIFFERS ({len(differ)} of {len(places)} values), first {differ[0]}: {shown}"
-
-
-def describe(value: Any) -> str:
-    return f"norm {value.double().norm().item()!r}" if hasattr(value, "dtype") else repr(value)[:80]
+        return True, f"equal ({len(pairs)} values)"
+    shown = [f"norm {v.double().norm().item()!r}" if hasattr(v, "dtype") else repr(v)[:80] for v in pairs[differ[0]]]
+    return False, f"DIFFERS ({len(differ)} of {len(pairs)} values), first {differ[0]}: {' -> '.join(shown)}"
 
 
 # Revisions
@@ -389,7 +385,7 @@ def import_once() -> set[str]:
     for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
         del os.environ[name]
     os.environ |= ENVIRONMENT
-    for name in ("torch", "datasets", "transformers", "deepspeed", *PRELOADED):
+    for name in PRELOADED:
         importlib.import_module(name)
     if "swep_ds" in sys.modules or threading.active_count() > 1:
         raise SystemExit("an import brought in swep_ds, or started a thread: runs cannot be forked from here")
@@ -427,48 +423,22 @@ def digest(case: list[Start], inputs: Path) -> str:
     return content.hexdigest()[:8]
 
 
-class Side(NamedTuple):
-    """One of the two revisions."""
-
-    name: str  # "before" or "after"
-    tree: Path  # its code
-    runs: Path  # folders of cases that are made now
-    kept: Path | None  # folders of cases that were made earlier
-
-    def folder(self, case: str) -> Path:
-        """Where a case is, or will be."""
-        return self.kept / case if self.kept and (self.kept / case).is_dir() else self.runs / case
-
-
-def keep(side: Side, case: str) -> None:
-    """Moves a case that was made, and did not fail, to the cache, unless another process has done so."""
-    made = side.runs / case
-    if side.kept and json.loads((made / "outcome.json").read_text(encoding="utf-8")) is None:
-        part = side.kept / f"{case}.{os.getpid()}"
-        shutil.copytree(made, part)
-        with suppress(OSError):
-            part.rename(side.kept / case)
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def check(chosen: dict[str, list[Start]], sides: list[Side], jobs: int, tolerance: float) -> bool:
-    """Makes the runs that are not there yet, and prints a line for each case; whether all are equal."""
-    places = {name: f"{name}-{digest(case, sides[0].tree / 'inputs')}" for name, case in chosen.items()}
-    waiting = [(name, side) for name in chosen for side in sides if not side.folder(places[name]).is_dir()]
+def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], jobs: int, tolerance: float) -> bool:
+    """Makes the runs that are not kept from earlier, and prints a line for each case; whether all are equal."""
+    places = {name: f"{name}-{digest(case, trees[0] / 'inputs')}" for name, case in chosen.items()}
+    waiting = [(name, side) for name in chosen for side in (0, 1) if outcome(runs[side] / places[name])]
     left, running, equal = set(waiting), {}, True
     try:
         for name in chosen:
-            while any((name, side) in left for side in sides):
+            while left & {(name, 0), (name, 1)}:
                 while waiting and len(running) < jobs:
-                    job = waiting.pop(0)
-                    running[in_child(make, chosen[job[0]], job[1].tree, job[1].runs / places[job[0]])] = job
+                    other, side = waiting.pop(0)
+                    running[in_child(make, chosen[other], trees[side], runs[side] / places[other])] = other, side
                 pid, status = os.wait()
+                left.remove(running.pop(pid))
                 if status:
-                    raise SystemExit(f"{running[pid][0]}: the process that makes it failed")
-                left.remove(running[pid])
-                other, side = running.pop(pid)
-                keep(side, places[other])
-            alike, text = compare(*(side.folder(places[name]) for side in sides), tolerance)
+                    raise SystemExit("a process that makes runs failed")
+            alike, text = compare(*(folder / places[name] for folder in runs), tolerance)
             print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
             equal &= alike
     finally:
@@ -500,19 +470,17 @@ def main() -> int:
             print(f"{name}: skipped, as this device does not compute in it")
     temporary = Path(tempfile.mkdtemp(prefix="same-numbers-"))  # no TemporaryDirectory: forked runs would delete it
     try:
-        sides = []
-        for name, commit in zip(("before", "after"), commits, strict=True):
-            tree, kept = temporary / name, arguments.cache and commit and commit not in commits[: len(sides)]
-            kept = (arguments.cache / commit[:12]).absolute() if kept else None
-            sides.append(Side(name, tree, temporary / f"{name}-runs", kept))
+        trees, runs = [temporary / "before", temporary / "after"], []
+        for commit, tree in zip(commits, trees, strict=True):
             export(commit, tree)
-            print(f"{name}: {commit[:12] if commit else 'the working tree'}", flush=True)
-        inputs = [side.tree / "inputs" for side in sides]
-        inputs[0].mkdir()
-        if os.waitpid(in_child(write_inputs, inputs[0]), 0)[1]:
+            kept = arguments.cache and commit and (arguments.cache / commit[:12]).absolute()
+            runs.append(kept if kept and kept not in runs else Path(f"{tree}-runs"))
+            print(f"{tree.name}: {commit[:12] if commit else 'the working tree'}", flush=True)
+        (trees[0] / "inputs").mkdir()
+        if os.waitpid(in_child(write_inputs, trees[0] / "inputs"), 0)[1]:
             raise SystemExit("the inputs cannot be made")
-        shutil.copytree(*inputs)
-        equal = check(chosen, sides, arguments.jobs, arguments.tolerance)
+        shutil.copytree(trees[0] / "inputs", trees[1] / "inputs")
+        equal = check(chosen, trees, runs, arguments.jobs, arguments.tolerance)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print("all runs are equal" if equal else "NOT all runs are equal")
