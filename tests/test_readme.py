@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from swep_ds.methods import METHODS
-from swep_ds.recipe import RECIPES, Recipe
-from swep_ds.sweeps.sweep import SWEEPS
+from swep_ds.recipe import Recipe
 from tests.support.fork_server import ROOT, run_script
 
+RECIPES, SWEEPS = ROOT / "swep_ds" / "recipes", ROOT / "swep_ds" / "sweeps"
 FOLDERS = (
     ".",
     "docs",
