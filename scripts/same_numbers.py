@@ -86,7 +86,7 @@ def cases() -> dict[str, list[Start]]:
     made["joint"] = [Start({"train.execution": "joint"}, stage=3, ranks=2)]
     made["packing"] = [Start({"train.packing": True})]
     made["max_tokens"] = [Start({"train.max_tokens": 200}, ranks=2)]
-    made["adafactor"] = [Start({"train.optimizer": "adafactor"})]
+    made["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
     made["t5"] = [Start(recipe="t5")]
     made["t5-joint-zero3-on2"] = [Start({"train.execution": "joint"}, 3, 2, "t5")]
     for precision in ("autocast", "bf16", "fp16"):
