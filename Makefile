@@ -1,7 +1,7 @@
-# `make quickstart` sets everything up and runs the main job on its embedded default; `make test` passes the tests.
-# `make test-lowest` proves the lower bounds of pyproject.toml: the lowest versions, in an environment of their own.
-# PYTHON picks the interpreter, VENV the environment's folder, JOBS how many test files run at a time: three on two
-# cores, as tests of several ranks wait for each other.
+# `make quickstart` sets up everything and runs the main job on its embedded default. `make test` runs the tests.
+# `make test-lowest` runs those that prove the lower bounds of pyproject.toml, with the lowest versions, in an environment
+# of their own. PYTHON is the interpreter, VENV the environment's folder. JOBS test files run at a time: three on two
+# cores, because tests of several ranks wait for each other.
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -1,5 +1,6 @@
-"""The README's commands exist as written: scripts, options, recipes, fields, files. The main ones are run elsewhere."""
+"""What the documentation names exists: scripts, options, recipes, fields, files, links."""
 
+import functools
 import re
 import shlex
 from itertools import pairwise
@@ -7,38 +8,126 @@ from pathlib import Path
 
 import pytest
 
-from swep_ds.recipe import RECIPES, Recipe
+from swep_ds.methods import METHODS
+from swep_ds.recipe import Recipe
+from tests.support.fork_server import ROOT, run_script
 
-ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+RECIPES, SWEEPS = ROOT / "swep_ds" / "recipes", ROOT / "swep_ds" / "sweeps"
+FOLDERS = (
+    ".",
+    "docs",
+    "docs/measurements",
+    "ds_configs",
+    "swep_ds/data/quickstart/encoder",
+    "swep_ds/data/quickstart/t5",
+)
+PAGES = {
+    str(file.relative_to(ROOT)): file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.md"))
+}
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PATH = re.compile(r"`((?:swep_ds|kernels|scripts|tests|docs|ds_configs|requirements)/[\w./-]*\w)`")
+LINK = re.compile(r"\[[^][]*\]\(([^()\s]+)\)")
 
 
-def test_there_are_commands():
-    assert len(COMMANDS) >= 5
+def commands(text: str) -> list[str]:
+    """The lines of bash blocks, and what stands in backticks, that start `make` or a script."""
+    blocks = [content for language, content in FENCED.findall(text) if language == "bash"]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`((?:python|deepspeed|torchrun|make) [^`]+)`", FENCED.sub("", text))
+    return [line for line in lines if re.match(r"make\b|\S.*\bscripts/|scripts/", line)]
 
 
-def test_nothing_is_left_to_fill_in():
-    assert not re.search(r"^[A-Z]{6,}$", (ROOT / "README.md").read_text(), re.MULTILINE)
+COMMANDS = [(page, command) for page, text in PAGES.items() for command in commands(text)]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command(command):
-    program, *words = shlex.split(command, comments=True)
-    if program == "make":
-        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+@functools.cache
+def options(script: str, *words: str) -> set[str]:
+    return set(re.findall(r"--[a-z]\w*", run_script(ROOT / script, *words, "--help").stdout))
+
+
+def split(words: list[str], at: str) -> tuple[list[str], list[str]]:
+    return (words[: words.index(at)], words[words.index(at) + 1 :]) if at in words else (words, [])
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_command(page, command):
+    words = shlex.split(command, comments=True)
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return
     script = next(word for word in words if word.startswith("scripts/"))
-    source = (ROOT / script).read_text()
-    for option in (word for word in words if word.startswith("--")):
-        assert f'"{option}"' in source, option
+    assert (ROOT / script).is_file()
+    mine, behind = split(words[words.index(script) + 1 :], "--")
+    if script.endswith("submit.py"):
+        assert mine[0] in ("train", "sweep")
+        check(f"scripts/{mine[0]}.py", behind)
+    if script.endswith(".py"):
+        check(script, mine)
+
+
+def check(script: str, words: list[str]) -> None:
+    """Whether a script takes these options, and its recipe, fields, ds_config and sweep are there."""
+    sub = words[:1] if script in ("scripts/analyze.py", "scripts/slurm/submit.py") else []
+    given = {word.partition("=")[0] for word in words if re.match("--[a-z]", word)}
+    assert given <= options(script, *sub)
+    values = {name: [b for a, b in pairwise(words) if a == name] for name in words}
+    assert all((ROOT / path).is_file() for path in values.get("--ds_config", []))
     if script == "scripts/train.py":
-        values = {name: [b for a, b in pairwise(words) if a == name] for name in words}
-        assert all((ROOT / path).is_file() for path in values["--ds_config"])
         Recipe.load(*values.get("--recipe", ["quickstart"]), values.get("--set", []))
+    if script == "scripts/sweep.py" and not words[0].endswith(".yaml"):
+        assert (SWEEPS / f"{words[0]}.yaml").is_file()
 
 
-def test_every_shipped_recipe_and_ds_config_is_listed():
-    readme, configs = (ROOT / "README.md").read_text(), (ROOT / "ds_configs" / "README.md").read_text()
-    assert all(f"`{path.stem}`" in readme for path in RECIPES.glob("*.yaml"))
-    assert all(f"`{path.name}`" in configs for path in (ROOT / "ds_configs").glob("*.json"))
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(FENCED.sub("", PAGES[page])):
+        if re.match("[a-z]+:", target):
+            continue
+        path, _, heading = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)", FENCED.sub("", file.read_text()), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_exist(page):
+    assert [path for path in PATH.findall(PAGES[page]) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_is_left_to_fill_in(page):
+    assert not re.search(r"^[A-Z]{6,}$", PAGES[page], re.MULTILINE)
+
+
+def test_there_is_something_to_check():
+    assert len(COMMANDS) > 50
+    assert {"README.md", "docs/README.md", "docs/protocol.md", "ds_configs/README.md"} <= PAGES.keys()
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 140
+
+
+def test_the_readme_shows_neftune_as_it_is():
+    [shown] = [content for language, content in FENCED.findall(PAGES["README.md"]) if language == "python"]
+    assert shown == Path(ROOT, "swep_ds", "methods", "neftune.py").read_text()
+
+
+def test_every_page_is_in_the_index():
+    linked = LINK.findall(PAGES["docs/README.md"])
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(linked)
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("docs/recipes.md", [path.stem for path in RECIPES.glob("*.yaml")]),
+        ("docs/sweeps.md", [path.stem for path in SWEEPS.glob("*.yaml")]),
+        ("docs/methods.md", list(METHODS)),
+        ("ds_configs/README.md", [path.name for path in (ROOT / "ds_configs").glob("*.json")]),
+    ],
+)
+def test_everything_that_is_shipped_is_listed(page, names):
+    assert [name for name in names if f"`{name}`" not in PAGES[page]] == []

@@ -1,0 +1,498 @@
+"""Checks that a change of the code leaves every number of a run as it was, to the last bit.
+
+    python scripts/same_numbers.py HEAD~1                             # against the working tree
+    python scripts/same_numbers.py main my-branch --only swep --only stopped
+    python scripts/same_numbers.py main --cache /tmp/numbers          # the runs of a commit are made once and kept
+
+Both revisions are copied to a temporary folder and make the same runs there, on CPU, with one thread a process, through
+nothing but scripts/train.py, its options and the files that it writes. Compared are metrics.jsonl and health.jsonl
+without their columns of time and memory, predictions/, results.json and the exported weights.
+Exit codes: 0 all runs are equal; 1 a run differs or fails; 2 bad input.
+
+Notable:
+- This process imports PyTorch, transformers and DeepSpeed once and forks every run, since importing takes 10 s of a
+  core. It starts no threads and never imports `swep_ds`: each run imports its own revision, which is checked.
+- Tokenised windows are cached per run: a change in how windows are cut shows.
+"""
+
+import argparse
+import atexit
+import fnmatch
+import gc
+import hashlib
+import importlib
+import json
+import math
+import os
+import random
+import re
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+ROOMS = ("swep_ds", "kernels", "scripts", "ds_configs")  # what a run needs of a revision
+ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+LAUNCHERS = ("SLURM_", "SWEP_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_")  # variables that a run would heed
+PRELOADED = ("torch", "datasets", "transformers", "deepspeed", "safetensors.torch", "matplotlib.backends.backend_svg")
+PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_bert", "t5.modeling_t5"))
+NOT_COMPARED = re.compile("seconds|per_second|memory|^versions")
+LONGEST = 1500  # s that a start may take; a machine may be busy
+STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
+DONE, STOPPED = 0, 75  # exit codes of scripts/train.py
+SENTENCES = """The monastery was founded in 1204 by an abbot from the northern valley . Who built the old bridge over
+this river ? When did two merchants sell their ship to a captain ? Nobody knew which road led through these hills , and
+few travellers ever came back before winter ; a small lamp burned above every door"""
+
+
+class Start(NamedTuple):
+    """One start of scripts/train.py."""
+
+    settings: Mapping[str, Any] = {}
+    stage: int = 1  # of ZeRO
+    ranks: int = 1
+    recipe: str = "bert"  # "bert" and "t5": the tiny ones; otherwise a shipped one
+    folder: str = "run"  # starts of a case that share a folder are one run, resumed
+    resume: str | None = None  # the checkpoint that it starts from, a pattern below the case's folder
+    stops: bool = False  # gets SIGUSR1 while it trains
+
+
+def cases() -> dict[str, list[Start]]:
+    """All runs by name; a case with several starts makes them one after the other."""
+    made = {}
+    for method in ("swep", "freelb", "r_drop", "adv_aug"):
+        for stage in range(4):
+            for ranks in (1, 2):
+                made[f"{method}-zero{stage}-on{ranks}"] = [Start({"method.name": method}, stage, ranks)]
+    for method in ("mle", "prior_aug", "gaussian_dropout", "bernoulli_dropout", "word_dropout", "neftune"):
+        made[f"{method}-zero2-on1"] = [Start({"method.name": method}, 2)]
+    for noise in ("additive", "fixed_mu", "fixed_sigma", "no_eps"):
+        made[f"swep-{noise}"] = [Start({"method.noise": noise})]
+    made["swep-no_mle"] = [Start({"method.mle_weight": 0})]
+    made["swep-published"] = [Start({"method.separate_hidden_pass": True, "method.kl_reduction": "mean"})]
+    made["joint"] = [Start({"train.execution": "joint"}, stage=3, ranks=2)]
+    made["packing"] = [Start({"train.packing": True})]
+    made["max_tokens"] = [Start({"train.max_tokens": 200}, ranks=2)]
+    made["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
+    made["t5"] = [Start(recipe="t5")]
+    made["t5-joint-zero3-on2"] = [Start({"train.execution": "joint"}, 3, 2, "t5")]
+    for precision in ("autocast", "bf16", "fp16"):
+        made[precision] = [Start({"train.precision": precision, "train.max_updates": 12}, stage=2)]
+    made["selection"] = [Start({"eval.select_on": "test", "train.checkpoint_every": 2, "train.keep_checkpoints": 9})]
+    made["pretrain"] = [Start({"pretrain.train": "./inputs/train.json", "pretrain.max_updates": 3})]
+    for ranks in (1, 2):
+        settings = {"train.max_updates": 80, "train.log_every": 3}
+        made[f"stopped-on{ranks}"] = [Start(settings, 2, ranks, stops=stops) for stops in (True, False)]
+    settings = {"train.max_updates": 9, "train.checkpoint_every": 3, "train.keep_checkpoints": 9}
+    halved = {"train.micro_batch_size": 8}  # the same global batch on one rank
+    made["ranks-2-1-2"] = [
+        Start(settings, 2, 2, folder="1"),
+        Start(settings | halved, 2, 1, folder="2", resume="1/checkpoints/update-*3"),
+        Start(settings, 1, 2, folder="3", resume="2/checkpoints/update-*6"),
+    ]
+    quick = {"train.max_updates": 60, "data.max_eval_examples": 20, "train.log_every": 5}
+    made["quickstart"] = [Start(quick, 2, recipe="quickstart")]
+    return made
+
+
+# Inputs
+
+
+def write_inputs(folder: Path) -> None:
+    """The tiny models with their tokenizer, a recipe for each, the data and the ds_configs."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
+    from transformers import PreTrainedTokenizerFast as Fast
+
+    def write(name: str, content: Any) -> None:
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = dict.fromkeys([*special, *sorted({*SENTENCES.lower().split(), *letters}), *(f"##{x}" for x in letters)])
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    wrapped = Fast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    bert = BertConfig(vocab_size=len(pieces), max_position_embeddings=64, **small)
+    small = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    t5 = T5Config(vocab_size=len(pieces), eos_token_id=3, decoder_start_token_id=0, **small)
+    for name, model_class, config in (("bert", BertForQuestionAnswering, bert), ("t5", T5ForConditionalGeneration, t5)):
+        torch.manual_seed(0)
+        model_class(config).save_pretrained(folder / name)  # with a dropout of 0.1
+        wrapped.save_pretrained(folder / name)
+        write(f"{name}.yaml", tiny_recipe(name))
+    write("train.json", questions(42, seed=0))
+    write("test.json", questions(10, seed=1))
+    for stage in range(4):
+        autos = dict.fromkeys(
+            ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+        )
+        spread = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}  # tiny parameters, too
+        half = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
+        write(f"zero{stage}.json", autos | half | {"zero_optimization": {"stage": stage, **spread}})
+
+
+def tiny_recipe(model: str) -> dict[str, Any]:
+    data = {"train": "./inputs/train.json", "eval": {"test": "./inputs/test.json"}, "max_target_length": 8}
+    train = {"max_updates": 6, "epochs": 100, "micro_batch_size": 4, "gradient_accumulation_steps": 2, "log_every": 1}
+    return {
+        "task": "generative" if model == "t5" else "extractive",
+        "model": {"name": f"./inputs/{model}"},
+        "method": {"name": "swep", "beta": 1e-3, "initialisation": "default"},
+        "data": data | {"max_length": 48, "doc_stride": 16, "max_query_length": 16},
+        "train": train | {"learning_rate": 1e-3, "warmup_fraction": 0.2, "weight_decay": 0.1, "max_grad_norm": 0.5},
+        "eval": {"beams": 2, "max_answer_tokens": 8},
+    }
+
+
+def questions(count: int, seed: int) -> dict[str, Any]:
+    """SQuAD JSON of four articles, with contexts of different lengths."""
+    rng, words = random.Random(seed), SENTENCES.split()
+    paragraphs = []
+    for number in range(count):
+        context = " ".join(rng.choices(words, k=rng.randint(4, 60)))
+        answer = rng.choice(context.split())
+        question = {"id": f"{seed}-{number}", "question": " ".join(rng.choices(words, k=4)) + " ?"}
+        question["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
+        paragraphs.append({"context": context, "qas": [question]})
+    return {"data": [{"title": f"t{i}", "paragraphs": paragraphs[i::4]} for i in range(4)]}
+
+
+# Runs
+
+
+def make(case: list[Start], tree: Path, folder: Path) -> None:
+    """Makes a case's starts with the code in `tree`; outcome.json in `folder` then says what failed, or null."""
+    final, folder = folder, folder.with_name(f"{folder.name}.{os.getpid()}")
+    folder.mkdir(parents=True)
+    failure = None
+    for number, start in enumerate(case, 1):
+        codes, expected = launch(start, tree, folder), STOPPED if start.stops else DONE
+        if any(code != expected for code in codes):
+            last = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            failure = f"start {number} ended with {codes}, not {expected}: {' '.join(last)[-300:]}"
+            break
+    for checkpoints in list(folder.rglob("checkpoints")):
+        shutil.rmtree(checkpoints)
+    (folder / "outcome.json").write_text(json.dumps(failure), encoding="utf-8")
+    shutil.rmtree(final, ignore_errors=True)
+    with suppress(OSError):  # another process may have made it meanwhile
+        folder.rename(final)
+
+
+def launch(start: Start, tree: Path, folder: Path) -> list[int]:
+    """The exit codes of a start's ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = []
+    for rank in range(start.ranks):
+        pids.append(os.fork())
+        if not pids[-1]:
+            become(start, rank, port, tree, folder)
+    metrics, stops, codes = folder / start.folder / "metrics.jsonl", start.stops, {}
+    deadline = time.monotonic() + LONGEST
+    while len(codes) < len(pids):
+        time.sleep(0.01)
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+        elif stops and metrics.is_file() and metrics.read_bytes().count(b"\n") >= STOP_AFTER:
+            stops = False
+            signal_all(pids, signal.SIGUSR1)
+        elif time.monotonic() > deadline:
+            signal_all([pid for pid in pids if pid not in codes], signal.SIGKILL)
+    return [codes[pid] for pid in pids]
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def become(start: Start, rank: int, port: int, tree: Path, folder: Path) -> NoReturn:
+    """Turns this process into a rank that runs scripts/train.py of `tree` and ends."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream in (1, 2):
+        os.dup2(os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+    os.chdir(tree)
+    cache = folder / "cache"
+    os.environ |= {"PYTHONPATH": str(tree), "HF_DATASETS_CACHE": str(cache)}
+    sys.modules["datasets"].config.HF_DATASETS_CACHE = cache  # it was imported before
+    if start.ranks > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(start.ranks)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    script, tiny = tree / "scripts" / "train.py", start.recipe in ("bert", "t5")
+    command = [str(script), "--recipe", f"inputs/{start.recipe}.yaml" if tiny else start.recipe]
+    command += ["--ds_config", f"{'inputs' if tiny else 'ds_configs'}/zero{start.stage}.json"]
+    for name, value in start.settings.items():
+        command += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    command += ["--output_dir", str(folder / start.folder)]
+    if start.resume:
+        command += ["--resume", *map(str, folder.glob(start.resume))]
+    sys.argv, sys.path[:1] = command, [str(script.parent), str(tree)]
+    os._exit(run(script, tree))  # taking the interpreter down would take 2 s
+
+
+def run(script: Path, tree: Path) -> int:
+    """Runs a script as the main program, its threads and exit handlers included; returns its exit code."""
+    code: object = 0
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.split(".")[0] in ("swep_ds", "kernels") and file and not Path(file).is_relative_to(tree):
+            print(f"{file} was imported, which is not of this revision", file=sys.stderr)
+            code = 1
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code if isinstance(code, int) else int(code is not None)
+
+
+# Comparison
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """What is compared of all runs in a folder, by file and place in it."""
+    values: dict[str, Any] = {}
+    for file in sorted(folder.rglob("*")):
+        name = str(file.relative_to(folder))
+        if file.name in ("metrics.jsonl", "health.jsonl"):
+            lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+            found = flatten({f"update {line['update']}": line for line in lines})
+        elif file.name == "results.json" or file.parent.name == "predictions":
+            found = flatten(json.loads(file.read_text(encoding="utf-8")))
+        elif file.suffix == ".safetensors":
+            found = sys.modules["safetensors.torch"].load_file(file)
+        else:
+            continue
+        if file.parent.name != "predictions":
+            found = {place: value for place, value in found.items() if not NOT_COMPARED.search(place)}
+        values |= {f"{name}: {place}": value for place, value in found.items()}
+    return values
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {}
+    for name, value in tree.items():
+        below = flatten(value) if isinstance(value, dict) else {}
+        flat |= {f"{name}, {place}": leaf for place, leaf in below.items()} if below else {name: value}
+    return flat
+
+
+def same(before: Any, after: Any, tolerance: float) -> bool:
+    """Whether two values are equal, numbers to a relative tolerance and weights to the same as an absolute one.
+
+    Weights without a gradient but rounding errors, such as a key's bias, are small and nothing but rounding.
+    """
+    if hasattr(before, "dtype") and hasattr(after, "dtype"):
+        if (before.dtype, before.shape) != (after.dtype, after.shape):
+            return False
+        bits = [tensor.contiguous().flatten().view(sys.modules["torch"].uint8) for tensor in (before, after)]
+        before, after = before.double(), after.double()
+        return bits[0].equal(bits[1]) or bool((before - after).abs().max() <= tolerance)
+    if isinstance(before, float) and isinstance(after, float):
+        return math.isclose(before, after, rel_tol=tolerance) or (math.isnan(before) and math.isnan(after))
+    return before == after
+
+
+def outcome(folder: Path) -> str | None:
+    """What failed in a case; None where all of its starts ended as they should."""
+    file = folder / "outcome.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else "not made"
+
+
+def compare(before: Path, after: Path, tolerance: float) -> tuple[bool, str]:
+    """(whether two folders of the same case are equal, a sentence about it)."""
+    for folder, side in ((before, "before"), (after, "after")):
+        if failure := outcome(folder):
+            return False, f"FAILED {side}: {failure}"
+    sides, missing = (numbers(before), numbers(after)), "(missing)"
+    pairs = {place: [side.get(place, missing) for side in sides] for place in sides[0] | sides[1]}
+    differ = [place for place, pair in pairs.items() if not same(*pair, tolerance)]
+    if not differ:
+        return True, f"equal ({len(pairs)} values)"
+    shown = [f"norm {v.double().norm().item()!r}" if hasattr(v, "dtype") else repr(v)[:80] for v in pairs[differ[0]]]
+    return False, f"DIFFERS ({len(differ)} of {len(pairs)} values), first {differ[0]}: {' -> '.join(shown)}"
+
+
+# Revisions
+
+
+def git(*words: str) -> bytes:
+    return subprocess.run(["git", *words], check=True, capture_output=True).stdout
+
+
+def export(commit: str | None, folder: Path) -> None:
+    """Copies the rooms of a commit, or for None of the working tree, to a folder."""
+    top = git("rev-parse", "--show-toplevel").decode().strip()
+    if commit:
+        with tarfile.open(fileobj=BytesIO(git("-C", top, "archive", commit, *ROOMS))) as files:
+            files.extractall(folder, filter="data")
+        return
+    listed = git("-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOMS)
+    for name in filter(None, listed.decode().split("\0")):
+        if Path(top, name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(Path(top, name), folder / name)
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
+    options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
+    options.add_argument(
+        "--only", action="append", metavar="NAME", help="runs whose name has this in it, or matches it"
+    )
+    options.add_argument("--list", action="store_true", help="print the names of the runs, and make none")
+    options.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
+    options.add_argument(
+        "--tolerance", type=float, default=0.0, help="relative of numbers, absolute of weights (default: 0)"
+    )
+    options.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the runs of commits here, and reuse them")
+    return options
+
+
+def import_once() -> set[str]:
+    """Imports what all runs need; returns the precisions that this machine computes in."""
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+        del os.environ[name]
+    os.environ |= ENVIRONMENT
+    for name in PRELOADED:
+        importlib.import_module(name)
+    if "swep_ds" in sys.modules or threading.active_count() > 1:
+        raise SystemExit("an import brought in swep_ds, or started a thread: runs cannot be forked from here")
+    gc.collect()
+    gc.freeze()  # what was imported need not be looked through, nor copied, in every process
+    accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    found = {name for name in ("bf16", "fp16") if getattr(accelerator, f"is_{name}_supported")()}
+    return found | {"autocast"} if "bf16" in found else found
+
+
+def in_child(work: Callable[..., None], *arguments: Any) -> int:
+    """Forks a process that calls `work`, as the leader of a process group; returns its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        work(*arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def digest(case: list[Start], inputs: Path) -> str:
+    """What the numbers of a case follow from, beside the revision's code."""
+    content = hashlib.sha256(repr(case).encode())
+    for file in sorted(inputs.rglob("*.*")):
+        content.update(file.read_bytes())
+    for library in ("torch", "transformers", "deepspeed", "tokenizers", "datasets"):
+        content.update(version(library).encode())
+    return content.hexdigest()[:8]
+
+
+def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], jobs: int, tolerance: float) -> bool:
+    """Makes the runs that are not kept from earlier, and prints a line for each case; whether all are equal."""
+    places = {name: f"{name}-{digest(case, trees[0] / 'inputs')}" for name, case in chosen.items()}
+    waiting = [(name, side) for name in chosen for side in (0, 1) if outcome(runs[side] / places[name])]
+    left, running, equal = set(waiting), {}, True
+    try:
+        for name in chosen:
+            while left & {(name, 0), (name, 1)}:
+                while waiting and len(running) < jobs:
+                    other, side = waiting.pop(0)
+                    running[in_child(make, chosen[other], trees[side], runs[side] / places[other])] = other, side
+                pid, status = os.wait()
+                left.remove(running.pop(pid))
+                if status:
+                    raise SystemExit("a process that makes runs failed")
+            alike, text = compare(*(folder / places[name] for folder in runs), tolerance)
+            print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
+            equal &= alike
+    finally:
+        for pid in running:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+    return equal
+
+
+def main() -> int:
+    options = parser()
+    arguments = options.parse_args()
+    patterns = arguments.only or ["*"]
+    chosen = {n: c for n, c in cases().items() if any(p in n or fnmatch.fnmatchcase(n, p) for p in patterns)}
+    if not chosen:
+        options.error(f"--only {' '.join(patterns)}: no run has such a name: --list prints them")
+    if arguments.list:
+        print("\n".join(chosen))
+        return 0
+    commits = []
+    for name in (arguments.before, arguments.after):
+        try:
+            commits.append(name and git("rev-parse", "--verify", f"{name}^{{commit}}").decode().strip())
+        except subprocess.CalledProcessError:
+            options.error(f"{name}: git knows no such commit")
+    supported = import_once()
+    for name in {"autocast", "bf16", "fp16"} - supported:
+        if chosen.pop(name, None):
+            print(f"{name}: skipped, as this device does not compute in it")
+    temporary = Path(tempfile.mkdtemp(prefix="same-numbers-"))  # no TemporaryDirectory: forked runs would delete it
+    try:
+        trees, runs = [temporary / "before", temporary / "after"], []
+        for commit, tree in zip(commits, trees, strict=True):
+            export(commit, tree)
+            kept = arguments.cache and commit and (arguments.cache / commit[:12]).absolute()
+            runs.append(kept if kept and kept not in runs else Path(f"{tree}-runs"))
+            print(f"{tree.name}: {commit[:12] if commit else 'the working tree'}", flush=True)
+        (trees[0] / "inputs").mkdir()
+        if os.waitpid(in_child(write_inputs, trees[0] / "inputs"), 0)[1]:
+            raise SystemExit("the inputs cannot be made")
+        shutil.copytree(trees[0] / "inputs", trees[1] / "inputs")
+        equal = check(chosen, trees, runs, arguments.jobs, arguments.tolerance)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    print("all runs are equal" if equal else "NOT all runs are equal")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # taking the interpreter down would take 2 s

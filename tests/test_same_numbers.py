@@ -1,0 +1,97 @@
+"""scripts/same_numbers.py sees every number that differs, and no time."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts" / "same_numbers.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("same_numbers", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_run(
+    folder: Path, loss: float = 1.5, answer: str = "Palder", weight: float = 0.1, f1: float = 50.0, **more
+) -> Path:
+    """What a case with one run leaves; `more` are columns of metrics.jsonl."""
+    run = folder / "run"
+    (run / "predictions").mkdir(parents=True)
+    (run / "model").mkdir()
+    lines = [{"update": 1, "loss": 2.0, "seconds": 0.1}, {"update": 2, "loss": loss, "seconds": 0.2, **more}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "predictions" / "news.json").write_text(json.dumps({"q1": answer}))
+    results = {"train": {"updates": 2, "seconds": 3.0}, "eval": {"news": {"f1": f1}}, "versions": {"torch": "2"}}
+    (run / "results.json").write_text(json.dumps(results))
+    save_file({"weight": torch.tensor([1.0, weight])}, run / "model" / "model.safetensors")
+    (folder / "outcome.json").write_text("null")
+    return folder
+
+
+@pytest.mark.parametrize("times", [{"samples_per_second": 7.0}, {"peak_memory_bytes": 5}, {"data_seconds": [1.0, 2.0]}])
+def test_runs_that_differ_in_time_and_memory_alone_are_equal(script, tmp_path, times):
+    alike, text = script.compare(write_run(tmp_path / "a"), write_run(tmp_path / "b", **times), 0.0)
+    assert alike
+    assert text == "equal (8 values)"
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"loss": 1.5000000000000002}, "run/metrics.jsonl: update 2, loss: 1.5 -> 1.5000000000000002"),
+        ({"answer": "palder"}, "run/predictions/news.json: q1: 'Palder' -> 'palder'"),
+        ({"f1": 50.1}, "run/results.json: eval, news, f1: 50.0 -> 50.1"),
+        ({"weight": 0.10000001}, "run/model/model.safetensors: weight: norm"),
+        ({"grad_norm": 1.0}, "run/metrics.jsonl: update 2, grad_norm: '(missing)' -> 1.0"),
+    ],
+)
+def test_the_first_difference_is_named(script, tmp_path, changed, where):
+    alike, text = script.compare(write_run(tmp_path / "a"), write_run(tmp_path / "b", **changed), 0.0)
+    assert not alike
+    assert text.startswith("DIFFERS (1 of ")
+    assert where in text
+
+
+def test_a_tolerance_admits_rounding_and_no_more(script, tmp_path):
+    before, rounded = write_run(tmp_path / "a"), write_run(tmp_path / "b", loss=1.5 + 1e-9, weight=0.1 + 1e-8)
+    assert script.compare(before, rounded, 1e-6)[0]
+    assert not script.compare(before, write_run(tmp_path / "c", loss=1.5001), 1e-6)[0]
+    assert not script.compare(before, write_run(tmp_path / "d", weight=0.1001), 1e-6)[0]
+
+
+def test_a_run_that_fails_in_both_revisions_is_not_equal(script, tmp_path):
+    for name in ("a", "b"):
+        (write_run(tmp_path / name) / "outcome.json").write_text(json.dumps("start 1 ended with [1], not 0: error"))
+    assert script.compare(tmp_path / "a", tmp_path / "b", 0.0) == (
+        False,
+        "FAILED before: start 1 ended with [1], not 0: error",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
+def test_a_revision_equals_itself():
+    command = [sys.executable, str(SCRIPT), "HEAD", "HEAD", "--only", "neftune-zero2-on1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "neftune-zero2-on1  equal" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["no-such-commit"], "no such commit"), (["HEAD", "--only", "x?"], "--list")]
+)
+def test_bad_input_is_one_line(words, said):
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
