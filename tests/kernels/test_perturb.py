@@ -120,15 +120,6 @@ def test_inputs_that_cannot_be_viewed_as_rows_are_copied_once_not_for_each_chunk
         assert count.copies == copies  # the gradient; the cut embeddings in the forward and in the backward
 
 
-def test_new_draw_new_noise_same_draw_same_noise():
-    inputs = batch(masked=False)
-    first = run(*inputs)[0]
-    assert torch.equal(run(*inputs)[0], first)
-    assert (run(*inputs, draw=DRAW + 1)[0] != first).all()
-    assert (run(*inputs, seed=SEED + 1)[0] != first).all()
-    assert torch.equal(run(*inputs, seed=torch.tensor(SEED), draw=torch.tensor(DRAW))[0], first)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_rows_are_zero_and_their_nan_stays_there(mode):
     embeddings, params, mask, sample_ids = batch()
