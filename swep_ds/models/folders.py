@@ -92,7 +92,7 @@ def check_folder(source: str, label: str) -> None:
 def _read_object(file: Path, what: str) -> dict[str, Any]:
     content = read_json(file, what)
     if not isinstance(content, dict):
-        raise InputError(f"{what}: is no JSON object: {CORRECT}")
+        raise InputError(f"{what}: is not a JSON object: {CORRECT}")
     return content
 
 

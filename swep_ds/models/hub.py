@@ -20,10 +20,7 @@ LEAST_KNOWN = 0.5  # share of a text's characters
 
 
 def resolve_model(name: str, option: str = "model.name") -> str:
-    """What transformers gets: a folder, with `~` expanded, or a hub id.
-
-    Args:
-        option: the option or field that the user named the model with.
+    """A folder, with `~` expanded, or a hub id; `option` is the option or field that the user named the model with.
 
     Raises:
         InputError: the path cannot be looked up, or is not a folder.
@@ -34,7 +31,7 @@ def resolve_model(name: str, option: str = "model.name") -> str:
     if path.is_dir():
         return str(path)
     if path.exists():
-        raise InputError(f"{option} {name}: is no folder: name the folder that holds its config.json")
+        raise InputError(f"{option} {name}: is not a folder: name the folder that holds its config.json")
     return name
 
 
@@ -42,8 +39,8 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     """The fast tokenizer of a model; `option` as `resolve_model`.
 
     Raises:
-        InputError: there is no tokenizer, or it is damaged; it is a slow one (no character offsets), knows no words,
-            has no padding token, or needs its own code.
+        InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
+            token, or needs its own code.
     """
     source, label = resolve_model(name, option), f"{option} {name}"
     check_folder(source, label)
@@ -67,10 +64,7 @@ def _fault(tokenizer: PreTrainedTokenizerFast) -> str | None:
     special.update(tokenizer.all_special_tokens)
     # without tokenizer files transformers makes a tokenizer of special tokens alone
     if not any(letter.isalnum() for token in vocabulary.keys() - special for letter in token):
-        return (
-            "tokenizer knows no words, for the folder has no tokenizer files, or empty ones: add the model's own, such "
-            "as tokenizer.json"
-        )
+        return "tokenizer knows no words (no tokenizer files, or empty ones): add the model's, such as tokenizer.json"
     highest = max(vocabulary.values())
     if highest > 2 * len(vocabulary) + UNUSED_IDS:
         return f"tokenizer.json numbers {len(vocabulary)} tokens up to {highest}: number them one by one"

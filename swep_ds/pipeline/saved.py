@@ -52,7 +52,7 @@ class ReadingSettings(Section):
         try:
             tree = read_json(file)
             if not isinstance(tree, dict):
-                raise InputError(f"{file}: no JSON object")
+                raise InputError(f"{file}: not a JSON object")
             return validate(cls, tree, file)
         except InputError as error:
             raise InputError(f"{error}: correct it, or delete it to read with default windows") from None

@@ -67,7 +67,7 @@ def test_a_name_that_cannot_be_looked_up(name):
 def test_a_file_and_no_folder(folder):
     file = folder / "config.json"
     for loader in (load_tokenizer, resolve_model):
-        assert refused(loader, str(file)).startswith(f"model.name {file}: is no folder: name the folder that holds")
+        assert refused(loader, str(file)).startswith(f"model.name {file}: is not a folder: name the folder that holds")
 
 
 def test_a_folder_of_ones_home(folder, monkeypatch):

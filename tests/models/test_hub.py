@@ -1,4 +1,4 @@
-"""Tokenizers: those that are published as a SentencePiece model alone, and whether they fit their model."""
+"""Tokenizers: loaded, also from a SentencePiece model alone, checked, and fitted to their model."""
 
 import copy
 import io
@@ -48,7 +48,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
 
 @pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
 def test_a_folder_without_tokenizer_files(architecture, tmp_path):
-    """transformers makes one of special tokens alone, to which every word is unknown."""
+    """transformers then makes a tokenizer of special tokens alone, to which every word is unknown."""
     tiny_models.model(architecture).save_pretrained(tmp_path)
     message = refused(load_tokenizer, str(tmp_path))
     assert message.startswith(f"model.name {tmp_path}: ")
@@ -88,7 +88,7 @@ def test_texts_in_a_language_that_the_tokenizer_does_not_know(kind):
 
 
 def test_letters_that_a_tokenizer_leaves_out_are_not_known():
-    """Without an unknown token a BPE says nothing of what it does not know."""
+    """Without an unknown token a BPE drops what it does not know."""
     bpe = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     bpe.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
@@ -119,7 +119,7 @@ def test_token_types_beyond_the_models():
 
 @pytest.mark.parametrize("architecture", ["distilbert", "modernbert", "t5"])
 def test_token_types_of_a_model_without_any_are_left_out(architecture, tmp_path):
-    """As the tokenizer that transformers has for DistilBERT gives them."""
+    """transformers' tokenizer for DistilBERT gives token types."""
     tokenizer = copy.deepcopy(tiny.wordpiece())
     assert "token_type_ids" in tokenizer.model_input_names
     fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200), "model x")

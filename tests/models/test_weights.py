@@ -83,7 +83,7 @@ def test_weights_that_are_not_the_models(fault, mapped, tmp_path):
 
 @pytest.mark.parametrize("architecture", tiny_models.UNTIED)
 def test_an_output_layer_of_its_own_must_be_there(architecture, tmp_path):
-    """Both tables must be there, unless they are tied: then transformers ties the output to the input."""
+    """Without tied tables both must be in the file; with tied ones transformers ties the output to the input."""
     whole = write(tmp_path / "whole", architecture)
     assert torch.equal(load(tmp_path / "whole").model.lm_head.weight, whole["lm_head.weight"])
     write(tmp_path / "tied", architecture, without("lm_head"), tie_word_embeddings=True)
@@ -104,7 +104,7 @@ def test_only_the_head_may_be_new(architecture, mapped, tmp_path):
 
 @pytest.mark.parametrize("kind", [BertForPreTraining, ElectraForPreTraining])
 def test_published_checkpoints_of_other_heads_load(kind, tmp_path):
-    """As bert-base-uncased: with heads, a pooler and position ids that are not used, and names of TensorFlow's."""
+    """Like bert-base-uncased: with unused heads, pooler and position ids, and with TensorFlow's names."""
     architecture = kind.config_class.model_type
     torch.manual_seed(0)
     published = kind(tiny_models.config(architecture))
@@ -129,7 +129,7 @@ def test_shards_and_their_index(tmp_path):
     good = index.read_text()
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in load(tmp_path).model.named_parameters())
     for content, said in (
-        ("[]", "is no JSON object"),
+        ("[]", "is not a JSON object"),
         ("{", "not JSON"),
         ("{}", "has no weight_map"),
         ('{"weight_map": {"a": null}}', "has no weight_map"),

@@ -45,7 +45,7 @@ def test_a_model_is_read_as_its_run_did(folder):
         (READ | {"eval": {"beams": 0}}, "eval.beams: 0"),
         (READ | {"data": {"doc_strid": 3}}, "data.doc_strid is not a field; did you mean 'doc_stride'?"),
         ({"data": {}}, "eval is required"),
-        ([], "no JSON object"),
+        ([], "not a JSON object"),
         ("{", "not JSON"),
     ],
 )
