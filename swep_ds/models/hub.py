@@ -64,9 +64,7 @@ def _fault(tokenizer: PreTrainedTokenizerFast) -> str | None:
     special.update(tokenizer.all_special_tokens)
     # without tokenizer files transformers makes a tokenizer of special tokens alone
     if not any(letter.isalnum() for token in vocabulary.keys() - special for letter in token):
-        return (
-            "tokenizer knows no words (no tokenizer files, or empty ones): add the model's own, such as tokenizer.json"
-        )
+        return "tokenizer knows no words (no tokenizer files, or empty ones): add the model's, such as tokenizer.json"
     highest = max(vocabulary.values())
     if highest > 2 * len(vocabulary) + UNUSED_IDS:
         return f"tokenizer.json numbers {len(vocabulary)} tokens up to {highest}: number them one by one"

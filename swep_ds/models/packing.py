@@ -4,8 +4,8 @@ Notable:
 - Only the backbone sees the row. Embeddings, logits and hidden states are [N, T, ...] outside, so that noise,
   kernels, methods and batches need not know.
 - The loss differs from the padded one on purpose: Hugging Face's softmax over start and end positions includes
-  padding, whose number depends on the batch's longest window. Here the logits at padding are the lowest finite number,
-  so that the softmax runs over a window's own tokens.
+  padding, so that it depends on the batch's longest window. Here the logits at padding are the lowest finite number:
+  the softmax runs over a window's own tokens.
 - On CUDA in half precision and without attention dropout, PyTorch's `varlen_attn` serves all windows in one kernel.
   It has no dropout: with dropout, and elsewhere, windows attend one after the other. On a GPU their launches may cost
   more than padding would; `slow_because` says why.

@@ -82,12 +82,9 @@ def load_saved(name: str) -> SavedModel:
     model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
     model = model.eval().to(ranks.device())
-    windows, spans, generation_kwargs = (
-        WindowSettings(task="generative" if generative else "extractive"),
-        SpanSettings(),
-        {},
-    )
-    windows = replace(windows, max_length=min(windows.max_length, longest_window(tokenizer, model)))
+    longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
+    windows = WindowSettings(longest, task="generative" if generative else "extractive")
+    spans, generation_kwargs = SpanSettings(), {}
     if (file := Path(source, READING)).is_file():
         reading = ReadingSettings.load(file)
         windows = replace(windows, **reading.data.model_dump())
