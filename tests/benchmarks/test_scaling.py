@@ -17,7 +17,7 @@ SCRIPT = ROOT / "tests" / "support" / "loop_costs.py"
 BY_NAME = {way.name: way for way in WAYS}
 # the stop vote is in the host's memory; the kernel's plain PyTorch version, which no GPU with Triton runs, looks for
 # real tokens
-KNOWN = {"stopping.py", "torch_impl.py"}
+KNOWN = {"vote.py", "torch_impl.py"}
 
 
 def between_logged_updates(loop: dict) -> set[str]:
