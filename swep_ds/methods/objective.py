@@ -84,7 +84,8 @@ class Objective(nn.Module):
             if noise.delta is not None:
                 carried = replace(carried, delta=noise.delta)
             if noise.kl is not None:
-                loss = loss + pass_.kl_weight * self._kl(noise.kl, batch)
+                share_N = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
+                loss = loss + pass_.kl_weight * (noise.kl.sum(1) * share_N).sum()
                 statistics["kl_per_token"] = (noise.kl.detach().sum(1) * batch.token_weight).sum()
             if step.measure and noise.measure is not None:
                 share_NT = batch.attention_mask * batch.token_weight[:, None]
@@ -98,10 +99,6 @@ class Objective(nn.Module):
             return self.qa(embeddings, batch, hidden=True)
         finally:
             self.qa.train(training)
-
-    def _kl(self, kl_NT: Tensor, batch: Batch) -> Tensor:
-        factor = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
-        return (kl_NT.sum(1) * factor).sum()
 
 
 def _split(passes: list[Pass]) -> list[list[int]]:

@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from swep_ds.console import Console
 from swep_ds.errors import InputError, RunExit
@@ -70,16 +63,9 @@ class Tracker:
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.progress = None
         if self.console.is_terminal:
-            self.progress = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("eta"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[shown]}"),
-                console=self.console,
-            )
+            right = (TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[shown]}"))
+            left = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+            self.progress = Progress(*left, *right, console=self.console)
             self.task = self.progress.add_task("training", total=updates, completed=before.updates, shown="")
         self.remarked = False
 
