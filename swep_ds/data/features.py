@@ -169,7 +169,7 @@ class _Rows:
     """Collects windows for a record batch."""
 
     def __init__(self, schema: pa.Schema, template: Template):
-        self.schema, self.template = schema, template
+        self.schema, self.template, self.specials = schema, template, template.specials
         self._clear()
 
     def _clear(self) -> None:
@@ -179,7 +179,7 @@ class _Rows:
 
     def add(self, question: np.ndarray, context: np.ndarray, columns: dict) -> None:
         """Adds a window of int32 question and context tokens; `columns` holds the columns beside its inputs."""
-        length = self.template.specials + len(question) + len(context)
+        length = self.specials + len(question) + len(context)
         self.columns["input_ids"] += self.template.pieces(question, context)
         self.columns["length"].append(length)
         self.sizes.append((len(question), len(context)))

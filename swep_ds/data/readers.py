@@ -166,18 +166,16 @@ def _read_text(source: str, content: bytes, training: bool) -> Iterator[Example]
     if first is None:
         raise InputError(f"{source}: is empty; give a data set with at least one question")
     _, value = first
-    if not isinstance(value, dict):
-        return layouts.rows(source, ((f"row {i}", row) for i, row in enumerate(value)), training)
-    if "header" in value:
-        return layouts.mrqa(source, values, training)
-    if "data" in value and "qas" not in value:
-        if (extra := next(values, None)) is not None:
-            raise InputError(f"{source}: line {extra[0]}: text after the end of the SQuAD document; remove it")
-        return layouts.squad(source, value, training)
     lines = itertools.chain([first], values)
-    if "qas" in value:
-        return layouts.mrqa(source, lines, training)
-    return layouts.rows(source, ((f"line {number}", row) for number, row in lines), training)
+    if isinstance(value, dict) and ("header" in value or "qas" in value):
+        return layouts.mrqa(source, values if "header" in value else lines, training)
+    if isinstance(value, dict) and "data" not in value:
+        return layouts.rows(source, ((f"line {number}", row) for number, row in lines), training)
+    if (extra := next(values, None)) is not None:
+        raise InputError(f"{source}: line {extra[0]}: text after the end of the JSON document; remove it")
+    if isinstance(value, dict):
+        return layouts.squad(source, value, training)
+    return layouts.rows(source, ((f"row {number}", row) for number, row in enumerate(value)), training)
 
 
 def _json_values(source: str, text: str) -> Iterator[tuple[int, Any]]:

@@ -164,7 +164,8 @@ class WindowCutter:
             self.template = Template.prompt(self.backend, self.gap)
         else:
             self.gap, self.template = "", Template.learn(self.backend, example)
-        _check_sizes(settings, self.template.specials)
+        self.specials = self.template.specials
+        _check_sizes(settings, self.specials)
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -172,7 +173,7 @@ class WindowCutter:
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
         """The windows of a context of so many tokens beside a question of so many."""
-        room = self.settings.max_length - self.template.specials - question
+        room = self.settings.max_length - self.specials - question
         return context_windows(context, room, min(self.settings.doc_stride, room))
 
 
