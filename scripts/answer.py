@@ -20,7 +20,7 @@ def answer() -> None:
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text")
     text.add_argument("--text_file", type=path_of("--text_file"))
-    parser.add_argument("--n_best", type=int, default=1, help="answers to print (default: 1; a generative model: 1)")
+    parser.add_argument("--n_best", type=int, default=1, help="answers (default: 1; a generative model has one)")
     arguments = parser.parse_args()
     if arguments.n_best < 1:
         raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
