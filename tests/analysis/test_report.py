@@ -26,6 +26,7 @@ from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
+from tests.support.finished import write_reading
 from tests.support.fork_server import run_script
 
 CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
@@ -143,6 +144,7 @@ def home(tmp_path_factory) -> Path:
         config = resolve_ds_config(str(tiny_run.ds_config(home, 3)), recipe, **given)
         (folder / "ds_config.json").write_text(json.dumps(config))
         shutil.copytree(home / "model", folder / "model")
+        write_reading(folder / "model")
         save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)
     return home
 
