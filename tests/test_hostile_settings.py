@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
-from swep_ds.recipe import Recipe, TrainSection, validate
-from swep_ds.settings import Section
+from swep_ds.recipe import Recipe, TrainSection
+from swep_ds.settings import MOST_CHARACTERS, Section, parse_yaml, validate
 from swep_ds.sweeps.sweep import read_sweep
-from swep_ds.yaml_text import MOST_CHARACTERS, parse_yaml
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -462,11 +462,11 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, ra
     ("overrides", "said"),
     [
         (["method.name=freelb", "train.execution=joint"], "needs the gradient of one pass for the next"),
-        (["method.name=adv_aug", "train.activation_checkpointing=true"], "reads the model in evaluation mode"),
+        (["method.name=adv_aug", "train.activation_checkpointing=true"], "runs the model in evaluation mode"),
         (["train.packing=true", "train.compile=true"], "train.compile: with train.packing every batch has other len"),
         (["task=generative", "train.packing=true"], "train.packing: is for extractive models: set it to false"),
         (["task=generative", "train.compile=true"], "train.compile: is for extractive models: set it to false"),
-        (["task=generative", "eval.max_answer_tokens=12"], "answers of 30 tokens would .* lower it to 12, or raise"),
+        (["task=generative", "eval.max_answer_tokens=12"], "answers of 30 tokens, and .* lower it to 12, or raise"),
     ],
 )
 def test_what_a_method_cannot_do_is_refused(overrides, said):

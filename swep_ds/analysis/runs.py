@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swep_ds.errors import InputError
 from swep_ds.files import read_json
-from swep_ds.recipe import Recipe, differences, flatten
+from swep_ds.recipe import Recipe
+from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, decisive, fault_of, log_of, saved_recipe
 
 MODEL = "model"  # the axis whose labels head the table's blocks

@@ -15,7 +15,8 @@ from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_at
 from swep_ds.pipeline.examples import tested_on
 from swep_ds.ranks import group as ranks
 from swep_ds.ranks.launch import slurm_restarts
-from swep_ds.recipe import Recipe, differences, flatten
+from swep_ds.recipe import Recipe
+from swep_ds.settings import differences, flatten
 from swep_ds.terminal import warn
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 

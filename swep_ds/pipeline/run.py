@@ -39,7 +39,8 @@ from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import PRETRAIN, Batch, RunFolder, check_alike, resume_fingerprint
 from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
-from swep_ds.recipe import Recipe, flatten
+from swep_ds.recipe import Recipe
+from swep_ds.settings import flatten
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.ds_config import (

@@ -25,7 +25,8 @@ from swep_ds.models.loading import load_weights, make_hollow
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.export import READING, WINDOWS
 from swep_ds.ranks import group as ranks
-from swep_ds.recipe import DataSection, EvalSection, Section, check_data_set_names, validate
+from swep_ds.recipe import DataSection, EvalSection, check_data_set_names
+from swep_ds.settings import Section, validate
 
 
 def evaluate_saved(

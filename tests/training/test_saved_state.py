@@ -10,7 +10,8 @@ from transformers import BertConfig
 
 from swep_ds.methods.objective import Objective
 from swep_ds.pipeline import run
-from swep_ds.recipe import Recipe, differences
+from swep_ds.recipe import Recipe
+from swep_ds.settings import differences
 from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.conversion import find_fault, parameter_shapes
