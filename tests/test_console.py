@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from swep_ds.console import Console
+from swep_ds.console import Console, Rendered, Screen, escaped, on_one_line
 from swep_ds.errors import InputError
-from swep_ds.terminal import Rendered, Screen, escaped, on_one_line, report
+from swep_ds.ranks.launch import report
 from tests.support.tiny_run import ROOT
 
 # prints more than any buffer holds, on all ways there are, and then does its work

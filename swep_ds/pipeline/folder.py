@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from swep_ds.console import warn
 from swep_ds.errors import InputError
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
 from swep_ds.pipeline.examples import tested_on
@@ -17,7 +18,6 @@ from swep_ds.ranks import group as ranks
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
-from swep_ds.terminal import warn
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 
 # what may change between two starts of the same run

@@ -17,7 +17,7 @@ from swep_ds.errors import Stopped, TrainingDiverged
 from swep_ds.evaluation.results import Score
 from swep_ds.ranks import group as ranks
 from swep_ds.ranks.launch import note_checkpoint
-from swep_ds.ranks.signals import GO_ON, request
+from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.ranks.vote import stop_vote
 from swep_ds.recipe import TrainSection
@@ -133,7 +133,7 @@ def train(
                 request.settle(Stopped.exit_code)
                 raise Stopped(
                     f"on request ({Signals(asked).name}) after update {number} of {batches.updates}; "
-                    f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {GO_ON}"
+                    f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {RESUMES}"
                 )
             watch.restart()
     return done

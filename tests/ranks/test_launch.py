@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from swep_ds.errors import InputError
 from swep_ds.ranks import launch as launcher
-from swep_ds.ranks.launch import Launch, LaunchError, check_libraries, is_first_on_node, read_launch, visible_devices
+from swep_ds.ranks.launch import (
+    Launch,
+    LaunchError,
+    check_libraries,
+    is_first_on_node,
+    read_launch,
+    report,
+    visible_devices,
+)
 
 WHOLE = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 STEP = {
@@ -126,8 +134,6 @@ def test_without_an_answer_of_scontrol_the_address_is_asked_for(answer, tmp_path
 
 def test_only_where_a_launcher_started_the_first_rank_the_others_keep_silent(monkeypatch, capsys):
     """A process that somebody started by hand with a wrong port must not end without a word."""
-    from swep_ds.terminal import report
-
     for name, value in (WHOLE | {"LOCAL_RANK": "1", "MASTER_PORT": "0"}).items():
         monkeypatch.setenv(name, value)
     for launched in (False, True):
