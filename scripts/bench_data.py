@@ -315,7 +315,7 @@ def show(figures: Figures) -> None:
     line("the n best with probabilities", found["vectorised_n_best"], found["loops_with_records"])
     line("decoding, against the tight loops", found["vectorised"], found["loops_with_tuples"])
     line("scoring", found["scoring"])
-    console = Console(highlight=False, width=110)
+    console = Console(width=110)
     console.print(table)
     console.print(f"peak memory while windows were made: {made['peak_memory_growth_bytes'] / 2**20:,.0f} MiB more")
 

@@ -107,6 +107,9 @@ class Progress:
         return self
 
     def __exit__(self, *_) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         if self._bar:
             self._bar.stop()
 

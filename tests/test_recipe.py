@@ -409,16 +409,14 @@ def test_a_wrong_value_names_its_field(path, override):
     assert f": {field}" in message(path, override)
 
 
-@pytest.mark.parametrize("content", [b"a: [1", b"a: 2019-13-45", b"\tx: 1"])
-def test_not_yaml(tmp_path, content):
-    (tmp_path / "r.yaml").write_bytes(content)
-    assert f"{tmp_path / 'r.yaml'}: not YAML" in message(tmp_path / "r.yaml")
-
-
-@pytest.mark.parametrize("content", ["", "- a\n", "text\n"])
-def test_not_a_mapping(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(content, "not YAML") for content in ("a: [1", "a: 2019-13-45", "\tx: 1")]
+    + [(content, "a recipe is a mapping with the sections task, seed, model") for content in ("", "- a\n", "text\n")],
+)
+def test_what_is_no_yaml_or_no_mapping(tmp_path, content, said):
     (tmp_path / "r.yaml").write_text(content)
-    assert "a recipe is a mapping with the sections task, seed, model" in message(tmp_path / "r.yaml")
+    assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
 
 
 # The resolved copy

@@ -269,10 +269,9 @@ def show(table: Table) -> None:
             for index, row in zip(differences.index, differences.values, strict=True):
                 made.add_row(*map(Text, index), *map(_marked, row))
             console.print(made)
-    say = Console(highlight=False, markup=False, soft_wrap=True).print
     notes, lacks = _remarks(table)
     for line in (*notes, *(f"missing: {one}" for one in lacks)):
-        say(line)
+        console.print(line)
 
 
 def for_terminal(block: Block) -> RichTable:

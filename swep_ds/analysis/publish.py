@@ -21,5 +21,5 @@ def publish(places: Sequence[Place], folder: Path | None, against: str | None = 
         formats.write(made, folder)
         drawn = curves.draw(made, folder)
         names = ", ".join([f"table.{suffix}" for suffix in formats.SUFFIXES] + [file.name for file in drawn])
-        Console(highlight=False, markup=False, soft_wrap=True).print(f"in {folder}: {names}")
+        Console().print(f"in {folder}: {names}")
     return made

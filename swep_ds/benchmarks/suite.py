@@ -195,7 +195,7 @@ def rank_by_rank(command: list[str]) -> dict[str, Any]:
             if ended.returncode:
                 raise SystemExit(f"error: the benchmark's loop on {world} rank(s) failed: see above")
             measured.append(json.loads(file.read_text(encoding="utf-8")))
-    say = Console(width=WIDTH, highlight=False).print
+    say = Console(width=WIDTH).print
     if len(measured) == 2:
         one, two = (run["loop"] for run in measured)
         for name, row in two.items():

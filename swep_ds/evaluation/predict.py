@@ -1,6 +1,5 @@
 """Predictions of a model for a data set, spread over ranks: every question answered once, by one rank."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -9,17 +8,15 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import torch
-from rich.progress import track
 from torch import Tensor
 
-from swep_ds.console import Console
+from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.data.readers import Example
 from swep_ds.ranks import group as ranks
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay as Arrow has them
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # what a model's `predict` gives for a batch
-SECONDS_BETWEEN_LINES = 60
 
 
 class Decoder(Protocol):
@@ -64,7 +61,7 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
 
     calls = max(ranks.gather(len(mine)))
     coming = read(0)
-    for number in _told(calls):
+    for number in _with_progress(calls):
         ranks.progress(f"evaluation, batch {number + 1}")
         columns, batch = coming
         result = outputs(batch.to(ranks.device()))
@@ -102,15 +99,9 @@ def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size:
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
-def _told(count: int) -> Iterator[int]:
-    """0 .. count - 1, with a progress bar on rank 0; where there is no terminal, with a line a minute."""
-    console = Console(quiet=not ranks.is_main(), highlight=False)
-    if console.is_terminal and ranks.is_main():
-        yield from track(range(count), "predicting", console=console, transient=True)
-        return
-    told = time.monotonic()
-    for number in range(count):
-        yield number
-        if time.monotonic() - told > SECONDS_BETWEEN_LINES:
-            console.print(f"  {number + 1}/{count} batches")
-            told = time.monotonic()
+def _with_progress(count: int) -> Iterator[int]:
+    """0 .. count - 1, with progress on rank 0."""
+    with Progress(Console(quiet=not ranks.is_main()), "batches", count) as progress:
+        for number in range(count):
+            yield number
+            progress.update(number + 1)

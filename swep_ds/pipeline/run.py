@@ -93,7 +93,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
         TrainingDiverged: the loss is no longer finite.
         WriteFailed: a full disk, an unwritable folder.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main()).print
     folder = RunFolder(output_dir)
     say(recipe.dump().rstrip(), style="dim")
     tags, split = _take(folder, recipe, resume, say)

@@ -43,7 +43,7 @@ def evaluate_saved(
     Raises:
         InputError: no such model or data, or `output_dir` holds results already.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main()).print
 
     def prepare():
         if (output_dir / "results.json").exists():

@@ -50,7 +50,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
         InputError: on all ranks, in one message: everything that some ranks see otherwise than the others, files that
             are not there, an output folder that cannot be written to or that the ranks do not share.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config)) | {
         f"output_dir {output_dir}": try_output(output_dir)
     }

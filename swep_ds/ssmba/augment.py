@@ -13,18 +13,14 @@ import fcntl
 import hashlib
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from swep_ds.console import Console
+from swep_ds.console import Console, Progress
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import open_input, open_lock, read_json, user_path, write_atomically
@@ -34,7 +30,6 @@ from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.ssmba.reconstruct import Rebuilder, Settings
 
 QUESTIONS_IN_A_CHUNK = 32
-LINES = 20  # of progress, where there is no terminal
 
 
 def augment(source: str, model_name: str, output: Path, settings: Settings, max_examples: int | None) -> None:
@@ -50,7 +45,7 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
     Raises:
         InputError: on all ranks: bad data, model or settings, `output` is there already, or chunks of other settings.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    console = Console(quiet=not ranks.is_main())
     ranks.on_all_ranks(lambda: _check(settings, max_examples))
     examples = ranks.on_all_ranks(lambda: _read(source, max_examples))
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
@@ -64,8 +59,9 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
     rebuild = ranks.on_all_ranks(lambda: Rebuilder(model_name, examples[0], settings, ranks.device()))
     write_on_rank0(lambda: chunks.begin(setup), output)
     if len(missing) < chunks.count:
-        say(f"resuming: {chunks.count - len(missing)} of {chunks.count} chunks are done")
-    with _progress(chunks.count, chunks.count - len(missing)) as advance:
+        console.print(f"resuming: {chunks.count - len(missing)} of {chunks.count} chunks are done")
+    done = chunks.count - len(missing)
+    with Progress(console, "chunks", chunks.count, done) as progress:
         for at in range(0, len(missing), ranks.world_size()):
             together = missing[at : at + ranks.world_size()]
             write = None
@@ -74,10 +70,10 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
                 begin = chunk * QUESTIONS_IN_A_CHUNK
                 write = partial(chunks.write, chunk, *rebuild(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
             write_on_all_ranks(write, output)  # in step: no rank ever waits for another longer than a chunk takes
-            advance(len(together))
+            progress.update(done + at + len(together))
     counts = write_on_rank0(lambda: chunks.merge(setup), output)
     if counts is not None:
-        say(_summary(counts, len(examples)), f"written to {output}", sep="\n")
+        console.print(_summary(counts, len(examples)), f"written to {output}", sep="\n")
 
 
 def _check(settings: Settings, max_examples: int | None) -> None:
@@ -195,29 +191,3 @@ class Chunks:
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
-
-
-@contextmanager
-def _progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar on rank 0's terminal; without a terminal a plain line now and then.
-
-    Yields a function that takes how many more chunks are done.
-    """
-    console = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True)
-    if console.is_terminal:
-        columns = (TextColumn("[bold]chunks"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=console) as bar:
-            task = bar.add_task("", total=total, completed=done)
-            yield lambda count: bar.advance(task, count)
-        return
-    before, start = done, time.perf_counter()
-
-    def advance(count: int) -> None:
-        nonlocal done
-        lines = done * LINES // total
-        done += count
-        if done * LINES // total > lines:
-            eta = (time.perf_counter() - start) / (done - before) * (total - done)
-            console.print(f"{done:>6}/{total} chunks  eta {eta:.0f} s")
-
-    yield advance

@@ -4,6 +4,7 @@ Notable (DeepSpeed 0.19): a signal to the `deepspeed` command ends the command a
 run gets a process group: the group is signalled and waited for, and what is left of it in the end is killed.
 """
 
+import math
 import os
 import shlex
 import signal
@@ -20,9 +21,8 @@ from pathlib import Path
 import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from swep_ds.console import Console
+from swep_ds.console import Console, Progress
 from swep_ds.errors import EXIT_STOPPED, InputError
 from swep_ds.ranks.group import free_port
 from swep_ds.ranks.launch import visible_devices
@@ -136,7 +136,7 @@ def run_queue(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Console()
     free = places(jobs, ranks)
     waiting = deque(cell for cell in cells if cell.results() is None)
     running: list[Run] = []
@@ -148,14 +148,12 @@ def run_queue(
         if former[number] is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda *_: _note(asked, time.monotonic()))
     try:
-        with _progress(console) as progress:
-            bar = progress.add_task("", total=len(cells), completed=len(cells) - len(waiting), left="")
+        with Progress(console, "runs", len(cells), len(cells) - len(waiting), line_seconds=math.inf) as progress:
             while (waiting or running) and not asked:
                 while waiting and free:
                     cell = waiting.popleft()
                     if cell.still_running():
                         console.print(f"{cell.name}: skipped, {cell.fault()}")
-                        progress.advance(bar)
                         continue
                     words = [*launcher(ranks), *command, *cell.options()]
                     try:
@@ -163,7 +161,6 @@ def run_queue(
                     except OSError as error:
                         failed.append(cell)
                         console.print(f"{cell.name}: FAILED, it cannot be started ({error})", style="bold red")
-                        progress.advance(bar)
                         continue
                     free.pop()
                     running.append(run)
@@ -184,20 +181,15 @@ def run_queue(
                         console.print(f"the end of {run.cell.log}:")
                         said = run.cell.log.read_text(encoding="utf-8", errors="replace")
                         console.print("\n".join(said.splitlines()[-LAST_LINES:]))
-                    progress.advance(bar)
                 names = ", ".join(run.cell.name for run in running)
-                progress.update(bar, description=names, left=_time_left(took, running, len(waiting), jobs))
+                left = _time_left(took, running, len(waiting), jobs)
+                progress.update(len(cells) - len(waiting) - len(running), f"{left}  {names}")
                 time.sleep(POLL_SECONDS)
         return failed, bool(asked)
     finally:
         _end(running, asked)
         for number in SIGNALS:
             signal.signal(number, former[number])
-
-
-def _progress(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.fields[left]}", "{task.description}")
-    return Progress(*columns, console=console)
 
 
 def _time_left(took: Sequence[float], running: Sequence[Run], waiting: int, jobs: int) -> str:

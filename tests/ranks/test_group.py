@@ -1,4 +1,4 @@
-"""How ranks that one of them lets down end: real processes, forked from one that has imported everything."""
+"""How ranks end when one of them fails: real processes, forked from one that has imported everything."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ranks tied together: real processes of the standard library alone, and 1,024 ranks' worth of sockets.
+"""Connected ranks: real processes that import no PyTorch, and the sockets of 1,024 ranks.
 
 tests/ranks/test_stopping.py has the same under DeepSpeed.
 """

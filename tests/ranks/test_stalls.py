@@ -1,4 +1,4 @@
-"""Who is behind, on a clock of the test's."""
+"""Which ranks are behind, with the test's own clock."""
 
 import pytest
 
