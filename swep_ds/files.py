@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -20,13 +21,9 @@ LONGEST_NAME = 240  # bytes of a file name; `write_atomically` adds some for a t
 
 
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
-    """Opens a regular file to read its bytes.
+    """Opens a regular file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
 
-    Args:
-        what: how the user named it, such as "--ds_config zero2.json"; None = the path.
-
-    Raises:
-        InputError: no such file, no permission, or no regular file: a pipe or a device may never end.
+    Raises InputError: no such file, no permission, or no regular file (a pipe or a device may never end).
     """
     what = what or str(path)
     try:
@@ -42,11 +39,7 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:
-    """The content of a file.
-
-    Raises:
-        InputError: see `open_input`; or the disk fails.
-    """
+    """The content of a file. Raises InputError as `open_input` does, or if the disk fails."""
     with open_input(path, what) as file:
         try:
             return file.read()
@@ -55,11 +48,7 @@ def read_bytes(path: Path, what: str | None = None) -> bytes:
 
 
 def read_text(path: Path, what: str | None = None) -> str:
-    """The text of a UTF-8 file without a byte-order mark.
-
-    Raises:
-        InputError: see `read_bytes`; or it is no UTF-8.
-    """
+    """The text of a UTF-8 file, without a byte-order mark. Raises InputError as `read_bytes` does, or for no UTF-8."""
     try:
         return read_bytes(path, what).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -67,11 +56,7 @@ def read_text(path: Path, what: str | None = None) -> str:
 
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:
-    """The value of a JSON file.
-
-    Raises:
-        InputError: see `read_text` and `parse_json`.
-    """
+    """The value of a JSON file. Raises InputError as `read_text` and `parse_json` do."""
     return parse_json(read_text(path, what), what or str(path), unique_keys=unique_keys)
 
 
@@ -80,42 +65,33 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
 
     Args:
         line: the number of the text's first line in its file, for messages.
-        unique_keys: refuse a repeated key, of which Python would keep the last; False is three times as fast, for
-            large data.
+        unique_keys: refuse a repeated key, of which Python would keep the last. False is three times as fast.
 
-    Raises:
-        InputError: not JSON, a repeated key, nested too deep, or a number of thousands of digits.
+    Raises InputError: not JSON, a repeated key, nested too deep, or a number of thousands of digits.
     """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise InputError(f"{what}: the key {printable(repr(key)[:100])} is given twice: keep one")
+        return mapping
+
     try:
-        return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+        return json.loads(text, object_pairs_hook=unique if unique_keys else None)
     except json.JSONDecodeError as error:
         number = error.lineno + line - 1
         raise InputError(f"{what}: not JSON: line {number}, column {error.colno}: {error.msg}") from None
-    except _RepeatedKey as error:
-        raise InputError(f"{what}: the key {reason(error)} is given twice: keep one") from None
     except RecursionError:
         raise InputError(f"{what}: its JSON is nested too deep: flatten it") from None
     except ValueError:  # the limit of sys.set_int_max_str_digits
         raise InputError(f"{what}: its JSON holds a whole number of thousands of digits: correct it") from None
 
 
-class _RepeatedKey(ValueError):
-    pass
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        seen: set[str] = set()
-        raise _RepeatedKey(next(repr(key) for key, _ in pairs if key in seen or seen.add(key)))
-    return mapping
-
-
 def user_path(text: str, option: str) -> Path:
     """A path that a user gave, with `~` expanded. It need not exist.
 
-    Raises:
-        InputError: an unknown user, a name too long for the system, a NUL, or a folder without permission on the way.
+    Raises InputError: an unknown user, a name too long for the system, a NUL, or no permission for a folder above.
     """
     try:
         path = Path(text).expanduser()
@@ -184,11 +160,8 @@ def leftover_of(name: str) -> str | None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Reads a metrics file: one dict per line that has an integer `update`.
 
-    A missing file gives an empty list. A run that was killed while writing may have truncated the last line, which
-    ends the list.
-
-    Raises:
-        InputError: it cannot be read.
+    A missing file gives an empty list; a line that a killed run truncated ends it. Raises InputError if it is
+    unreadable.
     """
     if not path.is_file():
         return []
@@ -207,11 +180,8 @@ LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """Opens a lock file, which is created if it is missing and never emptied.
-
-    Raises:
-        InputError: it is a symbolic link, a folder, a pipe or the like, or it cannot be opened.
-    """
+    """Opens a lock file: creates it if it is missing and never empties it. Raises InputError if it is a symbolic link,
+    no regular file, or cannot be opened."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | LOCK_FLAGS, 0o666), "r+b", buffering=0)
     except (OSError, ValueError) as error:

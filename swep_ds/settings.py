@@ -90,14 +90,9 @@ def _leaf_types(annotation: Any) -> Iterator[Any]:
 
 
 def parse_yaml(text: str, what: str) -> Any:
-    """The value of a YAML text; None if it is empty.
+    """The value of a YAML text, which the user named by `what`; None if it is empty.
 
-    Args:
-        what: how the user named the text, such as "--set a=b" or a path.
-
-    Raises:
-        InputError: not YAML, a repeated key, too deep nesting, or too large: a text of a megabyte, or aliases that
-            unfold to as much.
+    Raises InputError: not YAML, a repeated key, nested too deep, or more than a megabyte, with aliases unfolded.
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
@@ -127,11 +122,10 @@ class _UniqueKeys(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node, seen = super().compose_mapping_node(anchor), set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    line = key.start_mark.line + 1
-                    raise _RepeatedKey(f"line {line} gives {printable(key.value[:100])} a second time: keep one")
-                seen.add(key.value)
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                name, line = printable(key.value[:100]), key.start_mark.line + 1
+                raise _RepeatedKey(f"line {line} gives {name} a second time: keep one")
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return node
 
 
@@ -175,8 +169,7 @@ def load(model: type[S], name_or_path: str, shipped: Path, option: str, override
 def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:
     """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file.
 
-    Raises:
-        InputError: no such file (lists the shipped ones), not YAML, a repeated key, or no mapping.
+    Raises InputError: no such file (lists the shipped ones), not YAML, or no mapping.
     """
     kind = model.__name__.lower()
     path = user_path(name_or_path, option)
@@ -276,11 +269,7 @@ def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = 
 
 
 def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
-    """`tree`, read from `path`, as typed settings.
-
-    Raises:
-        InputError: unknown fields (names the nearest) and wrong values, all in one line.
-    """
+    """`tree`, read from `path`, as typed settings. Raises InputError that lists all unknown fields and wrong values."""
     for name, value in flatten(tree).items():
         if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
             raise InputError(f"{path}: {shown(name, str)}: a whole number of more than 30 digits: correct it")

@@ -95,21 +95,19 @@ def _named_rank() -> Iterator[Launch]:
 
 
 def _join(launch: Launch) -> None:
-    backend, local, missing = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
+    backend, local, fault = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
     elif local >= (devices := get_accelerator().device_count()):
-        missing = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
+        fault = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
     else:
         try:
             get_accelerator().set_device(local)
         except RuntimeError as error:  # such as: another process has the device for itself
-            missing = (
-                f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
-            )
+            fault = f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
     # keep the store until the group has its own
-    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), missing)
+    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), fault)
     with parsing("the ranks cannot form a process group", "check the network between them, and its variables"):
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
     del store

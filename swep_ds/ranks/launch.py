@@ -56,24 +56,18 @@ class Launch:
 
 
 def read_launch(env: Mapping[str, str] | None = None) -> Launch:
-    """How this process was started.
-
-    Args:
-        env: None = this process's environment.
+    """How this process was started, by `env` or its own environment.
 
     Raises:
         LaunchError: some variables are missing, are no numbers, are out of range, or contradict each other.
         InputError: a launcher started this process, and only the address or port of rank 0 is wrong.
     """
-    env = os.environ if env is None else env
+    env, ranks = os.environ if env is None else env, None
     try:
         of_slurm = "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS, default=1) > 1
         if not of_slurm and "RANK" not in env and "WORLD_SIZE" not in env:
             return Launch(0, 0, 1, None, None, None)
-        rank, local, world, job = _slurm_ranks(env) if of_slurm else _ranks(env)
-    except InputError as error:
-        raise LaunchError(str(error)) from None
-    try:
+        ranks = rank, local, world, job = _slurm_ranks(env) if of_slurm else _ranks(env)
         if of_slurm:
             # spread, as jobs that share a node have close numbers
             job_id, step = (_number(env, name, 0, 2**32 - 1) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
@@ -83,7 +77,9 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
             port = _number(env, "MASTER_PORT", 1, 65535)
         address = _address(env["MASTER_ADDR"] if "MASTER_ADDR" in env else _first_host(env))
     except InputError as error:
-        if job or "LOCAL_WORLD_SIZE" in env:  # a launcher also started the node's first rank, which reports it
+        if ranks and (
+            job or "LOCAL_WORLD_SIZE" in env
+        ):  # a launcher also started the node's first rank, which reports it
             raise
         raise LaunchError(str(error)) from None
     return Launch(rank, local, world, address, port, job)
@@ -125,11 +121,11 @@ def _first_host(env: Mapping[str, str]) -> str:
 
 def is_first_on_node() -> bool:
     """Whether this is the first rank of its node; True if the variable that tells makes no sense."""
-    env = os.environ
+    env, local = os.environ, "0"
     if "RANK" in env:
         local = env.get("SWEP_DS_LOCAL_ID", env.get("LOCAL_RANK", "0"))
-    else:
-        local = env.get("SLURM_LOCALID", "0") if "SLURM_STEP_ID" in env else "0"
+    elif "SLURM_STEP_ID" in env:
+        local = env.get("SLURM_LOCALID", "0")
     return not re.fullmatch(r"\d{1,9}", local, re.ASCII) or int(local) == 0
 
 
@@ -150,18 +146,13 @@ def report(end: RunExit) -> None:
 
 
 def slurm_restarts() -> int:
-    """How often Slurm has restarted this job; 0 outside Slurm.
-
-    Raises:
-        InputError: SLURM_RESTART_COUNT is no number.
-    """
+    """How often Slurm has restarted this job; 0 outside Slurm. Raises InputError if that is no number."""
     return _number(os.environ, "SLURM_RESTART_COUNT", 0, default=0)
 
 
 def note_checkpoint(update: int) -> None:
     """Tells scripts/slurm/restart.sh that this start of the job has saved a checkpoint."""
-    file = os.environ.get("SWEP_DS_PROGRESS")
-    if file:
+    if file := os.environ.get("SWEP_DS_PROGRESS"):
         with suppress(OSError), open(file, "a", encoding="utf-8") as lines:
             lines.write(f"update {update}\n")
 
@@ -169,8 +160,7 @@ def note_checkpoint(update: int) -> None:
 def visible_devices(variable: str, count: int) -> list[str]:
     """The names of this process's devices, to set `variable` (such as CUDA_VISIBLE_DEVICES) for a child process.
 
-    Raises:
-        InputError: the variable does not name `count` different devices.
+    Raises InputError if the variable does not name `count` different devices.
     """
     given = os.environ.get(variable)
     if not given:
