@@ -18,10 +18,10 @@ from typing import Any
 from deepspeed.accelerator import get_accelerator
 from rich.table import Table
 
+from swep_ds import ranks
 from swep_ds.benchmarks.traffic import Traffic, watch_traffic
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import TrainingBatches
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.loop import train

@@ -28,11 +28,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from swep_ds import ranks
 from swep_ds.benchmarks.flops import Flops, count, peak_flops
 from swep_ds.benchmarks.published import PlainTraining
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.ranks import accelerator
-from swep_ds.ranks import group as ranks
 
 Update = Callable[[Batch, int], None]
 

@@ -15,6 +15,7 @@ from typing import Any
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
+from swep_ds import ranks
 from swep_ds.benchmarks import breakdown, scaling
 from swep_ds.benchmarks import profile as hot_spots
 from swep_ds.benchmarks.candidates import (
@@ -37,7 +38,6 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.pipeline.run import Job, prepare
 from swep_ds.ranks import accelerator
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import build_engine

@@ -10,10 +10,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.data.readers import Example
-from swep_ds.ranks import group as ranks
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay as Arrow has them
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # what a model's `predict` gives for a batch

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from swep_ds import ranks
 from swep_ds.console import warn
 from swep_ds.errors import InputError
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
 from swep_ds.pipeline.examples import tested_on
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten

@@ -16,6 +16,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
@@ -37,7 +38,6 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import PRETRAIN, Batch, RunFolder, check_alike, resume_fingerprint
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten

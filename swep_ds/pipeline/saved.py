@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import create_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
+from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
@@ -24,7 +25,6 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.loading import load_weights, make_hollow
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.export import READING, WINDOWS
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import DataSection, EvalSection, check_data_set_names
 from swep_ds.settings import Section, validate
 

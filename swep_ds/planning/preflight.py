@@ -23,6 +23,7 @@ from deepspeed.accelerator import get_accelerator
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import DATA_SUFFIXES
 from swep_ds.errors import InputError
@@ -30,7 +31,6 @@ from swep_ds.evaluation.results import versions
 from swep_ds.files import user_path
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import accelerator
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.recipe import Recipe
 

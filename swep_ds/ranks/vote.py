@@ -7,8 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from swep_ds import ranks
 from swep_ds.errors import InputError, RunExit
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.signals import request
 
 CONNECT = timedelta(seconds=60)

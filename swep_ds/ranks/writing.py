@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from safetensors import SafetensorError
 
+from swep_ds import ranks
 from swep_ds.errors import RunExit, WriteFailed
-from swep_ds.ranks import group as ranks
 
 T = TypeVar("T")
 

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import open_input, open_lock, read_json, user_path, write_atomically
 from swep_ds.models.hub import resolve_model
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.ssmba.reconstruct import Rebuilder, Settings
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from deepspeed.accelerator import get_accelerator
 
-from swep_ds.ranks import group as ranks
+from swep_ds import ranks
 from swep_ds.training.tracking import peak_memory_bytes
 
 SLOW = 1.5  # times the (lower) median over ranks

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from swep_ds import ranks
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.errors import Stopped, TrainingDiverged
 from swep_ds.evaluation.results import Score
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.launch import note_checkpoint
 from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.stalls import ranks_of

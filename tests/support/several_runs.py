@@ -29,8 +29,8 @@ import torch
 
 import swep_ds.pipeline.export
 import swep_ds.pipeline.run
+from swep_ds import ranks
 from swep_ds.errors import InputError, WriteFailed
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Checkpoints
 from swep_ds.training.tracking import Tracker
