@@ -115,7 +115,7 @@ def fields(section: type[Section] = Recipe, prefix: str = "") -> list[str]:
     return names
 
 
-FIELDS = sorted({*fields(), *(f"method.{name}" for one in METHODS.values() for name in one.model_fields)})
+FIELDS = sorted({*fields(), *(f"method.{name}" for settings in METHODS.values() for name in settings.model_fields)})
 
 
 def put(field: str, value: object) -> dict:

@@ -184,7 +184,7 @@ class HeartbeatServer(Heartbeat):
         self._listener = socket.create_server(("", 0), family=family, backlog=world_size, dualstack_ipv6=dual)
         self._listener.setblocking(False)
         self.address = Address(self._listener.getsockname()[1], secrets.token_hex(16), os.getpid())
-        self._guests: set[Stream] = set()  # have not said yet which rank they are
+        self._ranks: dict[Stream, int | None] = {}  # by connection; None: it has not said which
         self._statuses = {0: RankStatus(0, hosts[0], os.getpid())}
         self._streams: dict[int, Stream] = {}  # to the ranks that have not said goodbye
         self._world_size = world_size
@@ -200,50 +200,38 @@ class HeartbeatServer(Heartbeat):
             connection, _ = self._listener.accept()
         except OSError:  # it is gone already
             return
-        guest = Stream(connection)
-        self._guests.add(guest)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._greet(guest))
+        stream = Stream(connection)
+        self._ranks[stream] = None
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(stream))
 
-    def _greet(self, guest: Stream) -> None:
-        if guest not in self._guests:  # dropped since the selector saw its message
-            return
+    def _read(self, stream: Stream) -> None:
         try:
-            messages = guest.receive()
-        except (EOFError, ValueError, RecursionError):
-            self._drop(guest)
-            return
-        if not messages:
-            return
-        hello, *others = messages
+            for message in stream.receive() if stream in self._ranks else ():  # dropped since the selector saw it?
+                if (rank := self._ranks[stream]) is None:
+                    self._greet(stream, message)
+                else:
+                    self._take(rank, message)
+        except (EOFError, ValueError, RecursionError) as end:
+            rank = self._drop(stream)
+            if self._streams.pop(rank, None):  # without a goodbye
+                self._fault(rank, f"died{end}, last seen in {self._statuses[rank].step}", EXIT_LOST)
+
+    def _greet(self, stream: Stream, hello: dict[str, Any]) -> None:
         if not hmac.compare_digest(str(hello.get("token")).encode(), self.address.token.encode()):
-            self._drop(guest)
-            return
-        self._guests.discard(guest)
-        rank = hello["rank"]
-        self._streams[rank] = guest
+            raise ValueError("a stranger")
+        rank = self._ranks[stream] = hello["rank"]
+        self._streams[rank] = stream
         self._statuses[rank] = RankStatus(rank, self.hosts[rank], hello["pid"], heard=time.monotonic())
-        self._selector.modify(guest.socket, selectors.EVENT_READ, lambda: self._read(rank, guest))
-        for message in others:
-            self._take(rank, message)
         if len(self._statuses) == self._world_size:
             self._selector.unregister(self._listener)
             self._listener.close()
-            for stranger in list(self._guests):
+            for stranger in [stream for stream, rank in self._ranks.items() if rank is None]:
                 self._drop(stranger)
 
-    def _drop(self, stream: Stream) -> None:
-        self._guests.discard(stream)
+    def _drop(self, stream: Stream) -> int | None:
         self._selector.unregister(stream.socket)
         stream.socket.close()
-
-    def _read(self, rank: int, stream: Stream) -> None:
-        try:
-            for message in stream.receive():
-                self._take(rank, message)
-        except EOFError as end:
-            self._drop(stream)
-            if self._streams.pop(rank, None):  # without a goodbye
-                self._fault(rank, f"died{end}, last seen in {self._statuses[rank].step}", EXIT_LOST)
+        return self._ranks.pop(stream)
 
     def _take(self, rank: int, message: dict[str, Any]) -> None:
         if "at" in message:

@@ -270,7 +270,7 @@ def test_a_stranger_whose_noise_comes_with_the_last_ranks_hello_does_no_harm():
     place = ("127.0.0.1", server.address.port)
     with socket.create_connection(place) as noisy, socket.create_connection(place) as last:
         client = Stream(last)
-        until(lambda: len(server._guests) == 2)
+        until(lambda: len(server._ranks) == 2)
         looks_away, looks_again, deliver = threading.Event(), threading.Event(), server._deliver
         server._deliver = lambda _: (looks_away.set(), looks_again.wait())  # so that one look at the sockets finds both
         server._send()
@@ -279,7 +279,7 @@ def test_a_stranger_whose_noise_comes_with_the_last_ranks_hello_does_no_harm():
         client.send(token=server.address.token, rank=1, pid=1)
         noisy.sendall(b"GET /\n")
         looks_again.set()
-        until(lambda: not server._guests)
+        until(lambda: list(server._ranks.values()) == [1])
         client.send(at=(3, "update 1, step"))
         until(lambda: server._statuses[1].steps == 3)
         client.send(goodbye=True)
