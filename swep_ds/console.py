@@ -92,7 +92,7 @@ class Progress:
         self._line_seconds, self._began = line_seconds, time.monotonic()
         self._printed, self._bar = self._began, None
         if console.is_terminal and not console.quiet:
-            # here, as it takes a script as long as all other imports of this module
+            # imported late: it takes as long as the rest of this module
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
@@ -172,19 +172,10 @@ class Screen(io.TextIOWrapper):
             super().flush()
 
 
-class _Descriptor(io.RawIOBase):
+class _Descriptor(io.FileIO):
     def __init__(self, descriptor: int):
-        self._descriptor = descriptor
+        super().__init__(descriptor, "w", closefd=False)
         self.name = {1: "<stdout>", 2: "<stderr>"}.get(descriptor, descriptor)  # libraries read it
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
 
     def write(self, data) -> int:
         """Drops what cannot be written. The next write tries again, as a disk may have room by then."""
@@ -193,9 +184,9 @@ class _Descriptor(io.RawIOBase):
         with suppress(OSError):
             while left:
                 try:
-                    left = left[os.write(self._descriptor, left) :]
+                    left = left[os.write(self.fileno(), left) :]
                 except BlockingIOError:  # another process made the terminal or pipe non-blocking
-                    select.select([], [self._descriptor], [])
+                    select.select([], [self], [])
         return size
 
 

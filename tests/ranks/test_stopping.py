@@ -43,7 +43,6 @@ RUNS = [
     on(2, "twice", "twice", {0: ["update 3, data", "SIGTERM", "SIGTERM", "wait"]}, repeat_seconds=0),
     on(2, "early", "early", {1: ["imports", "SIGUSR1"]}, repeat_seconds=0),
     on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}, set=[*SET, "train.stall_seconds=3"]),
-    on(2, "kill 0", "kill-0", {0: ["update 5, backward", "SIGKILL"]}),
     on(2, "kill 1", "killed", {1: ["update 5, forward", "SIGKILL"]}, set=[*SET, f"train.checkpoint_every={EVERY}"]),
     on(2, "kill in evaluation", "killed", {1: ["evaluation, batch 1", "SIGKILL"]}),
     on(2, "kill in export", "killed", {0: ["export", "SIGKILL"]}),
@@ -165,17 +164,12 @@ def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
     assert " died, last seen in " in error  # a rank tells where it is once a second: updates here are faster
 
 
-def test_the_death_of_rank_0_ends_the_others(made):
-    result = made["kill 0"]
-    assert result["codes"] == [KILLED, EXIT_LOST]
-    [error] = [line for line in result["said"][1].splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: rank 0 (")
-
-
 def test_a_run_that_loses_a_rank_at_any_point_is_the_run_it_would_have_been(made, folder):
     """While it trains, evaluates and exports; in tests/training/test_resume.py, while a checkpoint is written."""
     assert made["kill 1"]["codes"] == made["kill in evaluation"]["codes"] == [EXIT_LOST, KILLED]
     assert made["kill in export"]["codes"] == [KILLED, EXIT_LOST]
+    [error] = [line for line in made["kill in export"]["said"][1].splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: rank 0 (")
     assert made["after kills"]["codes"] == [0, 0]
     assert_same(folder / "killed", folder / "whole")
 
