@@ -1,6 +1,6 @@
 """What all scripts share: exit codes, and errors as one line instead of a traceback.
 
-Scripts import this first: from then on what is printed fails no run, and Ctrl-C is one line.
+Scripts import this module first: from then on a failed print ends no run, and Ctrl-C prints one line.
 """
 
 import argparse
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from swep_ds.console import protect, warn
 from swep_ds.errors import EXIT_DONE, InputError, RunExit
-from swep_ds.ranks.launch import check_libraries, is_alone
+from swep_ds.ranks.launch import check_libraries, is_alone, report
 from swep_ds.ranks.signals import request
-from swep_ds.terminal import protect, report, warn
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the description as it is written; wrong options are an `InputError`, not a page of usage from each rank."""
+    """Shows its description as written; wrong options raise `InputError` instead of printing usage on every rank."""
 
     def __init__(self, **options):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -26,11 +26,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
-    """Runs a script's `command` and exits: 0, or with one line, the code of what `RunExit` it.
+    """Runs a script's `command` and exits with 0; or, after a `RunExit`, with one line and its exit code.
 
     Args:
-        stoppable: SIGUSR1, SIGTERM and SIGINT are requests to stop (`swep_ds.ranks.signals`), from now on; otherwise
-            SIGINT ends the script with `EXIT_INTERRUPTED`.
+        stoppable: SIGUSR1, SIGTERM and SIGINT are requests to stop (`swep_ds.ranks.signals`); otherwise SIGINT ends the
+            script with `EXIT_INTERRUPTED`.
     """
     request.catch(stoppable=stoppable, alone=is_alone())
     code = EXIT_DONE
@@ -49,8 +49,8 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
     sys.exit(code)
 
 
-def _say_interrupted(kind: type[BaseException], error: BaseException, trace) -> None:
-    """Of Ctrl-C before `main`, while a script imports; Python then ends the process by that signal."""
+def _report_interrupt(kind: type[BaseException], error: BaseException, trace) -> None:
+    """Ctrl-C before `main`, while a script imports; Python then ends the process by that signal."""
     if issubclass(kind, KeyboardInterrupt):
         warn("stopped: by SIGINT")
     else:
@@ -58,11 +58,11 @@ def _say_interrupted(kind: type[BaseException], error: BaseException, trace) -> 
 
 
 def _ignore_interrupt(unraisable) -> None:
-    """Of Ctrl-C in a destructor, where Python drops it and prints a traceback; `request` ends the process."""
+    """Ctrl-C in a destructor: Python drops it and would print a traceback; `request` ends the process."""
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
 
 
 protect()
-sys.excepthook = _say_interrupted
+sys.excepthook = _report_interrupt
 sys.unraisablehook = _ignore_interrupt

@@ -1,4 +1,4 @@
-"""What a run may end with, and the exceptions that end it on all ranks alike."""
+"""Exit codes, and the exceptions that end a run on all ranks alike."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,9 +6,9 @@ from contextlib import contextmanager
 EXIT_DONE = 0
 EXIT_FAULT = 1
 EXIT_BAD_INPUT = 2
-EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped on request after a checkpoint; resume to go on
-EXIT_LOST = 76  # another rank, or its node, died without a word; resume to go on
-EXIT_INTERRUPTED = 130  # by SIGINT, where there is nothing to resume; as of a shell
+EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped on request after a checkpoint; the same command resumes
+EXIT_LOST = 76  # another rank or its node died; the same command resumes
+EXIT_INTERRUPTED = 130  # by SIGINT, with nothing to resume; the code that a shell gives
 
 
 class RunExit(Exception):
@@ -19,7 +19,7 @@ class RunExit(Exception):
 
 
 class InputError(RunExit):
-    """Bad input or configuration: the user can fix this. The message names the file, the field and the fix."""
+    """Bad input or configuration that the user can fix. The message names the file, the field and the fix."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -29,7 +29,7 @@ class TrainingDiverged(RunExit):
 
 
 class WriteFailed(RunExit):
-    """What the run must write cannot be written: a full disk, a folder without permission or the like."""
+    """A file of the run cannot be written: a full disk, a folder without permission or the like."""
 
 
 class Stopped(RunExit):
@@ -39,22 +39,22 @@ class Stopped(RunExit):
     title = "stopped"
 
 
-# PyTorch raises RuntimeError where a device's memory is full or a rank is gone
+# PyTorch raises RuntimeError when a device's memory is full or a rank is gone
 NOT_OF_THE_INPUT = (RuntimeError, MemoryError)
 
 
 @contextmanager
 def parsing(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Around a library that parses what a user gave: whatever it raises becomes an `InputError`.
+    """Turns whatever a library raises while it parses a user's input into an `InputError`.
 
-    transformers, tokenizers, pyarrow, datasets and DeepSpeed raise any exception on malformed input, from
-    AttributeError to RecursionError, and other versions raise others. Keep the block as small as the library's call:
-    a fault of this package inside it would be blamed on the input.
+    transformers, tokenizers, pyarrow, datasets and DeepSpeed raise anything on malformed input, from AttributeError to
+    RecursionError, and it changes between versions. Keep the block as small as the library's call: a bug of this
+    package inside it would be blamed on the input.
 
     Args:
         what: the file and field, as in "model.name ./bert: its config.json cannot be parsed".
         fix: what the user can do, in the imperative.
-        but: exceptions that are no fault of the input, such as of a full memory, and pass.
+        but: exceptions that the input does not cause, such as a full memory; they pass.
 
     Raises:
         InputError: "<what> (<reason>): <fix>".
@@ -64,14 +64,14 @@ def parsing(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -
     except (RunExit, *but):
         raise
     except BaseException as error:
-        # a panic of a library in Rust, such as tokenizers, is no Exception
+        # libraries in Rust, such as tokenizers, raise a PanicException, which is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{what} ({reason(error)}): {fix}") from error
 
 
 def reason(error: BaseException, limit: int = 300) -> str:
-    """What an exception says, on one line of at most `limit` characters; its class where the text alone says little."""
+    """An exception's message on one line of at most `limit` characters, with its class if the text alone is unclear."""
     text = printable(" ".join(str(error).split()))
     if not isinstance(error, OSError | ValueError) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -79,7 +79,5 @@ def reason(error: BaseException, limit: int = 300) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` on one line: line breaks, control characters and the like are escaped as in Python."""
-    if text.isprintable():
-        return text
+    """`text` on one line: line breaks and control characters are escaped as in Python."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

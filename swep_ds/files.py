@@ -1,7 +1,6 @@
-"""Files: given by users, shared with other processes.
+"""Files that users name, and files that processes share.
 
-Every file that a user names is opened by `open_input` and every JSON text parsed by `parse_json`, so that
-whatever can be wrong with one is one line.
+`open_input` opens every file that a user names and `parse_json` parses every JSON text, so that any fault is one line.
 """
 
 import fcntl
@@ -9,6 +8,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -17,18 +17,13 @@ from typing import Any, BinaryIO
 
 from swep_ds.errors import InputError, printable, reason
 
-LONGEST_NAME = 240  # bytes, of a file that `write_atomically` first writes beside itself
+LONGEST_NAME = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
 
 
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
-    """Opens a regular file to read its bytes.
+    """Opens a regular file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
 
-    Args:
-        what: how the user named it, such as "--ds_config zero2.json"; None = the path.
-
-    Raises:
-        InputError: nothing is there, no permission, or no regular file: a folder, a pipe or a device, which may never
-            end.
+    Raises InputError: no such file, no permission, or no regular file (a pipe or a device may never end).
     """
     what = what or str(path)
     try:
@@ -44,11 +39,7 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:
-    """A whole file.
-
-    Raises:
-        InputError: as `open_input`, or a fault of the disk.
-    """
+    """The content of a file. Raises InputError as `open_input` does, or if the disk fails."""
     with open_input(path, what) as file:
         try:
             return file.read()
@@ -57,11 +48,7 @@ def read_bytes(path: Path, what: str | None = None) -> bytes:
 
 
 def read_text(path: Path, what: str | None = None) -> str:
-    """A whole UTF-8 file; a byte-order mark at its beginning is dropped.
-
-    Raises:
-        InputError: as `read_bytes`, or no UTF-8.
-    """
+    """The text of a UTF-8 file, without a byte-order mark. Raises InputError as `read_bytes` does, or for no UTF-8."""
     try:
         return read_bytes(path, what).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -69,11 +56,7 @@ def read_text(path: Path, what: str | None = None) -> str:
 
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:
-    """The value that a JSON file holds.
-
-    Raises:
-        InputError: as `read_text` and `parse_json`.
-    """
+    """The value of a JSON file. Raises InputError as `read_text` and `parse_json` do."""
     return parse_json(read_text(path, what), what or str(path), unique_keys=unique_keys)
 
 
@@ -82,61 +65,51 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
 
     Args:
         line: the number of the text's first line in its file, for messages.
-        unique_keys: refuses an object with a key given twice, of which Python would keep the last; False is three
-            times as fast, for large data.
+        unique_keys: refuse a repeated key, of which Python would keep the last. False is three times as fast.
 
-    Raises:
-        InputError: not JSON, a key given twice, nested too deep, or a number of thousands of digits.
+    Raises InputError: not JSON, a repeated key, nested too deep, or a number of thousands of digits.
     """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise InputError(f"{what}: the key {printable(repr(key)[:100])} is given twice: keep one")
+        return mapping
+
     try:
-        return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
+        return json.loads(text, object_pairs_hook=unique if unique_keys else None)
     except json.JSONDecodeError as error:
         number = error.lineno + line - 1
         raise InputError(f"{what}: not JSON: line {number}, column {error.colno}: {error.msg}") from None
-    except _RepeatedKey as error:
-        raise InputError(f"{what}: the key {reason(error)} is given twice: keep one") from None
     except RecursionError:
         raise InputError(f"{what}: its JSON is nested too deep: flatten it") from None
     except ValueError:  # the limit of sys.set_int_max_str_digits
         raise InputError(f"{what}: its JSON holds a whole number of thousands of digits: correct it") from None
 
 
-class _RepeatedKey(ValueError):
-    pass
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        seen: set[str] = set()
-        raise _RepeatedKey(next(repr(key) for key, _ in pairs if key in seen or seen.add(key)))
-    return mapping
-
-
 def user_path(text: str, option: str) -> Path:
-    """A path that a user gave, with `~` expanded; it need not exist.
+    """A path that a user gave, with `~` expanded. It need not exist.
 
-    Raises:
-        InputError: an unknown user, a name longer than the system takes, a NUL in it, or a folder on the way that may
-            not be entered.
+    Raises InputError: an unknown user, a name too long for the system, a NUL, or no permission for a folder above.
     """
     try:
         path = Path(text).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, RuntimeError, ValueError) as error:
-        named = printable(text[:200])
-        raise InputError(f"{option} {named}: cannot be looked up ({reason(error)}): name another path") from None
+        name = printable(text[:200])
+        raise InputError(f"{option} {name}: cannot be looked up ({reason(error)}): name another path") from None
     return path
 
 
 def path_of(option: str) -> Callable[[str], Path]:
-    """`user_path` of an option, as argparse's `type`."""
+    """`user_path` for an option, as argparse's `type`."""
     return partial(user_path, option=option)
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Raises InputError where no file can be written to the path that `option` gives; before the work, not after."""
+    """Raises InputError if the file that `option` names cannot be written; call it before the work."""
     if path is None:
         return
     path = user_path(str(path), option)
@@ -146,33 +119,32 @@ def check_output(option: str, path: Path | None) -> None:
         raise InputError(f"{option} {path}: is no file: name one")
     if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise InputError(f"{option} {path}: its name is longer than {LONGEST_NAME} bytes: shorten it")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InputError(f"{option} {path}: the folder {path.parent} cannot be written to: name another one")
+    check_output_folder(option, path.parent)
 
 
 def check_output_folder(option: str, path: Path | None) -> None:
-    """Raises InputError where the folder that `option` gives cannot be made or written to; before the work."""
+    """Raises InputError if the folder that `option` names cannot be made or written to; call it before the work."""
     if path is None:
         return
     path = user_path(str(path), option)
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not there.is_dir():
-        raise InputError(f"{option} {path}: {there} is no folder: name another one")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"{option} {path}: the folder {there} cannot be written to: name another one")
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        raise InputError(f"{option} {path}: {existing} is no folder: name another one")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {path}: the folder {existing} cannot be written to: name another one")
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Writes a file in UTF-8, of a text or of its pieces, that is never seen half-written.
+    """Writes a UTF-8 file that nobody ever sees half-written.
 
-    An error on the way, of the pieces too, leaves what was there before and nothing beside it.
+    An error on the way, also in making the pieces of text, leaves the former file and nothing beside it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")  # see `leftover_of`
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
-            os.fsync(file.fileno())  # else a node that loses power may keep the new name with none of the bytes
+            os.fsync(file.fileno())  # else a power failure may leave the new name without its bytes
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -180,18 +152,16 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
 
 
 def leftover_of(name: str) -> str | None:
-    """The name of the file that a temporary one of `write_atomically` was to become; None where it is no such name."""
+    """The final name of a temporary file of `write_atomically`; None for any other name."""
     temporary = re.fullmatch(r"\.(.+)\.[0-9]+", name)
     return temporary[1] if temporary else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines of a run's updates, in each its number as "update"; none of no file, and nothing that is no such line.
+    """Reads a metrics file: one dict per line that has an integer `update`.
 
-    A run that was killed while writing may have left half a last one.
-
-    Raises:
-        InputError: it cannot be read.
+    A missing file gives an empty list; a line that a killed run truncated ends it. Raises InputError if it is
+    unreadable.
     """
     if not path.is_file():
         return []
@@ -210,11 +180,8 @@ LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """Opens a file that is there to be locked, and makes it where it is not; what it holds stays.
-
-    Raises:
-        InputError: it is a symbolic link, a folder, a pipe or the like, or it cannot be opened.
-    """
+    """Opens a lock file: creates it if it is missing and never empties it. Raises InputError if it is a symbolic link,
+    no regular file, or cannot be opened."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | LOCK_FLAGS, 0o666), "r+b", buffering=0)
     except (OSError, ValueError) as error:
@@ -228,13 +195,13 @@ def open_lock(path: Path) -> BinaryIO:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds a lock (`flock`) on a file; not where there is none."""
+    """Whether another process holds a lock (`flock`) on a file; False if there is no file."""
     try:
         number = os.open(path, os.O_RDONLY | LOCK_FLAGS)
     except (OSError, ValueError):
         return False
     try:
-        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS gives no exclusive lock to a file opened to read
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS refuses an exclusive lock on a file opened to read
     except BlockingIOError:
         return True
     finally:

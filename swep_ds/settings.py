@@ -1,16 +1,33 @@
-"""The base of all typed settings: what no field of them takes."""
+"""Typed settings from YAML: `extends`, `--set`, and errors that name the file, the field and the nearest known name.
 
+Notable:
+- A key may stand only once in a mapping: PyYAML would keep its last value and drop the others silently.
+- A short text can unfold to gigabytes (aliases, nesting, long numbers). All of that is bounded, as is each message.
+- A section may come in several kinds that a field `name` tells apart (`method`). Another name drops the settings of
+  the former kind.
+"""
+
+import difflib
 import unicodedata
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-LONGEST_TEXT = 4096  # characters; the most bytes that Linux takes for a path
+from swep_ds.errors import InputError, printable, reason
+from swep_ds.files import read_text, user_path
+
+LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
+MOST_CHARACTERS = 1_000_000  # of a YAML text, and of what its aliases unfold to
+MOST_FAULTS = 20  # listed per file
+MOST_PARENTS = 10  # of a field that --set names
+LARGEST = 10**30  # pydantic cannot compare, nor Python print, integers of any length
 
 
 class Section(BaseModel):
-    """Settings by name. An unknown name is an error, as are NaN, a bool for a number, and text of several lines."""
+    """Settings by name. Unknown names, NaN, a bool in place of a number, and text of several lines are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -19,25 +36,23 @@ class Section(BaseModel):
     def _plain(cls, tree: Any) -> Any:
         for name, value in tree.items() if isinstance(tree, dict) else ():
             if name in cls.model_fields:
-                kinds = set(_leaves_of_type(cls.model_fields[name].annotation))
-                if any(isinstance(kind, type) and issubclass(kind, Section) for kind in kinds):
-                    continue  # a section looks at its own fields
-                fault = next(filter(None, (_fault(leaf, kinds) for leaf in leaves(value))), None)
-                if fault:
-                    raise FieldFault(name, fault)
+                types = set(_leaf_types(cls.model_fields[name].annotation))
+                if any(isinstance(leaf_type, type) and issubclass(leaf_type, Section) for leaf_type in types):
+                    continue  # that section checks its own fields
+                if fault := next(filter(None, (_fault(leaf, types) for leaf in leaves(value))), None):
+                    raise FieldFault(f"{name}: {fault}")
         return tree
 
 
 class FieldFault(ValueError):
-    """What is wrong with a field, by its name in the section."""
-
-    def __init__(self, name: str, text: str):
-        super().__init__(f"{name}: {text}")
-        self.name, self.text = name, text
+    """A message that begins with the name of a field in its section."""
 
 
-def _fault(leaf: Any, kinds: set[Any]) -> str | None:
-    if isinstance(leaf, bool) and kinds & {int, float} and bool not in kinds:
+S = TypeVar("S", bound=Section)
+
+
+def _fault(leaf: Any, types: set[Any]) -> str | None:
+    if isinstance(leaf, bool) and types & {int, float} and bool not in types:
         return f"{leaf} is no number: write one"
     if not isinstance(leaf, str):
         return None
@@ -51,7 +66,7 @@ def _fault(leaf: Any, kinds: set[Any]) -> str | None:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What lists and mappings hold in the end, keys too."""
+    """The scalars in nested lists and mappings, keys included."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -63,9 +78,278 @@ def leaves(value: Any) -> Iterator[Any]:
             yield part
 
 
-def _leaves_of_type(annotation: Any) -> Iterator[Any]:
-    if inner := get_args(annotation):
-        for part in inner:
-            yield from _leaves_of_type(part)
+def _leaf_types(annotation: Any) -> Iterator[Any]:
+    if parts := get_args(annotation):
+        for part in parts:
+            yield from _leaf_types(part)
     else:
         yield annotation
+
+
+# YAML
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """The value of a YAML text, which the user named by `what`; None if it is empty.
+
+    Raises InputError: not YAML, a repeated key, nested too deep, or more than a megabyte, with aliases unfolded.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
+    try:
+        loader = _UniqueKeys(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > MOST_CHARACTERS:
+            raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
+        return loader.construct_document(node)
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
+    except _RepeatedKey as error:
+        raise InputError(f"{what}: {error}") from None
+    except Exception as error:  # beside YAMLError, whatever a date like 2019-13-45 or a list as a key raises
+        raise InputError(f"{what}: not YAML ({reason(error)}): correct it, or quote the value") from None
+
+
+class _RepeatedKey(ValueError):
+    pass
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node, seen = super().compose_mapping_node(anchor), set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                name, line = printable(key.value[:100]), key.start_mark.line + 1
+                raise _RepeatedKey(f"line {line} gives {name} a second time: keep one")
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return node
+
+
+def _size(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """Characters below a node with every alias unfolded; infinite if the node contains itself.
+
+    PyYAML represents an alias by the node that it names.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return len(node.value) + 1
+    if id(node) not in sizes:
+        sizes[id(node)] = float("inf")
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
+    return sizes[id(node)]
+
+
+# Loading
+
+
+def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:
+    """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
+
+    Overrides apply in order, except that those that name a section's kind come first.
+
+    Args:
+        option: what the user names the file with, such as "--recipe".
+
+    Raises:
+        InputError: see `read_settings` and `validate`; a circle of `extends`; an override that is not `a.b=c`.
+    """
+    path, tree = read_settings(name_or_path, shipped, option, model)
+    tree = _inherit(path, tree, shipped, model)
+    unions = {section for section in model.model_fields if _kinds(model, section)}
+    names = {f"{section}.name" for section in unions}
+    for override in sorted(overrides, key=lambda text: text.partition("=")[0] not in unions | names):
+        _apply(tree, override, names)
+    return validate(model, tree, path)
+
+
+def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:
+    """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file.
+
+    Raises InputError: no such file (lists the shipped ones), not YAML, or no mapping.
+    """
+    kind = model.__name__.lower()
+    path = user_path(name_or_path, option)
+    if not path.suffix:
+        path = shipped / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
+        raise InputError(f"{option} {shown(name_or_path, str)}: no such {kind}; known are {known}, or give a YAML file")
+    tree = parse_yaml(read_text(path), str(path))
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
+    return path, tree
+
+
+def _inherit(
+    path: Path, tree: dict[str, Any], shipped: Path, model: type[Section], above: tuple[Path, ...] = ()
+) -> dict[str, Any]:
+    """`tree`, read from `path`, laid over the file that it extends; the files `above` extend this one."""
+    if "extends" not in tree:
+        return tree
+    kind, chain = model.__name__.lower(), (*above, path.resolve())
+    name, tree = tree["extends"], {key: value for key, value in tree.items() if key != "extends"}
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{path}: extends {shown(name)}: name a shipped {kind} or a YAML file")
+    if Path(name).suffix and not name.startswith("~"):
+        name = str(path.parent / name)
+    base_path, base = read_settings(name, shipped, f"{path}: extends", model)
+    if base_path.resolve() in chain:
+        raise InputError(
+            f"{path}: extends {shown(name, str)}, which extends this one: {kind}s cannot go round in a circle"
+        )
+    base = _inherit(base_path, base, shipped, model, chain)
+    for section in model.model_fields:
+        if _kinds(model, section):
+            former, new = (part.get(section) if isinstance(part.get(section), dict) else {} for part in (base, tree))
+            if "name" in new and new["name"] != former.get("name"):
+                base.pop(section, None)
+    return _lay_over(base, tree)
+
+
+def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in tree.items():
+        both = isinstance(base.get(key), dict) and isinstance(value, dict)
+        merged[key] = _lay_over(base[key], value) if both else value
+    return merged
+
+
+def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
+    field, separator, text = override.partition("=")
+    override = shown(override, str)
+    *parents, leaf = field.split(".")
+    if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
+        raise InputError(f"--set {override}: write it as section.field=value")
+    value = parse_yaml(text, f"--set {override}")
+    if isinstance(value, str):
+        value = _number(value)
+    node = tree
+    for key in parents:
+        if node.get(key) is None:
+            node[key] = {}
+        if not isinstance(node[key], dict):
+            raise InputError(f"--set {override}: {key} is a value, not a section")
+        node = node[key]
+    if field in kind_names and node.get("name") != value:
+        node.clear()
+    node[leaf] = value
+
+
+def _number(text: str) -> str | float:
+    """YAML 1.1 reads 3e-5 (no dot) as a string; everyone who writes it means the number."""
+    try:
+        return float(text) if "e" in text.lower() else text
+    except ValueError:
+        return text
+
+
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
+    """Values by dotted name."""
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{below}": leaf for below, leaf in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = None) -> str:
+    """How two flat mappings differ, for a message that names at most `most` values; empty if they are equal."""
+    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    more = f"; and {len(names[most:])} more" if most and names[most:] else ""
+    return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names[:most]) + more
+
+
+# Validation and its messages
+
+
+def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
+    """`tree`, read from `path`, as typed settings. Raises InputError that lists all unknown fields and wrong values."""
+    for name, value in flatten(tree).items():
+        if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
+            raise InputError(f"{path}: {shown(name, str)}: a whole number of more than 30 digits: correct it")
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        faults = [_explain(fault, model) for fault in error.errors()]
+        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+        raise InputError(f"{path}: {'; '.join(faults[:MOST_FAULTS])}{more}") from None
+
+
+def _explain(error: Any, model: type[BaseModel]) -> str:
+    """One pydantic error as field, fault and fix."""
+    location = [str(part) for part in error["loc"]]
+    kinds = _kinds(model, location[0]) if location else {}
+    # pydantic inserts the kind behind the section's name
+    kind = location.pop(1) if len(location) > 1 and location[1] in kinds else None
+    field = shown(".".join(location), str)
+    match error["type"]:
+        case "extra_forbidden" if kind:
+            return f"{field}: {_no_setting(location[-1], kind, kinds)}"
+        case "extra_forbidden":
+            section = _section(location[0], model) if len(location) > 1 else model
+            return f"{field} is not a field{suggest(location[-1], section.model_fields)}"
+        case "model_type" | "model_attributes_type":
+            return f"{field}: {_no_section(field, error['input'], model)}"
+        case "missing" if isinstance(error["loc"][-1], str):
+            return f"{field} is required: give it in the recipe or with --set {field}=..."
+        case "union_tag_invalid":
+            name = shown(error["input"].get("name"), str)
+            return f"{field}.name: {name!r} is not a {field}{suggest(name, kinds)}"
+        case "union_tag_not_found":
+            return f"{field}.name is required: one of {', '.join(kinds)}"
+        case "value_error" if isinstance(error["ctx"]["error"], FieldFault):
+            return ".".join(filter(None, (field, str(error["ctx"]["error"]))))
+        case "value_error":
+            return f"{field}: {error['ctx']['error']}" if field else str(error["ctx"]["error"])
+        case _:
+            return f"{field}: {shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _kinds(model: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
+    """The kinds of a section by the `name` that selects each; empty for a section of one kind."""
+    info = model.model_fields.get(section)
+    if info is None or info.discriminator is None:
+        return {}
+    return {kind.model_fields["name"].default: kind for kind in get_args(info.annotation)}
+
+
+def _section(name: str, model: type[BaseModel]) -> type[BaseModel]:
+    """The type of a section; the first of several kinds."""
+    annotation = model.model_fields[name].annotation
+    return next(part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields"))
+
+
+def _no_section(field: str, value: Any, model: type[BaseModel]) -> str:
+    name = next(iter(_section(field, model).model_fields))
+    given = shown(value, str) if _kinds(model, field) and isinstance(value, str) else "..."
+    what = "is empty" if value is None else f"{shown(value)} is no section"
+    return f"{what}: write it as a section: {field}: {{{name}: {given}}}, or --set {field}.{name}={given}"
+
+
+def _no_setting(name: str, kind: str, kinds: dict[str, type[BaseModel]]) -> str:
+    fields = [field for field in kinds[kind].model_fields if field != "name"]
+    others = [other for other, settings in kinds.items() if name in settings.model_fields]
+    owners = f" ({', '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
+    return f"{kind} has no setting {name!r}{owners}{suggest(name, fields) if fields else '; it takes none'}"
+
+
+def shown(value: Any, write: Callable[[Any], str] = repr) -> str:
+    """A value for a message, on one line of at most 100 characters."""
+    try:
+        text = write(value)
+    except (RecursionError, ValueError):  # nested too deep; a whole number of thousands of digits
+        text = f"a {type(value).__name__} too large to print"
+    text = printable(text)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def suggest(name: str, candidates) -> str:
+    """The end of a message about an unknown name: the nearest known name, or else all of them."""
+    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(candidates))}"

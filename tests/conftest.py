@@ -1,4 +1,4 @@
-"""All tests run on CPU and offline, on one thread a process, and keep tokenised windows out of the user's cache."""
+"""All tests run on CPU, offline, with one thread per process and a temporary cache of tokenised windows."""
 
 import atexit
 import os
@@ -8,7 +8,7 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-# a busy machine is no fault; and the examples that failed last are no file of the repository
+# a busy machine is no fault, and failed examples do not belong in the repository
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 settings.load_profile("tests")
 
@@ -16,12 +16,12 @@ _datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
 # before anything imports deepspeed or datasets; the runs that tests start inherit them
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": _datasets_cache}
-os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for a core that another worker has are slower than one
+os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for another worker's core are slower than one
 # a shell's `&` has its commands ignore SIGINT, and programs that they start inherit that: tests send SIGINT to theirs
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
-    """Files with slow tests first: one that is begun last would keep a worker waiting that has no file left."""
+    """Starts with the files that have slow tests, so that no worker waits at the end for one begun last."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

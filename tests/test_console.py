@@ -1,5 +1,6 @@
 """What is printed where nobody reads it, where it cannot be written, and where it would control the terminal."""
 
+import io
 import logging
 import os
 import subprocess
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from swep_ds.console import Console
+from swep_ds.console import Console, Progress, Rendered, Screen, escaped, on_one_line
 from swep_ds.errors import InputError
-from swep_ds.terminal import Rendered, Screen, escaped, on_one_line, report
+from swep_ds.ranks.launch import report
 from tests.support.tiny_run import ROOT
 
 # prints more than any buffer holds, on all ways there are, and then does its work
@@ -131,6 +132,30 @@ def test_in_an_ascii_locale_every_name_can_be_printed():
     assert ended.stderr == b"error: Stra\\xdfe \\u65e5\\u672c: fehlt\n"
     assert ended.stdout.startswith(b"\\u03a9mega \\udcff\n")
     assert b"na\\xefve" in ended.stdout
+
+
+# Progress
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch):
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr("swep_ds.console.time.monotonic", lambda: clock[0])
+    with Progress(Console(file=stream), "batches", 100, 10) as progress:
+        for done in range(11, 101):
+            clock[0] += 1.0
+            progress.update(done, "[x]")
+    assert stream.getvalue() == "    70/100 batches  [x]  eta 30 s\n"
+
+
+def test_progress_on_a_terminal_is_a_bar_and_on_other_ranks_nothing():
+    stream = io.StringIO()
+    for quiet in (True, False):
+        assert stream.getvalue() == ""
+        with Progress(Console(file=stream, force_terminal=True, quiet=quiet, width=200), "updates", 4) as progress:
+            progress.update(4, "loss [1]")
+    assert "updates" in stream.getvalue()
+    assert "4/4" in stream.getvalue()
+    assert "loss [1]" in stream.getvalue()
 
 
 # Control characters

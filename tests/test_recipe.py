@@ -164,15 +164,6 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
     assert Recipe.load(str(path)) == first
 
 
-def test_selection_needs_a_data_set_of_the_recipe(path):
-    assert "eval.select_on: 'y' is no data set of data.eval; known are x" in message(path, "eval.select_on=y")
-    assert "did you mean 'held_out'?" in message(path, "data.holdout_fraction=0.1", "eval.select_on=heldout")
-    assert "eval.select_on: 'held_out' is no data set" in message(path, "eval.select_on=held_out")
-    for name in ("x", "held_out"):
-        made = Recipe.load(str(path), ["data.holdout_fraction=0.1", f"eval.select_on={name}"])
-        assert made.eval.select_on == name
-
-
 # Overrides
 
 
@@ -258,116 +249,129 @@ def test_an_override_below_a_value(path):
 
 
 @pytest.mark.parametrize(
-    ("override", "field", "meant"),
+    ("overrides", "said"),
     [
-        ("modle.name=m", "modle", "model"),
-        ("sed=1", "sed", "seed"),
-        ("data.max_lenght=1", "data.max_lenght", "max_length"),
-        ("train.learnin_rate=1", "train.learnin_rate", "learning_rate"),
-        ("model.nam=1", "model.nam", "name"),
-        ("eval.nbest=1", "eval.nbest", "n_best"),
-        ("tracking.projects=1", "tracking.projects", "project"),
-        ("pretrain.epocs=1", "pretrain.epocs", "epochs"),
-    ],
-)
-def test_an_unknown_field_names_the_nearest(path, override, field, meant):
-    said = message(path, override)
-    assert f"{field} is not a field; did you mean {meant!r}?" in said
-    assert str(path) in said
-
-
-def test_an_unknown_field_near_nothing_lists_what_there_is(path):
-    known = "data, eval, method, model, pretrain, seed, task, tracking, train"
-    assert f"known are {known}" in message(path, "zzzz.a=1")
-
-
-def test_an_unknown_method_names_the_nearest(path):
-    assert "method.name: 'sweb' is not a method; did you mean 'swep'?" in message(path, "method.name=sweb")
-    assert "method.name is required: one of mle, prior_aug, swep" in message(
-        write(path.with_name("n.yaml"), MINIMAL | {"method": {"beta": 1}})
-    )
-
-
-def test_a_setting_of_another_method(path):
-    said = message(path, "method.beta=1", "method.name=mle")
-    assert said.endswith("method.beta: mle has no setting 'beta' (swep has); it takes none")
-    said = message(path, "method.name=mle", "method.prior_variance=1")
-    assert re.search(r"mle has no setting 'prior_variance' \(prior_aug, .*swep.* have\); it takes none$", said)
-    said = message(path, "method.name=swep", "method.prior_varience=1")
-    assert said.endswith("method.prior_varience: swep has no setting 'prior_varience'; did you mean 'prior_variance'?")
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
+        # unknown names
+        ("modle.name=m", "modle is not a field; did you mean 'model'?"),
+        ("sed=1", "sed is not a field; did you mean 'seed'?"),
+        ("data.max_lenght=1", "data.max_lenght is not a field; did you mean 'max_length'?"),
+        ("train.learnin_rate=1", "train.learnin_rate is not a field; did you mean 'learning_rate'?"),
+        ("model.nam=1", "model.nam is not a field; did you mean 'name'?"),
+        ("eval.nbest=1", "eval.nbest is not a field; did you mean 'n_best'?"),
+        ("tracking.projects=1", "tracking.projects is not a field; did you mean 'project'?"),
+        ("pretrain.epocs=1", "pretrain.epocs is not a field; did you mean 'epochs'?"),
+        ("zzzz.a=1", "; known are data, eval, method, model, pretrain, seed, task, tracking, train"),
+        ("method.name=sweb", "method.name: 'sweb' is not a method; did you mean 'swep'?"),
+        ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (swep has); it takes none"),
+        ("method.prior_varience=1", "swep has no setting 'prior_varience'; did you mean 'prior_variance'?"),
+        ("eval.select_on=y", "eval.select_on: 'y' is no data set of data.eval; known are x"),
+        ("data.holdout_fraction=0.1 eval.select_on=heldout", "did you mean 'held_out'?"),
+        ("eval.select_on=held_out", "eval.select_on: 'held_out' is no data set"),
+        # sections
         (
             "method=mle",
-            "method: 'mle' is no section: write it as a section: method: {name: mle}, or --set method.name=mle",
+            "'mle' is no section: write it as a section: method: {name: mle}, or --set method.name=mle",
         ),
         ("train=5", "train: 5 is no section: write it as a section: train: {epochs: ...}, or --set train.epochs=..."),
         (
             "pretrain=a.json",
-            "pretrain: 'a.json' is no section: write it as a section: pretrain: {train: ...}, or --set",
+            "'a.json' is no section: write it as a section: pretrain: {train: ...}, or --set",
         ),
         ("data=", "data: is empty: write it as a section: data: {train: ...}, or --set data.train=..."),
+        ("method={name:mle,name:swep}".replace(":", ": "), "line 1 gives name a second time"),
+        # what does not fit together
+        ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
+        ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
+        ("train.packing=true train.compile=true", "train.compile: with train.packing every batch has other lengths"),
+        ("task=generative train.packing=true", "train.packing: is for extractive models: set it to false"),
+        ("task=generative train.compile=true", "train.compile: is for extractive models: set it to false"),
+        ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),
+        ("model.attention=flash_attention_2", "model.attention: flash_attention_2 needs half precision"),
+        ("method.name=ssmba", "`python scripts/augment.py --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`"),
     ],
 )
-def test_a_section_that_is_a_value_or_empty(path, override, said):
-    assert said in message(path, override)
-
-
-def test_a_file_s_sections_that_are_values_or_empty(tmp_path):
-    said = message(write(tmp_path / "r.yaml", MINIMAL | {"method": "swep"}))
-    assert "write it as a section: method: {name: swep}" in said
-    path = write(tmp_path / "r.yaml", MINIMAL | {"data": None, "pretrain": None})
-    assert "data: is empty: write it as a section: data: {train: ...}" in message(path)
-    made = Recipe.load(str(path), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])
-    assert (made.data.train, made.pretrain.train) == ("t", "p")
+def test_what_is_wrong_is_said_with_the_field_and_the_fix(path, overrides, said):
+    overrides = [overrides] if "{" in overrides else overrides.split()
+    assert said in (line := message(path, *overrides))
+    assert str(path) in line or overrides[0] in line
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "override",
     [
-        ("train:\n  epochs: 1\nseed: 3\ntrain:\n  epochs: 2\n", "line 4 gives train a second time: keep one"),
-        ("train: {epochs: 1, epochs: 2}\n", "line 1 gives epochs a second time"),
+        "seed=-1",
+        *(f"train.learning_rate={value}" for value in ("0", ".inf", "nan")),
+        *(f"train.adam_betas={value}" for value in ("[0.9]", "[0.9, 1.0]")),
+        *("method.beta=.inf", "method.mle_weight=1", "train.max_updates=1.5", "train.precision=fp64"),
+        *("data.train_fraction=1.1", "data.eval=null", "data.eval.a/b=x", "data.eval.held_out=x"),
     ],
 )
-def test_a_repeated_key(tmp_path, text, said):
-    (tmp_path / "r.yaml").write_text(text)
-    assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
+def test_a_wrong_value_names_its_field(path, override):
+    field = override.partition("=")[0]
+    field = "data.eval" if field.startswith("data.eval") else field
+    assert f": {field}" in message(path, override)
 
 
-def test_a_repeated_key_of_an_override_and_keys_that_a_merge_overrides(path, tmp_path):
-    assert "line 1 gives name a second time" in message(path, "method={name: mle, name: swep}")
-    text = yaml.safe_dump(MINIMAL | {"pretrain": None}).replace("pretrain: null", "")
-    (tmp_path / "r.yaml").write_text(text + "pretrain: &a {train: p, epochs: 1}\ntrain: {<<: {epochs: 3}, epochs: 4}\n")
-    assert Recipe.load(str(tmp_path / "r.yaml")).train.epochs == 4
+def test_what_does_not_fit_together_is_fine_alone(path):
+    for override in ("method.name=freelb", "train.packing=true", "train.compile=true", "eval.max_answer_tokens=12"):
+        Recipe.load(str(path), [override])
+    for name in ("x", "held_out"):
+        made = Recipe.load(str(path), ["data.holdout_fraction=0.1", f"eval.select_on={name}"])
+        assert made.eval.select_on == name
+    for name in ("ssmba", "swep"):
+        assert Recipe.load(str(path), [f"method.name={name}", "data.augmented=a.json"]).data.augmented == "a.json"
 
 
-@pytest.mark.parametrize("missing", ["model", "method", "data"])
-def test_a_missing_section(tmp_path, missing):
-    path = write(tmp_path / "r.yaml", {k: v for k, v in MINIMAL.items() if k != missing})
-    assert f"{missing} is required" in message(path)
+def test_a_setting_of_several_other_methods_names_them(path):
+    said = message(path, "method.name=mle", "method.prior_variance=1")
+    assert re.search(r"mle has no setting 'prior_variance' \(prior_aug, .*swep.* have\); it takes none$", said)
 
 
-def test_a_missing_field_says_how_to_give_it(tmp_path):
-    path = write(tmp_path / "r.yaml", MINIMAL | {"data": {"eval": {"x": "y"}}})
-    assert "data.train is required: give it in the recipe or with --set data.train=..." in message(path)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(({section: ...}, f"{section} is required") for section in ("model", "method", "data")),
+        ({"method": {"beta": 1}}, "method.name is required: one of mle, prior_aug, swep"),
+        ({"method": "swep"}, "write it as a section: method: {name: swep}"),
+        ({"data": None}, "data: is empty: write it as a section: data: {train: ...}"),
+        ({"data": {"train": "t"}}, "data.eval names nothing"),
+        (
+            {"data": {"eval": {"x": "y"}}},
+            "data.train is required: give it in the recipe or with --set data.train=...",
+        ),
+    ],
+)
+def test_what_a_file_lacks(tmp_path, changes, said):
+    tree = {name: value for name, value in (MINIMAL | changes).items() if value is not ...}
+    assert said in message(write(tmp_path / "r.yaml", tree))
 
 
-def test_nothing_to_evaluate_on(path, tmp_path):
-    forgotten = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t"}})
-    assert "data.eval names nothing" in message(forgotten)
+def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path):
+    empty = write(tmp_path / "r.yaml", MINIMAL | {"data": None, "pretrain": None})
+    made = Recipe.load(str(empty), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])
+    assert (made.data.train, made.pretrain.train) == ("t", "p")
     assert Recipe.load(str(path), ["data.eval={}"]).data.eval == {}  # said, not forgotten
     assert Recipe.load(str(path), ["data.eval={}", "data.holdout_fraction=0.2"]).data.eval == {}
 
 
-def test_ssmba_needs_its_samples_and_says_how_to_make_them(path):
-    said = message(path, "method.name=ssmba")
-    assert "data.augmented: ssmba trains on samples of data.train" in said
-    assert "`python scripts/augment.py --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`" in said
-    assert Recipe.load(str(path), ["method.name=ssmba", "data.augmented=a.json"]).method.name == "ssmba"
-    assert Recipe.load(str(path), ["method.name=swep", "data.augmented=a.json"]).data.augmented == "a.json"
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("train:\n  epochs: 1\nseed: 3\ntrain:\n  epochs: 2\n", "line 4 gives train a second time: keep one"),
+        ("train: {epochs: 1, epochs: 2}\n", "line 1 gives epochs a second time"),
+        *((content, "not YAML") for content in ("a: [1", "a: 2019-13-45", "\tx: 1")),
+        *((content, "a recipe is a mapping with the sections task, seed") for content in ("", "- a\n", "text\n")),
+    ],
+)
+def test_what_is_no_recipe(tmp_path, content, said):
+    (tmp_path / "r.yaml").write_text(content)
+    assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
+
+
+def test_a_key_may_override_one_of_a_merge(tmp_path):
+    text = yaml.safe_dump(MINIMAL) + "pretrain: &a {train: p, epochs: 1}\ntrain: {<<: {epochs: 3}, epochs: 4}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    assert Recipe.load(str(tmp_path / "r.yaml")).train.epochs == 4
 
 
 def test_samples_are_of_the_second_stage(path):
@@ -380,45 +384,6 @@ def test_all_faults_in_one_message(path):
     said = message(path, "train.epochs=0", "data.doc_stride=zero", "method.beta=-1", "sed=1")
     for part in ("train.epochs: 0", "data.doc_stride: 'zero'", "method.beta: -1", "sed is not a field"):
         assert part in said
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "seed=-1",
-        "train.learning_rate=0",
-        "train.learning_rate=.inf",
-        "train.learning_rate=nan",
-        "method.beta=.inf",
-        "train.adam_betas=[0.9]",
-        "train.adam_betas=[0.9, 1.0]",
-        "train.max_updates=1.5",
-        "train.precision=fp64",
-        "method.mle_weight=1",
-        "data.train_fraction=1.1",
-        "data.eval=null",
-        "data.eval.a/b=x",
-        "data.eval.held_out=x",
-        "method=mle",
-        "train=5",
-    ],
-)
-def test_a_wrong_value_names_its_field(path, override):
-    field = override.partition("=")[0]
-    field = "data.eval" if field.startswith("data.eval") else field
-    assert f": {field}" in message(path, override)
-
-
-@pytest.mark.parametrize("content", [b"a: [1", b"a: 2019-13-45", b"\tx: 1"])
-def test_not_yaml(tmp_path, content):
-    (tmp_path / "r.yaml").write_bytes(content)
-    assert f"{tmp_path / 'r.yaml'}: not YAML" in message(tmp_path / "r.yaml")
-
-
-@pytest.mark.parametrize("content", ["", "- a\n", "text\n"])
-def test_not_a_mapping(tmp_path, content):
-    (tmp_path / "r.yaml").write_text(content)
-    assert "a recipe is a mapping with the sections task, seed, model" in message(tmp_path / "r.yaml")
 
 
 # The resolved copy
@@ -456,21 +421,3 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, ra
     assert list(again.data.eval) == ["source", "b", "a"]
     assert again.dump() == made.dump()
     assert set(yaml.safe_load(made.dump())["train"]) == set(type(made.train).model_fields)  # every setting
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["method.name=freelb", "train.execution=joint"], "needs the gradient of one pass for the next"),
-        (["method.name=adv_aug", "train.activation_checkpointing=true"], "reads the model in evaluation mode"),
-        (["train.packing=true", "train.compile=true"], "train.compile: with train.packing every batch has other len"),
-        (["task=generative", "train.packing=true"], "train.packing: is for extractive models: set it to false"),
-        (["task=generative", "train.compile=true"], "train.compile: is for extractive models: set it to false"),
-        (["task=generative", "eval.max_answer_tokens=12"], "answers of 30 tokens would .* lower it to 12, or raise"),
-    ],
-)
-def test_what_a_method_cannot_do_is_refused(overrides, said):
-    with pytest.raises(InputError, match=said):
-        Recipe.load("quickstart", overrides)
-    for override in overrides:
-        Recipe.load("quickstart", [override])

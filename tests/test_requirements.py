@@ -19,27 +19,27 @@ else:  # pytest brings it along
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = [Requirement(line) for line in PROJECT["dependencies"]]
 OPTIONAL = [Requirement(line) for lines in PROJECT["optional-dependencies"].values() for line in lines]
-NOT_PROVEN_LOW = ("ruff", "wandb")  # whose lower bound the set of `make test` proves
+NOT_PROVEN_LOW = ("ruff", "wandb")  # the set of `make test` proves their lower bound
 
 
 def pins(name: str) -> dict[str, list[Version]]:
-    """The versions of each package in a file of `requirements/`; several where they differ by Python version."""
-    found: dict[str, list[Version]] = {}
+    """The versions of each package in a file of `requirements/`; several if they differ by Python version."""
+    versions: dict[str, list[Version]] = {}
     for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
         if line and not line.startswith("#"):
             pin = Requirement(line)
             [specifier] = pin.specifier
             assert specifier.operator == "==", line
-            found.setdefault(canonicalize_name(pin.name), []).append(Version(specifier.version))
-    return found
+            versions.setdefault(canonicalize_name(pin.name), []).append(Version(specifier.version))
+    return versions
 
 
 def bound(requirement: Requirement, operator: str) -> Version:
-    [version] = [Version(one.version) for one in requirement.specifier if one.operator == operator]
+    [version] = [Version(part.version) for part in requirement.specifier if part.operator == operator]
     return version
 
 
-@pytest.mark.parametrize("requirement", RUNTIME + OPTIONAL, ids=lambda one: one.name)
+@pytest.mark.parametrize("requirement", RUNTIME + OPTIONAL, ids=lambda requirement: requirement.name)
 def test_bounds_lie_where_the_pinned_sets_prove_them(requirement):
     tested = pins("cpu")[canonicalize_name(requirement.name)]
     lowest = min(tested) if requirement.name in NOT_PROVEN_LOW else min(pins("lowest")[requirement.name])
@@ -50,13 +50,13 @@ def test_bounds_lie_where_the_pinned_sets_prove_them(requirement):
 
 
 def test_deepspeed_with_silent_gradient_faults_is_shut_out():
-    [deepspeed] = [one for one in RUNTIME if one.name == "deepspeed"]
+    [deepspeed] = [requirement for requirement in RUNTIME if requirement.name == "deepspeed"]
     assert not [*deepspeed.specifier.filter(["0.18.3", "0.18.9", "0.19.0", "0.19.3"])]
     assert str(bound(deepspeed, ">=")) == OLDEST_DEEPSPEED
 
 
 def test_the_readme_names_the_versions_that_are_admitted():
-    [torch] = [one for one in RUNTIME if one.name == "torch"]
+    [torch] = [requirement for requirement in RUNTIME if requirement.name == "torch"]
     text = " ".join((ROOT / "README.md").read_text().split())
     lowest, beyond = bound(torch, ">="), bound(torch, "<")
     python = re.fullmatch(r">=(3\.\d+),<3\.(\d+)", PROJECT["requires-python"])

@@ -221,7 +221,7 @@ def show(table: Table) -> None:
             title = f"less {printable(table['against'])}"
             console.print(_rich_table(title, ["", "", *differences.columns], rows))
     notes, missing = _remarks(table)
-    lines = Console(highlight=False, markup=False, soft_wrap=True)
+    lines = Console()
     for line in (*notes, *(f"missing: {line}" for line in missing)):
         lines.print(line)
 

@@ -20,5 +20,5 @@ def publish(refs: Sequence[RunRef], folder: Path | None, against: str | None = N
     if folder and any(row["scores"] for block in result["blocks"] for row in block["rows"]):
         formats.write(result, folder)
         files = [f"table.{suffix}" for suffix in formats.SUFFIXES] + [file.name for file in curves.draw(result, folder)]
-        Console(highlight=False, markup=False, soft_wrap=True).print(f"in {folder}: {', '.join(files)}")
+        Console().print(f"in {folder}: {', '.join(files)}")
     return result

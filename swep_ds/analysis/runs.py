@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
-from swep_ds.recipe import Recipe, differences, flatten
+from swep_ds.recipe import Recipe
+from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, fault_of, identity, log_of, saved_recipe
 
 MODEL = "model"  # the axis whose labels head the table's blocks

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds import ranks
 from swep_ds.analysis.windows import AnswerWindow
 from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.features import WindowSettings
@@ -24,7 +25,6 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples, reported_examples, tested_on
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.saved import load_saved
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 
 DRAW = 0  # with the run's seed and the question's id, the key of the noise that analyses look at

@@ -18,10 +18,10 @@ from typing import Any
 from deepspeed.accelerator import get_accelerator
 from rich.table import Table
 
+from swep_ds import ranks
 from swep_ds.benchmarks.traffic import Traffic, watch_traffic
-from swep_ds.console import Console
+from swep_ds.console import Console, Progress
 from swep_ds.data.batches import TrainingBatches
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.loop import train
@@ -129,7 +129,8 @@ class _DataTimer(Tracker):
         super().__init__(*args, **kwargs)
         self.data_seconds, self._last = 0.0, 1
         if self.active:
-            self.progress, self.console = None, Console(file=io.StringIO())
+            self.console = Console(file=io.StringIO())
+            self.progress = Progress(self.console, "updates", self.updates)
 
     def log_health(self, update: int, line: dict[str, Any], remarks) -> None:
         super().log_health(update, line, remarks)

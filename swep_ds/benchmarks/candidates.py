@@ -27,12 +27,12 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from swep_ds import ranks
 from swep_ds.benchmarks.flops import Flops, count, peak_flops
 from swep_ds.benchmarks.published import PlainTraining
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods.base import MicroStep
 from swep_ds.ranks import accelerator
-from swep_ds.ranks import group as ranks
 from swep_ds.training.loop import run_update
 
 Update = Callable[[Batch, int], None]

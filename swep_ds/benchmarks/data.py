@@ -288,6 +288,6 @@ def _show(figures: Figures) -> None:
     ):
         ratio = f"{figure['seconds'] / baseline['seconds']:.3g}" if baseline else ""
         table.add_row(name, f"{figure['seconds']:.2f}", f"{figure['cpu_seconds']:.2f}", ratio)
-    console = Console(highlight=False, width=110)
+    console = Console(width=110)
     console.print(table)
     console.print(f"peak memory grew by {data['peak_memory_growth_bytes'] / 2**20:,.0f} MiB while windows were made")

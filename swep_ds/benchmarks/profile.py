@@ -8,8 +8,8 @@ from rich.table import Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from swep_ds import ranks
 from swep_ds.errors import InputError
-from swep_ds.ranks import group as ranks
 
 SHOWN = 15
 

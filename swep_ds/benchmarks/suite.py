@@ -16,6 +16,7 @@ from typing import Any
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
+from swep_ds import ranks
 from swep_ds.benchmarks import breakdown, profile, scaling
 from swep_ds.benchmarks.candidates import (
     EngineTraining,
@@ -36,7 +37,6 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.pipeline.prepare import Job, prepare
 from swep_ds.ranks import accelerator
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import build_engine
@@ -195,7 +195,7 @@ def rank_by_rank(command: list[str]) -> Figures:
             if ended.returncode:
                 raise SystemExit(f"error: the benchmark's loop on {world} rank(s) failed: see above")
             measured.append(json.loads(file.read_text(encoding="utf-8")))
-    say = Console(width=WIDTH, highlight=False).print
+    say = Console(width=WIDTH).print
     if len(measured) == 2:
         one, two = (run["loop"] for run in measured)
         for name, row in two.items():

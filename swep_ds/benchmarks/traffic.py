@@ -15,7 +15,7 @@ from unittest import mock
 from deepspeed.comm import comm
 from torch import Tensor
 
-from swep_ds.ranks import group as ranks
+from swep_ds import ranks
 
 # collective -> position and name of the argument that is as large as all ranks' parts together
 COLLECTIVES = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from datasets import config as datasets_config
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds import ranks
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
@@ -16,7 +17,6 @@ from swep_ds.evaluation.predict import Decoder, Outputs, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import score
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME

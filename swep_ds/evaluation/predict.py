@@ -1,6 +1,5 @@
 """Predicts answers for a data set, spread over the ranks: exactly one rank answers each question."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Protocol
@@ -9,16 +8,14 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import torch
-from rich.progress import track
 from torch import Tensor
 
-from swep_ds.console import Console
+from swep_ds import ranks
+from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
-from swep_ds.ranks import group as ranks
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
-SECONDS_BETWEEN_LINES = 60
 
 
 class Decoder(Protocol):
@@ -87,14 +84,8 @@ def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size:
 
 
 def _with_progress(count: int) -> Iterator[int]:
-    """0 .. count - 1, with a progress bar on rank 0; without a terminal, with a line a minute."""
-    console = Console(quiet=not ranks.is_main(), highlight=False)
-    if console.is_terminal and ranks.is_main():
-        yield from track(range(count), "predicting", console=console, transient=True)
-        return
-    last_line = time.monotonic()
-    for number in range(count):
-        yield number
-        if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-            console.print(f"  {number + 1}/{count} batches")
-            last_line = time.monotonic()
+    """0 .. count - 1, with progress on rank 0."""
+    with Progress(Console(quiet=not ranks.is_main()), "batches", count) as progress:
+        for number in range(count):
+            yield number
+            progress.update(number + 1)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from swep_ds import ranks
 from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
 from swep_ds.pipeline.saved import READING, ReadingSettings
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.sharding import full_weights

@@ -12,13 +12,14 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from swep_ds import ranks
+from swep_ds.console import warn
 from swep_ds.errors import InputError
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
 from swep_ds.pipeline.examples import tested_on
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.launch import slurm_restarts
-from swep_ds.recipe import Recipe, differences, flatten
-from swep_ds.terminal import warn
+from swep_ds.recipe import Recipe
+from swep_ds.settings import differences, flatten
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `Batch` binds the product of the last two with the ranks

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds import ranks
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
@@ -25,8 +26,8 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import resume_fingerprint
-from swep_ds.ranks import group as ranks
-from swep_ds.recipe import Recipe, flatten
+from swep_ds.recipe import Recipe
+from swep_ds.settings import flatten
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.ds_config import (
     REPORTS,

@@ -15,6 +15,7 @@ from typing import Any
 
 from deepspeed.accelerator import get_accelerator
 
+from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.errors import InputError, RunExit
 from swep_ds.evaluation.results import Results, Score, Selection, print_scores, read_results, versions, write_results
@@ -22,7 +23,6 @@ from swep_ds.files import write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import PRETRAIN, Batch, RunFolder, check_alike
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -52,7 +52,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
         TrainingDiverged: the loss is no longer finite.
         WriteFailed: a full disk, an unwritable folder.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main()).print
     folder = RunFolder(output_dir)
     say(recipe.dump().rstrip(), style="dim")
     tags, split = _take(folder, recipe, resume, say)

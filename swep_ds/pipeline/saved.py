@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import create_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
+from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
@@ -23,8 +24,8 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.ranks import group as ranks
-from swep_ds.recipe import DataSection, EvalSection, Recipe, Section, check_data_set_names, validate
+from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
+from swep_ds.settings import Section, validate
 
 READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
@@ -108,7 +109,7 @@ def evaluate_saved(
     Raises:
         InputError: there is no such model or data, or `output_dir` holds results already.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main()).print
 
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
         if (output_dir / "results.json").exists():

@@ -52,7 +52,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
     configs = {f"ds_configs/{name}.json": shipped / f"{name}.json" for name in names}
     if ds_config:
         configs = {ds_config: Path(ds_config)}
-    say = Console(width=WIDTH, highlight=False, markup=False, soft_wrap=True).print
+    say = Console(width=WIDTH).print
     fitting = list(configs)  # both stages run under one command
     if recipe.pretrain:
         say("first stage (pretrain)")

@@ -23,6 +23,7 @@ from deepspeed.accelerator import get_accelerator
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import DATA_SUFFIXES
 from swep_ds.errors import InputError
@@ -30,7 +31,6 @@ from swep_ds.evaluation.results import versions
 from swep_ds.files import user_path
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import accelerator
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.recipe import Recipe
 
@@ -50,7 +50,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
         InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
             are missing, an output folder that is not writable or not shared by the ranks.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
     report |= {f"output_dir {output_dir}": try_output(output_dir)}
     hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)

@@ -1,4 +1,4 @@
-"""Which device computes. DeepSpeed's accelerator answers this, and nothing else in the package asks PyTorch.
+"""The device that computes, according to DeepSpeed's accelerator. Nothing else in the package asks PyTorch.
 
 PyTorch may see a GPU that a run does not use: with `DS_ACCELERATOR=cpu` its memory would read 0.
 """
@@ -13,19 +13,19 @@ def on_gpu() -> bool:
 
 
 def device_count() -> int:
-    """Accelerators that this process sees; 0 where the CPU computes."""
+    """How many accelerators this process sees; 0 if the CPU computes."""
     return get_accelerator().device_count() if on_gpu() else 0
 
 
 def total_memory() -> list[int]:
-    """Bytes of memory by accelerator; empty where the CPU computes."""
+    """Bytes of memory of each accelerator; empty if the CPU computes."""
     return [get_accelerator().total_memory(number) for number in range(device_count())]
 
 
 def product_name() -> str | None:
-    """The name that the vendor gives this process's accelerator; None where the CPU computes."""
+    """The vendor's name of this process's accelerator; None if the CPU computes."""
     if not on_gpu():
         return None
     module = torch.get_device_module(get_accelerator().device_name())
-    named = hasattr(module, "get_device_name")  # of CUDA, ROCm and XPU
+    named = hasattr(module, "get_device_name")  # CUDA, ROCm and XPU have it
     return module.get_device_name() if named else get_accelerator().device_name()

@@ -1,10 +1,10 @@
-"""Ranks: found in the environment of `deepspeed`, `torchrun`, `srun` or plain `python`, and ended cleanly.
+"""The process group: ranks started by `deepspeed`, `torchrun`, `srun` or plain `python` join it and end cleanly.
 
 Notable (DeepSpeed 0.19):
 - On CPU, `init_distributed` would compile a shared-memory operator (40 s) that leaves 69 MB per rank in /dev/shm
-  for good; it is switched off, gloo alone does the work.
-- Its groups' collectives give up after 10 minutes. Ranks may well wait for longer, for data that one prepares or a
-  model that one writes, and a dead rank is the lifeline's to notice: see `wait_long`.
+  for good. It is switched off; gloo alone does the work.
+- DeepSpeed's collectives time out after 10 minutes. Ranks may wait longer, while one prepares data or writes a model,
+  and the heartbeat notices a dead rank: see `wait_long`.
 - Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
 """
 
@@ -32,17 +32,16 @@ from torch.distributed import distributed_c10d
 from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, parsing, reason
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
-from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch
+from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch, report
 from swep_ds.ranks.rendezvous import meet
 from swep_ds.ranks.signals import leave_alone, request
-from swep_ds.terminal import report
 
-LONGEST_WAIT = timedelta(hours=6)  # of a rank for others that live
-ALONE_SECONDS = 30.0  # that others may come later to a common end, by what they finish first
+LONGEST_WAIT = timedelta(hours=6)  # of a rank for live ones
+ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
 
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
-_line: Heartbeat | None = None  # None where there is one rank
+_heartbeat: Heartbeat | None = None  # None: there is one rank
 step_listeners: list[Callable[[str], None]] = []  # called with each step of `progress`
 
 
@@ -50,13 +49,13 @@ step_listeners: list[Callable[[str], None]] = []  # called with each step of `pr
 def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
-    Where a rank dies, or ends with an exception that is no `RunExit`, all others end within seconds and say which
+    If a rank dies, or ends with an exception that is no `RunExit`, all others end within seconds and name it
     (`swep_ds.ranks.heartbeat`).
 
     Raises:
-        InputError: a launcher set some of the rank variables, but not all; a node has fewer devices than ranks; or the
-            ranks cannot reach each other.
-        RunExit: of the block, which must raise it on all ranks alike (`on_all_ranks`).
+        InputError: the launcher's variables make no sense, a node has fewer devices than ranks, or the ranks cannot
+            reach each other.
+        RunExit: from the block, which must raise it on all ranks alike (`on_all_ranks`).
     """
     with _named_rank() as launch:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -76,19 +75,19 @@ def process_group() -> Iterator[None]:
         except KeyboardInterrupt:
             request.end_by(signal.SIGINT)
         except BaseException as error:
-            if _line:
-                _line.fail(error)
+            if _heartbeat:
+                _heartbeat.fail(error)
             raise
 
 
 @contextmanager
 def _named_rank() -> Iterator[Launch]:
-    """The launcher's variables are there. Those filled in go again, or what is started later would inherit them."""
+    """Sets the launcher's variables that are missing, and removes them again: children would inherit them."""
     launch = read_launch()
     filled_in = {*VARIABLES, "SWEP_DS_LOCAL_ID"} - set(os.environ)
     os.environ.update(launch.variables(free_port()))
     if "RANK" in filled_in and accelerator.device_count() == 1:
-        os.environ["LOCAL_RANK"] = "0"  # --gpus-per-task=1 shows every task one device, its own
+        os.environ["LOCAL_RANK"] = "0"  # with --gpus-per-task=1 every task sees one device, its own
     try:
         yield launch
     finally:
@@ -97,35 +96,33 @@ def _named_rank() -> Iterator[Launch]:
 
 
 def _join(launch: Launch) -> None:
-    backend, local, missing = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
+    backend, local, fault = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
     elif local >= (devices := get_accelerator().device_count()):
-        missing = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
+        fault = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
     else:
         try:
             get_accelerator().set_device(local)
-        except RuntimeError as error:  # such as of a device that another process has for itself
-            missing = (
-                f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
-            )
-    # the store is kept until the group has its own
-    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), missing)
-    with parsing("the ranks cannot form a process group", "look at the network between them, and at its variables"):
+        except RuntimeError as error:  # such as: another process has the device for itself
+            fault = f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
+    # keep the store until the group has its own
+    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), fault)
+    with parsing("the ranks cannot form a process group", "check the network between them, and its variables"):
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
     del store
     wait_long()
 
 
 def wait_long() -> None:
-    """Lets the collectives of all groups that there are wait for `LONGEST_WAIT`."""
+    """Lets the collectives of all existing groups wait for `LONGEST_WAIT`."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(LONGEST_WAIT, group)
 
 
 def _connect(launch: Launch) -> None:
-    """Ties the ranks together, so that none waits for a dead one."""
+    """Starts the heartbeat, so that no rank waits for a dead one."""
     places = gather((os.environ.get("SLURMD_NODENAME") or socket.gethostname(), launch.local_rank))
     _hosts[:] = [name for name, _ in places]
     for name in _hosts:
@@ -134,53 +131,52 @@ def _connect(launch: Launch) -> None:
     if world_size() == 1:
         request.joined(leave_alone)
         return
-    address, hub = os.environ["MASTER_ADDR"], None
+    name = os.environ["MASTER_ADDR"]
 
     def listen() -> HeartbeatServer | None:
         try:
-            return HeartbeatServer(world_size(), _hosts, address) if is_main() else None
+            return HeartbeatServer(world_size(), _hosts) if is_main() else None
         except OSError as error:
-            raise InputError(f"MASTER_ADDR {address}: rank 0 cannot listen there ({error})") from None
+            raise InputError(f"rank 0 cannot listen to any port ({error}): allow it to") from None
 
     def connect() -> None:
-        global _line  # at once: where another rank fails, this one says goodbye as well
+        global _heartbeat  # at once: if another rank fails here, this one says goodbye as well
         try:
-            _line = hub or HeartbeatClient(rank(), world_size(), _hosts, address, ticket, tells=is_first_on_node())
+            _heartbeat = server or HeartbeatClient(
+                rank(), world_size(), _hosts, name, address, reports=is_first_on_node()
+            )
         except OSError as error:
             raise InputError(
-                f"MASTER_ADDR {address}: port {ticket.port} of rank 0 cannot be reached ({error}): the nodes must "
-                "reach each other on all ports"
+                f"MASTER_ADDR {name}: port {address.port} of rank 0 cannot be reached ({error}): the nodes must reach "
+                "each other on all ports"
             ) from None
 
-    hub = on_all_ranks(listen)
-    ticket = gather(hub and hub.ticket)[0]
+    server = on_all_ranks(listen)
+    address = gather(server and server.address)[0]
     on_all_ranks(connect)
-    request.joined(_line.stop)
+    request.joined(_heartbeat.stop)
 
 
 def _leave(code: int, end: RunExit | None = None) -> None:
-    """All ranks call this together; one that is alone with what ended it ends the others, which wait elsewhere."""
-    global _line
+    """Leaves the group. Collective; if only this rank comes, the others end with it after `ALONE_SECONDS`."""
+    global _heartbeat
     request.settle(code)
     alone = None
-    if _line and end and not isinstance(end, Stopped):  # which all have agreed upon
-        alone = threading.Timer(ALONE_SECONDS, _line.fail, (end,))
+    if _heartbeat and end and not isinstance(end, Stopped):  # the ranks agreed to stop
+        alone = threading.Timer(ALONE_SECONDS, _heartbeat.fail, (end,))
         alone.daemon = True
         alone.start()
     dist.barrier()
     if alone:
         alone.cancel()
-    if _line:
-        _line.close()
-        _line = None
+    if _heartbeat:
+        _heartbeat.close()
+        _heartbeat = None
     dist.destroy_process_group()
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now.
-
-    From below those that systems give to outgoing connections: one of these may be gone a second later.
-    """
+    """A free TCP port of this machine, below those of outgoing connections, which may take one a second later."""
     for port in random.sample(range(20000, 32000), 100):
         with socket.socket() as free, suppress(OSError):
             free.bind(("", port))  # every address, as the store does
@@ -210,35 +206,35 @@ def host(rank: int) -> str:
 
 
 def progress(step: str) -> None:
-    """Says where this rank is from now on, to whoever wants to know should it die or stall. All ranks take the same
-    steps; this costs next to nothing."""
-    if _line:
-        _line.progress(step)
+    """Notes that this rank begins a step, for reports of deaths and stalls. All ranks take the same steps; it costs
+    next to nothing."""
+    if _heartbeat:
+        _heartbeat.progress(step)
     for listener in step_listeners:
         listener(step)
 
 
 def watch_stalls(seconds: float) -> None:
-    """From now on rank 0 says which ranks are behind whenever none has taken a step for so long."""
-    if _line:
-        _line.watch(seconds)
+    """From now on rank 0 warns which ranks are behind whenever none has taken a step for `seconds`."""
+    if _heartbeat:
+        _heartbeat.watch(seconds)
 
 
 def synchronize() -> None:
-    """Waits for the device, so that a clock read next tells the truth."""
+    """Waits for the device, so that the clock can be read."""
     if device().type != "cpu":
         get_accelerator().synchronize()
 
 
 def gather(value: T) -> list[T]:
-    """Every rank's picklable value, in rank order, on all ranks."""
+    """Every rank's picklable value, in rank order. Collective."""
     values: list = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def on_all_ranks(step: Callable[[], T]) -> T:
-    """Runs `step` on every rank; if it raises InputError on any, raises that error on all of them."""
+    """Runs `step` on every rank. If it raises InputError on any, raises that error on all of them. Collective."""
     value, fault = None, None
     try:
         value = step()
@@ -253,7 +249,7 @@ def on_all_ranks(step: Callable[[], T]) -> T:
 
 
 def local_rank_zero_first(step: Callable[[], T]) -> T:
-    """Runs `step` on each node's first rank, then on the others, which find what it left in the node's cache."""
+    """Runs `step` on each node's first rank, then on the others, which find its result in the node's cache."""
     first = is_first_on_node()
     value = on_all_ranks(lambda: step() if first else None)
     return on_all_ranks(lambda: value if first else step())

@@ -1,14 +1,14 @@
-"""A connection from every rank to rank 0: the death of one ends all within seconds, and who holds up the rest is named.
+"""A connection from every rank to rank 0: the death of one ends all within seconds, and stalls are reported.
 
 Notable:
-- The kernel closes a dead process's sockets, however it died: rank 0 reads the end of the stream at once. A process
-  that is only busy, with its interpreter locked, closes nothing: no false alarm.
+- The kernel closes a dead process's sockets, however it died, and rank 0 reads the end of the stream at once. A busy
+  process, even one whose interpreter is locked, closes nothing: there are no false alarms.
 - A machine that vanished closes nothing either; the kernel's probes notice it within 15 s (`PROBES`).
-  So much of an outage of the network ends a healthy run.
-- The main threads wait in a collective by then, for ever or until their backend gives up, so the thread of this
-  module ends the process itself (`os._exit`). Checkpoints bear that at any moment.
-- A rank that ended cleanly has said goodbye, after a barrier.
-- The training loop only sets an attribute; the thread sends it on, a few hundred messages a second over all ranks.
+  A network outage of that length ends a healthy run.
+- The main threads may wait in a collective for hours, so this module's thread ends the process itself (`os._exit`).
+  Checkpoints are complete or ignored at any moment.
+- A rank that ends cleanly says goodbye, after a barrier.
+- The training loop only sets an attribute. The thread sends it, a few hundred messages a second over all ranks.
 """
 
 import hmac
@@ -22,77 +22,85 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
+from swep_ds.console import warn
 from swep_ds.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_STOPPED
-from swep_ds.ranks.signals import exit_after, leave, request, stopped_at_once
+from swep_ds.ranks.signals import leave, request, stopped_at_once
 from swep_ds.ranks.stalls import RankStatus, StallWatch
-from swep_ds.terminal import warn
 
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
-PERIOD = 0.25  # s between two messages of a rank; longer where there are more than `MESSAGES` / s
+PERIOD = 0.25  # s between two messages of a rank; longer above `MESSAGES` a second over all ranks
 MESSAGES = 250
 CONNECT_SECONDS = 30.0
-TOGETHER_SECONDS = 0.2  # deaths within this are told together, as of the ranks of a machine
-HOLD_SECONDS = 2.0  # an exception may be no more than the echo of another rank's death, which is then told
-GOODBYE_SECONDS = 10.0
+GRACE_SECONDS = 1.0  # from a first fault to the end of all ranks: others may follow, and the cause may come second
+LEAVE_SECONDS = 10.0  # for rank 0 to answer a rank that ends
 LONGEST = 4096  # bytes of a message
-SHOWN = 8  # ranks that a message describes one by one
+SHOWN = 8  # faults in a message
 
 
 class Address(NamedTuple):
     """What a rank needs to connect to rank 0, which hands it out through the process group."""
 
     port: int
-    token: str  # no stray connection has it
+    token: str  # identifies this run's ranks
     pid: int
 
 
 class Heartbeat:
-    """What both ends share: a thread that waits for its sockets, and takes what the main thread hands over."""
+    """A thread that serves this rank's sockets, and delivers messages of the main thread to rank 0.
 
-    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], *, tells: bool):
+    Args:
+        reports: whether this rank prints how the run ended.
+    """
+
+    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], *, reports: bool):
         _allow_files(world_size)
-        self.rank, self.hosts, self._tells = rank, hosts, tells
-        self.at = (0, "set-up")  # steps taken, and the last one; all ranks take the same steps
+        self.rank, self.hosts, self._reports = rank, hosts, reports
+        self.at = (0, "set-up")  # number of steps taken, and the last one; all ranks take the same steps
         self._period = max(PERIOD, world_size / MESSAGES)
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._closed = False
+        self._traceback = ""  # of the exception that ends this rank
         self._selector = selectors.DefaultSelector()
-        awake, self._alarm = socket.socketpair()
-        self._selector.register(awake, selectors.EVENT_READ, lambda: awake.recv(64))
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="lifeline")
+        wake, self._alarm = socket.socketpair()
+        self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(64))
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="heartbeat")
 
     def progress(self, step: str) -> None:
-        """Where this rank is from now on."""
+        """Notes that this rank begins a step."""
         self.at = (self.at[0] + 1, step)
+
+    def watch(self, seconds: float) -> None:
+        """From now on rank 0 warns which ranks are behind when none has moved for `seconds`."""
+        if self.rank == 0:
+            self._send(watch=seconds)
 
     def stop(self, name: str) -> None:
         """Ends all ranks on a signal of that name."""
         text = stopped_at_once(f"{name} to rank {self.rank}, {self.hosts[self.rank]}")
-        self._do(lambda: self._tell_stop(text, request.exit_code))
+        self._send(stop=text, code=request.exit_code)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Ends all ranks after an exception on this one, whose traceback is printed; unless another rank's death is
-        told first, which it may come from."""
-        time.sleep(HOLD_SECONDS)
-        exit_after(GOODBYE_SECONDS, EXIT_FAULT)  # whatever becomes of what follows
-        with suppress(OSError):
-            traceback.print_exception(error)
+        """Ends all ranks after an exception on this one.
+
+        Its traceback is printed unless another rank died, which may have caused it.
+        """
+        self._traceback = "".join(traceback.format_exception(error)).rstrip()
         said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        self._do(lambda: self._tell_fault(f"ended with {said} in {self.at[1]}"))
-        self._thread.join()  # it ends the process
-        os._exit(EXIT_FAULT)
+        self._send(fault=f"ended with {said} in {self.at[1]}")
+        self._thread.join(LEAVE_SECONDS)  # it ends the process, unless rank 0 hangs
+        leave(self._traceback, EXIT_FAULT)
 
     def close(self) -> None:
-        """All ranks call this after a barrier: from then on none misses another."""
-        self._do(self._say_goodbye)
-        self._thread.join(GOODBYE_SECONDS)
+        """Ends the heartbeat. Collective, after a barrier: from then on no rank misses another."""
+        self._send(goodbye=True)
+        self._thread.join(LEAVE_SECONDS)
 
-    def _do(self, order: Callable[[], None]) -> None:
-        self._orders.put(order)
+    def _send(self, **message: Any) -> None:
+        self._messages.put(message)
         self._alarm.send(b".")
 
     def _serve(self) -> None:
@@ -100,23 +108,18 @@ class Heartbeat:
             while not self._closed:
                 for key, _ in self._selector.select(self._period):
                     key.data()
-                while not self._orders.empty():
-                    self._orders.get()()
+                while not self._messages.empty():
+                    self._deliver(self._messages.get())
                 self._tick(time.monotonic())
-        except Exception:  # without this thread a dead rank would be waited for
+        except Exception:  # without this thread the others would wait for a dead rank
             leave(traceback.format_exc(), EXIT_FAULT)
 
     def _end(self, text: str, code: int) -> NoReturn:
         title = "stopped" if code in (EXIT_STOPPED, EXIT_INTERRUPTED) else "error"
-        leave(f"{title}: {text}" if self._tells else None, code)
+        lines = [self._traceback if code == EXIT_FAULT else "", f"{title}: {text}" if self._reports else ""]
+        leave("\n".join(filter(None, lines)), code)
 
-    def _tell_stop(self, text: str, code: int) -> None:
-        raise NotImplementedError
-
-    def _tell_fault(self, text: str) -> None:
-        raise NotImplementedError
-
-    def _say_goodbye(self) -> None:
+    def _deliver(self, message: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def _tick(self, now: float) -> None:
@@ -124,7 +127,7 @@ class Heartbeat:
 
 
 class Stream:
-    """Messages of one line of JSON each over a socket."""
+    """A socket that carries messages, each one line of JSON."""
 
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -135,151 +138,128 @@ class Stream:
         self.socket, self._in, self._out = connection, b"", b""
 
     def send(self, **message: Any) -> None:
-        """As much as goes without waiting; `flush` sends the rest."""
+        """Sends as much as goes without waiting; `flush` sends the rest."""
         self._out += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> bool:
-        """Whether all is sent. Where nobody reads any more, `receive` says so."""
+        """Whether all is sent. If nobody reads any more, `receive` reports it."""
         with suppress(OSError):
             self._out = self._out[self.socket.send(self._out) :]
         return not self._out
 
     def receive(self) -> list[dict[str, Any]]:
-        """What came since the last call.
+        """The messages since the last call.
 
         Raises:
-            EOFError: the other end is closed or cannot be reached any more.
-            ValueError: no messages of this module.
+            EOFError: the other end is closed or unreachable.
+            ValueError, RecursionError: these are no messages of this module.
         """
         try:
             data = self.socket.recv(1 << 16)
         except BlockingIOError:
             return []
         except OSError as error:
-            raise EOFError(error.strerror) from None
+            raise EOFError(f" ({error.strerror})") from None
         if not data:
             raise EOFError
         *lines, self._in = (self._in + data).split(b"\n")
-        try:
-            messages = [json.loads(line) for line in lines]
-        except RecursionError:
-            raise ValueError from None
+        messages = [json.loads(line) for line in lines]
         if len(self._in) > LONGEST or not all(isinstance(message, dict) for message in messages):
             raise ValueError
         return messages
 
 
 class HeartbeatServer(Heartbeat):
-    """Rank 0's end. Listens until all ranks are there.
-
-    Args:
-        address: what other ranks reach this host by, where they are all on it; else every address is listened to.
+    """Rank 0's end. Listens until all ranks have connected.
 
     Raises:
-        OSError: no port can be listened to.
+        OSError: it cannot listen to any port.
     """
 
-    def __init__(self, world_size: int, hosts: Sequence[str], address: str, *, tells: bool = True):
-        super().__init__(0, world_size, hosts, tells=tells)
-        elsewhere = len(set(hosts)) > 1
-        if elsewhere and socket.has_dualstack_ipv6():
-            self._server = socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=world_size, dualstack_ipv6=True
-            )
-        else:
-            family, *_, found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-            place = ("", 0) if elsewhere else found[:2]
-            self._server = socket.create_server(place, family=family, backlog=world_size)
-        self._server.setblocking(False)
-        self.ticket = Address(self._server.getsockname()[1], secrets.token_hex(16), os.getpid())
-        self._guests: set[Stream] = set()  # have not said yet which rank they are
-        self._standings = {0: RankStatus(0, hosts[0], os.getpid())}
-        self._streams: dict[int, Stream] = {}  # of the ranks that have not said goodbye
+    def __init__(self, world_size: int, hosts: Sequence[str], *, reports: bool = True):
+        super().__init__(0, world_size, hosts, reports=reports)
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, backlog=world_size, dualstack_ipv6=dual)
+        self._listener.setblocking(False)
+        self.address = Address(self._listener.getsockname()[1], secrets.token_hex(16), os.getpid())
+        self._ranks: dict[Stream, int | None] = {}  # by connection; None: it has not said which
+        self._statuses = {0: RankStatus(0, hosts[0], os.getpid())}
+        self._streams: dict[int, Stream] = {}  # to the ranks that have not said goodbye
         self._world_size = world_size
-        self._faults: list[tuple[str, int]] = []  # with the exit codes that they call for
-        self._told_at = float("inf")
+        self._faults: dict[int, tuple[str, int]] = {}  # by rank: the first one, with its exit code
+        self._end_at = float("inf")
         self._watch: StallWatch | None = None
-        self._looked = 0.0
-        self._selector.register(self._server, selectors.EVENT_READ, self._welcome)
+        self._looked, self._leaving = 0.0, False
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._thread.start()
 
-    def watch(self, seconds: float) -> None:
-        """From now on says, on stderr, which ranks are behind whenever none has moved for so long."""
-        self._do(lambda: setattr(self, "_watch", StallWatch(seconds, time.monotonic())))
-
-    def _welcome(self) -> None:
+    def _accept(self) -> None:
         try:
-            connection, _ = self._server.accept()
+            connection, _ = self._listener.accept()
         except OSError:  # it is gone already
             return
-        guest = Stream(connection)
-        self._guests.add(guest)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._meet(guest))
+        stream = Stream(connection)
+        self._ranks[stream] = None
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(stream))
 
-    def _meet(self, guest: Stream) -> None:
-        if guest not in self._guests:  # turned away since the selector saw its message
-            return
+    def _read(self, stream: Stream) -> None:
         try:
-            messages = guest.receive()
-        except (EOFError, ValueError):
-            self._drop(guest)
-            return
-        if not messages:
-            return
-        hello, *others = messages
-        if not hmac.compare_digest(str(hello.get("token")).encode(), self.ticket.token.encode()):
-            self._drop(guest)
-            return
-        self._guests.discard(guest)
-        rank = hello["rank"]
-        self._streams[rank] = guest
-        self._standings[rank] = RankStatus(rank, self.hosts[rank], hello["pid"], heard=time.monotonic())
-        self._selector.modify(guest.socket, selectors.EVENT_READ, lambda: self._read(rank, guest))
-        for message in others:
-            self._hear(rank, message)
-        if len(self._standings) == self._world_size:
-            self._selector.unregister(self._server)
-            self._server.close()
-            for stranger in list(self._guests):
+            for message in stream.receive() if stream in self._ranks else ():  # dropped since the selector saw it?
+                if (rank := self._ranks[stream]) is None:
+                    self._greet(stream, message)
+                else:
+                    self._take(rank, message)
+        except (EOFError, ValueError, RecursionError) as end:
+            rank = self._drop(stream)
+            if self._streams.pop(rank, None):  # without a goodbye
+                self._fault(rank, f"died{end}, last seen in {self._statuses[rank].step}", EXIT_LOST)
+
+    def _greet(self, stream: Stream, hello: dict[str, Any]) -> None:
+        if not hmac.compare_digest(str(hello.get("token")).encode(), self.address.token.encode()):
+            raise ValueError("a stranger")
+        rank = self._ranks[stream] = hello["rank"]
+        self._streams[rank] = stream
+        self._statuses[rank] = RankStatus(rank, self.hosts[rank], hello["pid"], heard=time.monotonic())
+        if len(self._statuses) == self._world_size:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            for stranger in [stream for stream, rank in self._ranks.items() if rank is None]:
                 self._drop(stranger)
 
-    def _drop(self, stream: Stream) -> None:
-        self._guests.discard(stream)
+    def _drop(self, stream: Stream) -> int | None:
         self._selector.unregister(stream.socket)
         stream.socket.close()
+        return self._ranks.pop(stream)
 
-    def _read(self, rank: int, stream: Stream) -> None:
-        try:
-            for message in stream.receive():
-                self._hear(rank, message)
-        except EOFError as error:
-            self._drop(stream)
-            if self._streams.pop(rank, None):  # without a goodbye
-                reason, standing = f" ({error})" if error.args else "", self._standings[rank]
-                self._fault(f"{standing} died{reason}, last seen in {standing.step}", EXIT_LOST)
-
-    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+    def _take(self, rank: int, message: dict[str, Any]) -> None:
         if "at" in message:
-            self._standings[rank].hear(*message["at"], time.monotonic())
+            self._statuses[rank].hear(*message["at"], time.monotonic())
         elif "stop" in message:
-            self._tell_stop(message["stop"], message["code"])
+            if not self._faults:
+                self._end_all(message["stop"], message["code"])
         elif "fault" in message:
-            del self._streams[rank]
-            self._fault(f"{self._standings[rank]} {message['fault']}", EXIT_FAULT)
+            self._fault(rank, message["fault"], EXIT_FAULT)
         elif "goodbye" in message:
             del self._streams[rank]
 
-    def _fault(self, text: str, code: int) -> None:
-        self._faults.append((text, code))
-        self._told_at = min(self._told_at, time.monotonic() + TOGETHER_SECONDS)
+    def _deliver(self, message: dict[str, Any]) -> None:
+        """Takes a message of rank 0 itself."""
+        if "watch" in message:
+            self._watch = StallWatch(message["watch"], time.monotonic())
+        elif "goodbye" in message:
+            # stays until the others say it too: its end could cut off what they still read. A rank that is slow to say
+            # it knows from this goodbye that rank 0 did not die
+            for stream in self._streams.values():
+                stream.send(goodbye=True)
+            self._leaving = True
+        else:
+            self._take(0, message)
 
-    def _tell_fault(self, text: str) -> None:
-        self._fault(f"{self._standings[0]} {text}", EXIT_FAULT)
-
-    def _tell_stop(self, text: str, code: int) -> None:
-        if not self._faults:
-            self._end_all(text, code)
+    def _fault(self, rank: int, text: str, code: int) -> None:
+        self._faults.setdefault(rank, (f"{self._statuses[rank]} {text}", code))
+        self._end_at = min(self._end_at, time.monotonic() + GRACE_SECONDS)
 
     def _end_all(self, text: str, code: int) -> NoReturn:
         for stream in self._streams.values():
@@ -287,29 +267,17 @@ class HeartbeatServer(Heartbeat):
         self._end(text, code)
 
     def _tick(self, now: float) -> None:
-        if self._closed:  # all ranks were past the last barrier: what they died of after it is no concern of others
+        if self._leaving:  # all ranks are past the last barrier: a death no longer concerns the others
+            self._closed = not self._streams
             return
-        if now >= self._told_at:
-            texts, codes = zip(*self._faults, strict=True)
-            more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-            self._end_all("; ".join(texts[:SHOWN]) + more, EXIT_LOST if set(codes) == {EXIT_LOST} else EXIT_FAULT)
+        if now >= self._end_at:
+            self._end_all(*verdict(self._faults.values()))
         if now - self._looked < self._period:
             return
         self._looked = now
-        self._standings[0].hear(*self.at, now)
-        if self._watch and (report := self._watch.look(list(self._standings.values()), now)):
+        self._statuses[0].hear(*self.at, now)
+        if self._watch and (report := self._watch.look(list(self._statuses.values()), now)):
             warn(f"warning: {report}")
-
-    def _say_goodbye(self) -> None:
-        """Waits for the others' goodbyes: who closed first could cut off what the other still reads. One that is slow
-        to say it knows from rank 0's that nobody is missed any more."""
-        for stream in self._streams.values():
-            stream.send(goodbye=True)
-        deadline = time.monotonic() + GOODBYE_SECONDS / 2
-        while self._streams and time.monotonic() < deadline:
-            for key, _ in self._selector.select(self._period):
-                key.data()
-        self._closed = True
 
 
 class HeartbeatClient(Heartbeat):
@@ -319,17 +287,14 @@ class HeartbeatClient(Heartbeat):
         OSError: rank 0 cannot be reached.
     """
 
-    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], address: str, ticket: Address, *, tells: bool):
-        super().__init__(rank, world_size, hosts, tells=tells)
-        self._hub = f"rank 0 ({hosts[0]}, pid {ticket.pid})"
-        self._stream = Stream(socket.create_connection((address, ticket.port), timeout=CONNECT_SECONDS))
-        self._stream.send(token=ticket.token, rank=rank, pid=os.getpid())
+    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], name: str, address: Address, *, reports: bool):
+        super().__init__(rank, world_size, hosts, reports=reports)
+        self._server = f"rank 0 ({hosts[0]}, pid {address.pid})"
+        self._stream = Stream(socket.create_connection((name, address.port), timeout=CONNECT_SECONDS))
+        self._stream.send(token=address.token, rank=rank, pid=os.getpid())
         self._selector.register(self._stream.socket, selectors.EVENT_READ, self._read)
         self._sent, self._parted = 0.0, False
         self._thread.start()
-
-    def watch(self, seconds: float) -> None:
-        """Rank 0 watches."""
 
     def _read(self) -> None:
         try:
@@ -338,35 +303,37 @@ class HeartbeatClient(Heartbeat):
                     self._parted = True
                 else:
                     self._end(message["end"], message["code"])
-        except EOFError as error:
+        except EOFError as end:
             if self._parted:
                 self._selector.unregister(self._stream.socket)
                 return
-            reason = f" ({error})" if error.args else ""
-            self._tells |= self.rank == 1  # for the machine that was rank 0's
+            self._reports |= self.rank == 1  # on behalf of rank 0's machine
             host = self.hosts[self.rank]
-            self._end(f"{self._hub} died{reason}; rank {self.rank} ({host}) was in {self.at[1]}", EXIT_LOST)
+            self._end(f"{self._server} died{end}; rank {self.rank} ({host}) was in {self.at[1]}", EXIT_LOST)
 
     def _tick(self, now: float) -> None:
         if self._stream.flush() and now - self._sent >= self._period:
             self._sent = now
             self._stream.send(at=self.at)
 
-    def _tell_stop(self, text: str, code: int) -> None:
-        self._stream.send(stop=text, code=code)
+    def _deliver(self, message: dict[str, Any]) -> None:
+        self._stream.send(**message)
+        if "goodbye" in message:
+            self._stream.socket.close()
+            self._closed = True
 
-    def _tell_fault(self, text: str) -> None:
-        self._stream.send(fault=text)
-        leave(None, EXIT_FAULT)
 
-    def _say_goodbye(self) -> None:
-        self._stream.send(goodbye=True)
-        self._stream.socket.close()
-        self._closed = True
+def verdict(faults: Iterable[tuple[str, int]]) -> tuple[str, int]:
+    """What ended the run, and its exit code. Exceptions beside a death may be its consequence, and are left out."""
+    faults = list(faults)
+    deaths = [text for text, code in faults if code == EXIT_LOST]
+    texts = deaths or [text for text, _ in faults]
+    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return "; ".join(texts[:SHOWN]) + more, EXIT_LOST if deaths else EXIT_FAULT
 
 
 def _allow_files(world_size: int) -> None:
-    """Rank 0 has a socket for every rank here, and all have in gloo: more than many systems allow, unless asked."""
+    """Raises the limit on open files: rank 0 has a socket for every rank here, and so have all ranks in gloo."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * world_size + 1024
     if soft != resource.RLIM_INFINITY and soft < needed:

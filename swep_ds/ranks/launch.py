@@ -1,6 +1,6 @@
-"""The environment of the launcher: `deepspeed`, `torchrun`, `srun`, or none for one process. It is read here alone.
+"""The launcher's environment: `deepspeed`, `torchrun`, `srun`, or none for one process. Nothing else reads it.
 
-A variable without sense is an `InputError` that names it, before anything waits for another rank.
+A variable that makes no sense is an `InputError` that names it, before anything waits for another rank.
 """
 
 import os
@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from swep_ds.errors import InputError, reason
+from swep_ds.console import warn
+from swep_ds.errors import InputError, RunExit, reason
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")  # DeepSpeed's
@@ -24,11 +25,11 @@ CHOICES = {
 }
 MOST = 10**9 - 1
 MOST_RANKS = 10**6
-RESOLVE_SECONDS = 30.0  # for the host of rank 0 to get its name, as a pod of Kubernetes does once it runs
+RESOLVE_SECONDS = 30.0  # for the name of rank 0's host to resolve: a Kubernetes pod gets its own once it runs
 
 
 class LaunchError(InputError):
-    """The launcher's variables make no sense, so no rank can be singled out to report it: every process does."""
+    """The launcher's variables make no sense, so no rank can be chosen to report it: every process does."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Launch:
     """How this process was started."""
 
     rank: int
-    local_rank: int  # its place among the ranks of its node
+    local_rank: int  # among the ranks of its node
     world_size: int
     master_addr: str | None  # None: one process without a launcher
     master_port: int | None
-    job: str | None  # the same for all ranks of a node and no other job's; None: not known
+    job: str | None  # identifies the job on this node; None: not known
 
     def variables(self, port: int) -> dict[str, str]:
-        """What PyTorch and DeepSpeed read; `port` is for one process without a launcher."""
+        """The variables that PyTorch and DeepSpeed read; `port` is for one process without a launcher."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
@@ -55,26 +56,20 @@ class Launch:
 
 
 def read_launch(env: Mapping[str, str] | None = None) -> Launch:
-    """How this process was started.
-
-    Args:
-        env: None = that of this process.
+    """How this process was started, by `env` or its own environment.
 
     Raises:
-        LaunchError: some variables are there and others are not, no numbers, out of their range, or contradict each
-            other; or the host of rank 0 has no address.
+        LaunchError: some variables are missing, are no numbers, are out of range, or contradict each other.
+        InputError: a launcher started this process, and only the address or port of rank 0 is wrong.
     """
-    env = os.environ if env is None else env
+    env, ranks = os.environ if env is None else env, None
     try:
         of_slurm = "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS, default=1) > 1
         if not of_slurm and "RANK" not in env and "WORLD_SIZE" not in env:
             return Launch(0, 0, 1, None, None, None)
-        rank, local, world, job = _slurm_ranks(env) if of_slurm else _ranks(env)
-    except InputError as error:
-        raise LaunchError(str(error)) from None
-    try:
+        ranks = rank, local, world, job = _slurm_ranks(env) if of_slurm else _ranks(env)
         if of_slurm:
-            # so that jobs whose numbers are close, as of those that share a node, have different ports
+            # spread, as jobs that share a node have close numbers
             job_id, step = (_number(env, name, 0, 2**32 - 1) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
             number = 7919 * job_id + step
             port = _number(env, "MASTER_PORT", 1, 65535, default=20000 + number % 12000)
@@ -82,14 +77,16 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
             port = _number(env, "MASTER_PORT", 1, 65535)
         address = _address(env["MASTER_ADDR"] if "MASTER_ADDR" in env else _first_host(env))
     except InputError as error:
-        if job or "LOCAL_WORLD_SIZE" in env:  # a launcher has started the first rank of the node as well
+        if ranks and (
+            job or "LOCAL_WORLD_SIZE" in env
+        ):  # a launcher also started the node's first rank, which reports it
             raise
         raise LaunchError(str(error)) from None
     return Launch(rank, local, world, address, port, job)
 
 
 def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:
-    """(rank, local rank, number of ranks, job) of `deepspeed`, `torchrun` or whoever sets the variables."""
+    """(rank, local rank, world size, job) as set by `deepspeed`, `torchrun` or by hand."""
     if missing := [name for name in VARIABLES if name not in env]:
         raise InputError(
             f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
@@ -97,8 +94,8 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:
         )
     world = _number(env, "WORLD_SIZE", 1, MOST_RANKS)
     rank = _number(env, "RANK", 0, world - 1, "WORLD_SIZE")
-    here = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "WORLD_SIZE"  # torchrun's
-    local = _number(env, "LOCAL_RANK", 0, _number(env, here, 1, world, "WORLD_SIZE") - 1, here)
+    size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "WORLD_SIZE"  # torchrun sets the former
+    local = _number(env, "LOCAL_RANK", 0, _number(env, size, 1, world, "WORLD_SIZE") - 1, size)
     # only the deepspeed launcher sets CROSS_SIZE; it is the parent of a node's ranks
     return rank, local, world, f"parent {os.getppid()}" if "CROSS_SIZE" in env else None
 
@@ -123,47 +120,47 @@ def _first_host(env: Mapping[str, str]) -> str:
 
 
 def is_first_on_node() -> bool:
-    """Whether this is the first rank of its node; True where the variable that tells makes no sense."""
-    env = os.environ
+    """Whether this is the first rank of its node; True if the variable that tells makes no sense."""
+    env, local = os.environ, "0"
     if "RANK" in env:
         local = env.get("SWEP_DS_LOCAL_ID", env.get("LOCAL_RANK", "0"))
-    else:
-        local = env.get("SLURM_LOCALID", "0") if "SLURM_STEP_ID" in env else "0"
+    elif "SLURM_STEP_ID" in env:
+        local = env.get("SLURM_LOCALID", "0")
     return not re.fullmatch(r"\d{1,9}", local, re.ASCII) or int(local) == 0
 
 
 def is_alone() -> bool:
-    """Whether this process has no other ranks to wait for, as far as the environment tells."""
+    """Whether this process has no other ranks, as far as the environment tells."""
     world = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     return world.strip() == "1"
 
 
-def slurm_restarts() -> int:
-    """How often Slurm has started this job again; 0 outside of it.
+_reported: set[int] = set()
 
-    Raises:
-        InputError: SLURM_RESTART_COUNT is no such number.
-    """
+
+def report(end: RunExit) -> None:
+    """Prints once, on the first rank of each node, what ended a run: all ranks of a job meet the same."""
+    if (is_first_on_node() or isinstance(end, LaunchError)) and id(end) not in _reported:
+        _reported.add(id(end))
+        warn(f"{end.title}: {end}")
+
+
+def slurm_restarts() -> int:
+    """How often Slurm has restarted this job; 0 outside Slurm. Raises InputError if that is no number."""
     return _number(os.environ, "SLURM_RESTART_COUNT", 0, default=0)
 
 
 def note_checkpoint(update: int) -> None:
-    """Tells scripts/slurm/restart.sh that this start of a job has saved a checkpoint."""
-    file = os.environ.get("SWEP_DS_PROGRESS")
-    if file:
+    """Tells scripts/slurm/restart.sh that this start of the job has saved a checkpoint."""
+    if file := os.environ.get("SWEP_DS_PROGRESS"):
         with suppress(OSError), open(file, "a", encoding="utf-8") as lines:
             lines.write(f"update {update}\n")
 
 
 def visible_devices(variable: str, count: int) -> list[str]:
-    """The names of the devices that this process sees, for `variable` of a process that is to see some of them.
+    """The names of this process's devices, to set `variable` (such as CUDA_VISIBLE_DEVICES) for a child process.
 
-    Args:
-        variable: such as CUDA_VISIBLE_DEVICES.
-        count: how many devices there are.
-
-    Raises:
-        InputError: the variable names others than these.
+    Raises InputError if the variable does not name `count` different devices.
     """
     given = os.environ.get(variable)
     if not given:
@@ -175,7 +172,7 @@ def visible_devices(variable: str, count: int) -> list[str]:
 
 
 def check_libraries() -> None:
-    """Raises InputError where a variable that a library reads on import holds what the library refuses."""
+    """Raises InputError if a variable that a library reads on import has a value that the library refuses."""
     for name, choices in CHOICES.items():
         value = os.environ.get(name, choices[0])
         if (value.upper() if choices[0].isupper() else value) not in choices:
@@ -191,7 +188,7 @@ def check_libraries() -> None:
 def _number(
     env: Mapping[str, str], name: str, least: int, most: int = MOST, of: str = "", *, default: int | None = None
 ) -> int:
-    """A whole number from `least` to `most`, which follows from the variable `of`."""
+    """A whole number from `least` to `most`; the variable `of` sets that limit."""
     text = env.get(name)
     if text is None:
         if default is None:
@@ -211,7 +208,7 @@ def _address(name: str) -> str:
                 raise ValueError("it is empty")
             socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
             return name
-        except (OSError, ValueError) as error:  # UnicodeError, a ValueError, of a label that is too long
+        except (OSError, ValueError) as error:  # UnicodeError, a ValueError: a label is too long
             if isinstance(error, ValueError) or time.monotonic() - began > RESOLVE_SECONDS:
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 _refuse("MASTER_ADDR", name, f"has no address ({why}): give name or address of the host of rank 0")

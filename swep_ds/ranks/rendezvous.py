@@ -1,9 +1,9 @@
-"""All ranks meet before the process group is made, so that a wrong start is one line and no wait of ten minutes.
+"""All ranks meet before the process group is made, so that a wrong start costs one line and no wait of ten minutes.
 
 Notable (PyTorch 2.13):
-- `TCPStore` waits for ever where another program answers on the port, whatever its timeout: it is made in a thread.
-- The store's server lasts as long as rank 0: the port of a run that trains answers like that of this run. Who comes
-  last there knows by its place in the order of arrival that the run is not its own.
+- `TCPStore` waits forever if another program answers on the port, whatever its timeout: it is made in a thread.
+- The store's server lives as long as rank 0, so the port of a run that trains answers like that of a new run. A rank
+  that comes last there knows by its number of arrival that this is another run.
 """
 
 import itertools
@@ -18,60 +18,61 @@ from typing import Any
 
 import torch.distributed as dist
 
+from swep_ds.console import warn
 from swep_ds.errors import InputError, reason
 from swep_ds.ranks.launch import Launch, is_first_on_node
 from swep_ds.ranks.stalls import ranks_of
-from swep_ds.terminal import warn
 
 JOIN = timedelta(minutes=10)  # for all ranks to start
-QUIET_SECONDS = 20.0  # of waiting, before it is said for whom
-ANSWER_SECONDS = 60.0  # for a store that can be reached to answer
+QUIET_SECONDS = 20.0  # of waiting without a word
+ANSWER_SECONDS = 60.0  # for a reachable store to answer
 POLL_SECONDS = 0.1
-LINGER_SECONDS = 30.0  # of rank 0, which serves the store, for the others to read what is wrong
+LINGER_SECONDS = 30.0  # rank 0 serves the store until the others have read the fault
 
-_meetings = itertools.count()  # of this process, and alike on all ranks
+Arrival = dict[str, Any]
+_meetings = itertools.count()  # of this process; the same on all ranks
 
 
 class Wait:
-    """Waiting for other ranks: says once what for, and ends."""
+    """Waits for other ranks: prints once what for, and ends after `JOIN`."""
 
     def __init__(self):
-        self._began, self._said = time.monotonic(), False
+        self._began, self._printed = time.monotonic(), False
 
     def step(self, what: Callable[[], str]) -> None:
         """Sleeps a moment.
 
         Raises:
-            InputError: all have waited for `JOIN`.
+            InputError: the wait has lasted for `JOIN`.
         """
         waited = time.monotonic() - self._began
         if waited > JOIN.total_seconds():
             raise InputError(f"waited {waited / 60:.0f} minutes for {what()}: start all ranks, each with its own RANK")
-        if waited > QUIET_SECONDS and not self._said:
-            self._said = True
+        if waited > QUIET_SECONDS and not self._printed:
+            self._printed = True
             if is_first_on_node():
                 warn(f"waiting for {what()}, {JOIN.total_seconds() / 60:.0f} minutes at most")
         time.sleep(POLL_SECONDS)
 
 
 def meet(launch: Launch, address: str, port: int, fault: str) -> dist.Store:
-    """Waits for all ranks; returns the store, which the caller keeps until the process group has its own.
+    """Waits for all ranks. The caller keeps the store until the process group has its own.
 
     Args:
         address, port: where rank 0 serves the store.
-        fault: why this rank cannot take part; empty where it can.
+        fault: why this rank cannot take part; empty if it can.
 
     Raises:
-        InputError: on all ranks, if any has a fault or their numbers do not fit together; where the port is in use or
-            rank 0 cannot be reached, on those that see it.
+        InputError: on all ranks, if one has a fault or their numbers do not fit together; on the ranks that see it, if
+            the port is in use or rank 0 cannot be reached.
     """
     wait, meeting = Wait(), next(_meetings)
     store = _reach(launch, address, port, wait)
     place = f"MASTER_ADDR {address}, MASTER_PORT {port}"
     try:
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun's agent outlives a start
-        _count(dist.PrefixStore(f"swep_ds/{start}/{meeting}", store), launch, place, fault, wait)
-    except RuntimeError as error:  # of the store: rank 0 is gone
+        _arrive(dist.PrefixStore(f"swep_ds/{start}/{meeting}", store), launch, place, fault, wait)
+    except RuntimeError as error:  # from the store: rank 0 is gone
         raise InputError(f"{place}: rank 0 ended before all ranks were there ({reason(error, 100)})") from None
     return store
 
@@ -89,7 +90,7 @@ def _reach(launch: Launch, address: str, port: int, wait: Wait) -> dist.Store:
         except OSError as error:
             why = error.strerror or str(error)
             wait.step(lambda why=why: f"rank 0 at MASTER_ADDR {address}, MASTER_PORT {port} ({why})")
-    return _answered(address, port, options)
+    return _connect(address, port, options)
 
 
 def _serve(address: str, port: int, options: dict[str, Any]) -> dist.Store:
@@ -106,37 +107,36 @@ def _serve(address: str, port: int, options: dict[str, Any]) -> dist.Store:
         socket.create_connection((address, port), timeout=ANSWER_SECONDS).close()
     except OSError as error:
         raise InputError(
-            f"MASTER_ADDR {address}: rank 0 cannot reach itself there ({error.strerror or error}): give name or "
+            f"MASTER_ADDR {address}: rank 0 cannot reach itself there ({error.strerror or error}): give the name or "
             "address of the host that rank 0 runs on"
         ) from None
     return store
 
 
-def _answered(address: str, port: int, options: dict[str, Any]) -> dist.Store:
-    made: list[dist.Store] = []
-    faults: list[str] = []
+def _connect(address: str, port: int, options: dict[str, Any]) -> dist.Store:
+    results: list[dist.Store | str] = []
 
-    def make() -> None:
+    def connect() -> None:
         try:
-            made.append(dist.TCPStore(address, port, is_master=False, **options))
+            results.append(dist.TCPStore(address, port, is_master=False, **options))
         except RuntimeError as error:
-            faults.append(reason(error))
+            results.append(reason(error))
 
-    thread = threading.Thread(target=make, daemon=True, name="rendezvous")
+    thread = threading.Thread(target=connect, daemon=True, name="rendezvous")
     thread.start()
     thread.join(ANSWER_SECONDS)
-    if made:
-        return made[0]
-    why = faults[0] if faults else f"no answer within {ANSWER_SECONDS:.0f} s"
+    result = results[0] if results else f"no answer within {ANSWER_SECONDS:.0f} s"
+    if not isinstance(result, str):
+        return result
     raise InputError(
-        f"MASTER_ADDR {address}, MASTER_PORT {port}: what listens there is no rank 0 ({why}): choose a free port"
+        f"MASTER_ADDR {address}, MASTER_PORT {port}: what listens there is no rank 0 ({result}): choose a free port"
     )
 
 
-def _count(store: dist.Store, launch: Launch, place: str, fault: str, wait: Wait) -> None:
-    """Raises InputError unless all ranks come without a fault.
+def _arrive(store: dist.Store, launch: Launch, place: str, fault: str, wait: Wait) -> None:
+    """Raises InputError unless all ranks arrive without a fault.
 
-    Their arrivals are numbered: two with the same RANK have different numbers.
+    Arrivals are numbered, so that two processes with the same RANK have different numbers.
     """
     mine = {"rank": launch.rank, "world": launch.world_size, "host": socket.gethostname(), "pid": os.getpid()}
     mine |= {"job": launch.job, "fault": fault}
@@ -148,18 +148,19 @@ def _count(store: dist.Store, launch: Launch, place: str, fault: str, wait: Wait
     if number > launch.world_size:
         raise InputError(f"{place}: another run, or more than {launch.world_size} ranks, use it: choose a free port")
     store.set(f"arrival {number}", json.dumps(mine))
-    arrivals = _arrivals(store, launch.world_size, wait)
-    if not (said := _fault(arrivals)):
+    arrivals = _wait_for_all(store, launch.world_size, wait)
+    faults = [arrival["fault"] for arrival in sorted(arrivals, key=lambda arrival: arrival["rank"])]
+    if not (message := _contradiction(arrivals) or next(filter(None, faults), "")):
         return
-    left = time.monotonic() + LINGER_SECONDS
+    until = time.monotonic() + LINGER_SECONDS
     if store.add("read", 1) < len(arrivals) and launch.rank == 0:
-        while store.add("read", 0) < len(arrivals) and time.monotonic() < left:
+        while store.add("read", 0) < len(arrivals) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-    raise InputError(said)
+    raise InputError(message)
 
 
-def _check_job(store: dist.Store, mine: dict[str, Any], place: str, wait: Wait) -> None:
-    """Raises InputError where rank 0 is that of another job, which does not learn of this rank."""
+def _check_job(store: dist.Store, mine: Arrival, place: str, wait: Wait) -> None:
+    """Raises InputError if rank 0 belongs to another job, which does not notice this rank."""
     while not store.check(["rank 0"]):
         wait.step(lambda: f"rank 0 at {place}")
     main = json.loads(store.get("rank 0"))
@@ -167,9 +168,9 @@ def _check_job(store: dist.Store, mine: dict[str, Any], place: str, wait: Wait) 
         raise InputError(f"{place}: rank 0 of another run (pid {main['pid']}) listens there: choose a free port")
 
 
-def _arrivals(store: dist.Store, world: int, wait: Wait) -> list[dict[str, Any]]:
-    """All ranks' arrivals; fewer as soon as one is a fault."""
-    arrivals: list[dict[str, Any]] = []
+def _wait_for_all(store: dist.Store, world: int, wait: Wait) -> list[Arrival]:
+    """The arrivals of all ranks; fewer if some contradict each other."""
+    arrivals: list[Arrival] = []
     while True:
         while len(arrivals) < world and store.check([f"arrival {len(arrivals) + 1}"]):
             arrivals.append(json.loads(store.get(f"arrival {len(arrivals) + 1}")))
@@ -178,8 +179,8 @@ def _arrivals(store: dist.Store, world: int, wait: Wait) -> list[dict[str, Any]]
         wait.step(lambda: f"{ranks_of(set(range(world)) - {arrival['rank'] for arrival in arrivals})} of {world}")
 
 
-def _contradiction(arrivals: list[dict[str, Any]]) -> str:
-    seen: dict[int, dict[str, Any]] = {}
+def _contradiction(arrivals: list[Arrival]) -> str:
+    seen: dict[int, Arrival] = {}
     for arrival in arrivals:
         place = f"host {arrival['host']}, pid {arrival['pid']}"
         if arrival["world"] != arrivals[0]["world"]:
@@ -187,14 +188,9 @@ def _contradiction(arrivals: list[dict[str, Any]]) -> str:
                 f"WORLD_SIZE: {arrival['world']} on rank {arrival['rank']} ({place}), {arrivals[0]['world']} on rank "
                 f"{arrivals[0]['rank']}: give all ranks the same"
             )
-        if (other := seen.setdefault(arrival["rank"], arrival)) and other is not arrival:
+        if (other := seen.setdefault(arrival["rank"], arrival)) is not arrival:
             return (
                 f"RANK: two processes have {arrival['rank']} (host {other['host']}, pid {other['pid']}; {place}): "
                 "give each rank its own"
             )
     return ""
-
-
-def _fault(arrivals: list[dict[str, Any]]) -> str:
-    by_rank = sorted(arrivals, key=lambda arrival: arrival["rank"])
-    return _contradiction(arrivals) or next((arrival["fault"] for arrival in by_rank if arrival["fault"]), "")

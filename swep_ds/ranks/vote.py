@@ -1,4 +1,4 @@
-"""The ranks' agreement to stop: all at the same update, whichever of them was asked."""
+"""The vote to stop: all ranks stop at the same update, whichever of them was asked."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,17 +7,17 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from swep_ds import ranks
 from swep_ds.errors import InputError, RunExit
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.signals import request
 
 CONNECT = timedelta(seconds=60)
 
 
 class StopVote:
-    """At the end of every update each rank casts what it was asked, and reads what was cast an update earlier.
+    """At the end of each update every rank casts its vote, and reads the result of an update earlier.
 
-    So nobody waits: the votes of an update travel (over gloo, from memory to memory) while the next one computes.
+    So no rank waits: votes travel over gloo, from memory to memory, while the next update computes.
 
     Raises:
         InputError: the ranks cannot reach each other over gloo.
@@ -29,7 +29,7 @@ class StopVote:
         self._cast: dist.Work | None = None
 
     def asked(self) -> int:
-        """The signal by which any rank was asked to stop, 0 if none was; the same on all ranks, which all call this."""
+        """The signal by which any rank was asked to stop; 0 if none was. Collective, and the same on all ranks."""
         if self._group is None:
             return request.number
         asked = self._counted()
@@ -52,23 +52,23 @@ class StopVote:
 def _over_gloo() -> dist.ProcessGroup:
     try:
         group = dist.new_group(backend="gloo", timeout=CONNECT)
-        dist.barrier(group)  # one that has nothing left to train must not go while another still connects
+        dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
     except RuntimeError as error:
         raise InputError(
             f"the ranks cannot reach each other over gloo ({' '.join(str(error).split())[:200]}): export "
-            "GLOO_SOCKET_IFNAME, on all nodes the name of the network interface between them (ip address lists them)"
+            "GLOO_SOCKET_IFNAME on all nodes, as the name of the network interface between them (ip address lists them)"
         ) from None
     return group
 
 
 @contextmanager
 def stop_vote() -> Iterator[StopVote]:
-    """For the training loop: inside, requests to stop wait for its updates. All ranks enter and leave it together."""
+    """For the training loop: inside, requests to stop wait for the end of an update. Collective."""
     vote = StopVote()
     try:
         with request.deferred():
             yield vote
-    except RunExit:  # on all ranks; any other exception leaves some of them without a vote to count
+    except RunExit:  # raised on all ranks; after any other exception some would wait for votes that never come
         vote.close()
         raise
     vote.close()

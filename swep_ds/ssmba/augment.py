@@ -20,18 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swep_ds.console import Console
+from swep_ds import ranks
+from swep_ds.console import Console, Progress
 from swep_ds.data.cache import checksum
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import open_lock, read_json, user_path, write_atomically
 from swep_ds.models.hub import resolve_model
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.ssmba.reconstruct import Reconstructor, Settings
 
 QUESTIONS_IN_A_CHUNK = 32
-PROGRESS_LINES = 20
 
 
 def augment(source: str, model_name: str, output: Path, settings: Settings, max_examples: int | None) -> None:
@@ -47,7 +46,7 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
     Raises:
         InputError: on all ranks: bad data, model or settings, `output` exists, or its chunks have other settings.
     """
-    say = Console(quiet=not ranks.is_main(), highlight=False, markup=False, soft_wrap=True).print
+    console = Console(quiet=not ranks.is_main())
     ranks.on_all_ranks(lambda: _check(settings, max_examples))
     examples = ranks.on_all_ranks(lambda: _read(source, max_examples))
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
@@ -62,21 +61,20 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
     write_on_rank0(lambda: chunks.begin(setup), output)
     done = chunks.count - len(missing)
     if done:
-        say(f"resuming: {done} of {chunks.count} chunks are done")
-    for at in range(0, len(missing), ranks.world_size()):
-        group = missing[at : at + ranks.world_size()]
-        write = None
-        if ranks.rank() < len(group):
-            chunk = group[ranks.rank()]
-            begin = chunk * QUESTIONS_IN_A_CHUNK
-            write = partial(chunks.write, chunk, *reconstruct(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
-        write_on_all_ranks(write, output)  # in step: no rank waits for another longer than one chunk takes
-        before, done = done, done + len(group)
-        if done * PROGRESS_LINES // chunks.count > before * PROGRESS_LINES // chunks.count:
-            say(f"{done:>6}/{chunks.count} chunks")
+        console.print(f"resuming: {done} of {chunks.count} chunks are done")
+    with Progress(console, "chunks", chunks.count, done) as progress:
+        for at in range(0, len(missing), ranks.world_size()):
+            group = missing[at : at + ranks.world_size()]
+            write = None
+            if ranks.rank() < len(group):
+                chunk = group[ranks.rank()]
+                begin = chunk * QUESTIONS_IN_A_CHUNK
+                write = partial(chunks.write, chunk, *reconstruct(examples[begin : begin + QUESTIONS_IN_A_CHUNK]))
+            write_on_all_ranks(write, output)  # in step: no rank waits for another longer than one chunk takes
+            progress.update(done + at + len(group))
     counts = write_on_rank0(lambda: chunks.merge(setup), output)
     if counts is not None:
-        say(_summary(counts, len(examples)), f"written to {output}", sep="\n")
+        console.print(_summary(counts, len(examples)), f"written to {output}", sep="\n")
 
 
 def _check(settings: Settings, max_examples: int | None) -> None:

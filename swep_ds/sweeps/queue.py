@@ -4,6 +4,7 @@ Notable (DeepSpeed 0.19): a signal to the `deepspeed` command ends the command, 
 its own process group, which is signalled and waited for; whatever is left of it in the end is killed.
 """
 
+import math
 import os
 import shlex
 import signal
@@ -19,9 +20,8 @@ from pathlib import Path
 import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from swep_ds.console import Console
+from swep_ds.console import Console, Progress
 from swep_ds.errors import EXIT_STOPPED, InputError
 from swep_ds.ranks.group import free_port
 from swep_ds.ranks.launch import visible_devices
@@ -126,14 +126,13 @@ def run_queue(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Console()
     free = environments(jobs, ranks)
     waiting = deque(cell for cell in cells if cell.results() is None)
     running: list[Job] = []
     failed: list[Cell] = []
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), "{task.description}")
-    with _requests() as requests, Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=len(cells))
+    bar = Progress(console, "runs", len(cells), len(cells) - len(waiting), line_seconds=math.inf)
+    with _requests() as requests, bar as progress:
         try:
             while (waiting or running) and not requests:
                 while waiting and free:
@@ -163,7 +162,7 @@ def run_queue(
                         failed.append(cell)
                         _report_failure(console, cell, code)
                 names = ", ".join(job.cell.name for job in running)
-                progress.update(bar, completed=len(cells) - len(waiting) - len(running), description=names)
+                progress.update(len(cells) - len(waiting) - len(running), names)
                 time.sleep(POLL_SECONDS)
             return failed, bool(requests)
         finally:

@@ -29,7 +29,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked, read_json, write_atomically
-from swep_ds.recipe import Recipe, Section, differences, flatten, read_settings, shown, validate
+from swep_ds.recipe import Recipe
+from swep_ds.settings import Section, differences, flatten, read_settings, shown, validate
 
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log

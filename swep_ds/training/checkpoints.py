@@ -24,12 +24,12 @@ from typing import Any, Literal
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
+from swep_ds import ranks
 from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, parsing
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
-from swep_ds.recipe import differences
+from swep_ds.settings import differences
 from swep_ds.training.checkpoint_files import (
     FIX,
     LATEST,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from swep_ds.errors import InputError, reason
-from swep_ds.recipe import differences
+from swep_ds.settings import differences
 from swep_ds.training.checkpoint_files import Manifest, damaged
 from swep_ds.training.saved_state import (
     MOMENTS,

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swep_ds import ranks
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import Stopped
 from swep_ds.evaluation.results import Score
 from swep_ds.methods.base import MicroStep, PassState
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.launch import note_checkpoint
-from swep_ds.ranks.signals import GO_ON, request
+from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.vote import stop_vote
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -165,5 +165,5 @@ def _stop(signal: int, update: int, updates: int, saved: bool) -> None:
     request.settle(Stopped.exit_code)
     raise Stopped(
         f"on request ({Signals(signal).name}) after update {update} of {updates}; "
-        f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {GO_ON}"
+        f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {RESUMES}"
     )

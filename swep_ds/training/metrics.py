@@ -20,9 +20,9 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
+from swep_ds import ranks
 from swep_ds.errors import TrainingDiverged
 from swep_ds.ranks import accelerator
-from swep_ds.ranks import group as ranks
 from swep_ds.ranks.stalls import ranks_of
 
 SLOW = 1.5  # times the (lower) median over ranks

@@ -10,7 +10,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from swep_ds.ranks import group as ranks
+from swep_ds import ranks
 
 
 def shard(module: nn.Module, config: dict[str, Any]) -> None:

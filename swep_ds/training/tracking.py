@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from swep_ds.console import Console
+from swep_ds.console import Console, Progress
 from swep_ds.errors import InputError, RunExit
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
@@ -60,24 +58,18 @@ class Tracker:
             return
         self.wandb = _start_wandb(recipe, folder, before)
         self.metrics, self.health = (Lines(folder / name, before) for name in ("metrics.jsonl", "health.jsonl"))
-        self.console = Console(highlight=False, markup=False, soft_wrap=True)
-        self.progress = None
-        if self.console.is_terminal:
-            right = (TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[shown]}"))
-            left = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-            self.progress = Progress(*left, *right, console=self.console)
-            self.task = self.progress.add_task("training", total=updates, completed=before.updates, shown="")
+        self.console = Console()
+        self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
         self.remarked = False
 
     def __enter__(self) -> "Tracker":
-        if self.active and self.progress:
-            self.progress.start()
+        if self.active:
+            self.progress.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         if self.active:
-            if self.progress:
-                self.progress.stop()
+            self.progress.stop()
             self.metrics.close()
             self.health.close()
             if self.wandb and kind and issubclass(kind, RunExit):  # after others the ranks wait to hear of it
@@ -97,15 +89,11 @@ class Tracker:
         }
         self.metrics.write(line)
         shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
-        if self.progress:
-            self.progress.update(self.task, completed=done.updates, shown=shown)
-        else:
-            eta = done.seconds / done.updates * (self.updates - done.updates)
-            self.console.print(f"{done.updates:>6}/{self.updates}  {shown}  eta {eta:.0f} s")
+        self.progress.update(done.updates, shown)
         if remark and not self.remarked:
             self.console.print(f"note: {remark}", style="yellow")
             self.remarked = True
-        if self.progress and done.updates == self.updates:
+        if done.updates == self.updates:
             self.progress.stop()
         if self.wandb:
             self.wandb.log(line, done.updates)

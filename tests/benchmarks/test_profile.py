@@ -14,10 +14,10 @@ from rich.console import Console
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
+from swep_ds import ranks
 from swep_ds.benchmarks import profile
 from swep_ds.benchmarks.profile import SHOWN, rank_events
 from swep_ds.errors import InputError
-from swep_ds.ranks import group as distributed
 
 
 def event(key: str, kind: DeviceType, microseconds: float, count: int = 4, annotation: bool = False) -> SimpleNamespace:
@@ -113,8 +113,8 @@ def test_on_a_gpu_its_kernels_are_recorded_after_a_wait_for_the_device(monkeypat
             return [event("gemm", DeviceType.CUDA, 600.0)]
 
     monkeypatch.setattr(profile, "profile", Profiler)
-    monkeypatch.setattr(distributed, "device", lambda: torch.device("cuda", 0))
-    monkeypatch.setattr(distributed, "synchronize", lambda: steps.append("wait"))
+    monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(ranks, "synchronize", lambda: steps.append("wait"))
     [row] = profile.profile_updates(lambda: steps.append("update"), 2)
     assert row["name"] == "gemm"
     assert steps == ["update", "wait", "record", "update", "update", "wait", "end"]

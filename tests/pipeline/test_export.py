@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 import swep_ds.pipeline.export
 import swep_ds.pipeline.run
-from swep_ds.ranks import group as ranks
+from swep_ds import ranks
 from swep_ds.data.batches import Batch
 from swep_ds.recipe import Recipe
 

@@ -1,4 +1,4 @@
-"""How ranks that one of them lets down end: real processes, forked from one that has imported everything."""
+"""How ranks end when one of them fails: real processes, forked from one that has imported everything."""
 
 import json
 import os
@@ -26,23 +26,23 @@ class OneGpu:
 def become(case: str, rank: int) -> None:
     """A rank of three, until it ends."""
     from swep_ds.errors import InputError
-    from swep_ds.ranks import group as ranks
+    from swep_ds.ranks import group
 
     if case == "few devices" and rank:  # of a node that has lost some; rank 0 is on another
-        ranks.get_accelerator = OneGpu
+        group.get_accelerator = OneGpu
     if case == "no way to rank 0" and rank == 2:
 
         def refuse(*_, **__):
             raise ConnectionRefusedError("of the test")
 
-        ranks.HeartbeatClient = refuse
-    ranks.ALONE_SECONDS = 0 if case == "alone" else HANGS
-    with ranks.process_group():
+        group.HeartbeatClient = refuse
+    group.ALONE_SECONDS = 0 if case == "alone" else HANGS
+    with group.process_group():
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=6)
         if case == "alone" and rank == 1:
             raise InputError("seen by one rank")
         while case == "alone":
-            ranks.gather("of the others")
+            group.gather("of the others")
 
 
 def fork(folder: Path) -> None:

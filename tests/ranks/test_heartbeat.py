@@ -1,4 +1,4 @@
-"""Ranks tied together: real processes of the standard library alone, and 1,024 ranks' worth of sockets.
+"""Connected ranks: real processes that import no PyTorch, and the sockets of 1,024 ranks.
 
 tests/ranks/test_stopping.py has the same under DeepSpeed.
 """
@@ -19,45 +19,45 @@ from pathlib import Path
 import pytest
 
 from swep_ds.errors import EXIT_FAULT, EXIT_LOST
-from swep_ds.ranks import heartbeat as lifeline
-from swep_ds.ranks.heartbeat import PROBES, HeartbeatServer, Stream
+from swep_ds.ranks import heartbeat
+from swep_ds.ranks.heartbeat import PROBES, HeartbeatClient, HeartbeatServer, Stream, verdict
 from tests.support.fork_server import HANGS, ROOT
 
 HOSTS = ("north", "north", "south", "south")
-# Called as: rank ticket-file; then takes orders from standard input, and says when it has taken one
+# Called as: rank address-file; then takes orders from standard input, and says when it has taken one
 RANK = f"""
 import json, os, sys, threading, time
-from swep_ds.ranks import heartbeat as lifeline
+from swep_ds.ranks import heartbeat
 from swep_ds.ranks.signals import leave_alone
 rank, file, hosts = int(sys.argv[1]), sys.argv[2], {HOSTS!r}
 if rank == 0:
-    line = lifeline.HeartbeatServer(4, hosts, "localhost")
-    with open(file + ".new", "w") as ticket:
-        json.dump(line.ticket, ticket)
+    beat = heartbeat.HeartbeatServer(4, hosts)
+    with open(file + ".new", "w") as new:
+        json.dump(beat.address, new)
     os.replace(file + ".new", file)
 else:
     while not os.path.exists(file):
         time.sleep(0.01)
-    ticket = lifeline.Address(*json.load(open(file)))
-    line = lifeline.HeartbeatClient(rank, 4, hosts, "localhost", ticket, tells=rank == 2)
+    address = heartbeat.Address(*json.load(open(file)))
+    beat = heartbeat.HeartbeatClient(rank, 4, hosts, "localhost", address, reports=rank == 2)
 print("here", flush=True)
 for order in sys.stdin:
     order, _, what = order.strip().partition(" ")
     if order in ("stop", "raise", "busy", "end"):
         print("taken", flush=True)
     if order == "progress":
-        line.progress(what)
+        beat.progress(what)
     elif order == "hear":  # rank 0: until all are there
-        while [standing.step for standing in list(line._standings.values())] != [what] * 4:
+        while [status.step for status in list(beat._statuses.values())] != [what] * 4:
             time.sleep(0.01)
-    elif order == "hold":
-        lifeline.HOLD_SECONDS = float(what)
+    elif order == "patience":
+        heartbeat.LEAVE_SECONDS = float(what)
     elif order == "watch":
-        line.watch(float(what))
+        beat.watch(float(what))
     elif order == "stop":
-        line.stop(what)
+        beat.stop(what)
     elif order == "raise":
-        line.fail(ValueError(what))
+        threading.Thread(target=beat.fail, args=(ValueError(what),)).start()
     elif order == "busy":  # holds the interpreter's lock for seconds
         sys.setswitchinterval(1000)
         end = time.monotonic() + float(what)
@@ -65,9 +65,9 @@ for order in sys.stdin:
             pass
         sys.setswitchinterval(0.005)
     elif order == "end":
-        line.close()
+        beat.close()
         break
-    if order in ("progress", "hear", "hold", "watch"):
+    if order in ("progress", "hear", "patience", "watch"):
         print("taken", flush=True)
 else:
     time.sleep(3600)  # in a collective, as it were
@@ -81,7 +81,7 @@ class Ranks:
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
         self.processes = [
-            subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder / "ticket")], env=env, **pipes)
+            subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder / "address")], env=env, **pipes)
             for rank in range(4)
         ]
         for process in self.processes:
@@ -165,7 +165,6 @@ def test_ranks_that_die_together_are_told_together(ranks):
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_an_exception_shows_its_traceback_and_the_others_say_where_it_was(ranks, rank):
-    ranks.tell("hold 0", rank)
     ranks.tell("raise out of luck", rank)
     codes, said = ranks.end()
     assert codes == [1, 1, 1, 1]
@@ -175,19 +174,40 @@ def test_an_exception_shows_its_traceback_and_the_others_say_where_it_was(ranks,
 
 
 def test_an_exception_that_a_death_caused_is_not_told(ranks):
-    ranks.tell("hold 3600")
-    ranks.tell("raise connection closed by peer", 0, 1, 2)
+    ranks.tell("patience 3600", 1, 2)
+    ranks.processes[0].send_signal(signal.SIGSTOP)  # so that it sees all at once
+    ranks.tell("raise connection closed by peer", 1, 2)
     ranks.processes[3].kill()
+    ranks.processes[3].wait()
+    ranks.processes[0].send_signal(signal.SIGCONT)
     codes, said = ranks.end()
     assert codes == [*[EXIT_LOST] * 3, -signal.SIGKILL]
     assert said[0] == f"error: {ranks.name(3)} died, last seen in set-up\n"
+    assert "Traceback" not in said[1] + said[2]
+
+
+def test_a_verdict_leaves_out_what_a_death_may_have_caused():
+    faults = [("rank 1 ended with ValueError", EXIT_FAULT), ("rank 2 died", EXIT_LOST), ("rank 3 died", EXIT_LOST)]
+    assert verdict(faults) == ("rank 2 died; rank 3 died", EXIT_LOST)
+    assert verdict(faults[:1]) == ("rank 1 ended with ValueError", EXIT_FAULT)
+    assert verdict(faults[1:2] * 10) == ("; ".join(["rank 2 died"] * 8) + "; and 2 more", EXIT_LOST)
+
+
+def test_a_rank_with_an_exception_ends_though_rank_0_hangs(ranks):
+    ranks.tell("patience 0.1", 1)
+    ranks.processes[0].send_signal(signal.SIGSTOP)
+    ranks.tell("raise out of luck", 1)
+    assert ranks.processes[1].wait(timeout=HANGS) == EXIT_FAULT
+    assert "ValueError: out of luck" in ranks.processes[1].stderr.read()
+    ranks.processes[0].send_signal(signal.SIGCONT)
+    for rank in (0, 2, 3):
+        assert ranks.processes[rank].wait(timeout=HANGS) == EXIT_FAULT
 
 
 def test_all_end_where_nothing_can_be_said(tmp_path):
     with open("/dev/full", "w") as full:
         ranks = Ranks(tmp_path, stderr=full)
     try:
-        ranks.tell("hold 0", 1)
         ranks.tell("raise out of luck", 1)
         assert ranks.end()[0] == [1] * 4
     finally:
@@ -218,13 +238,13 @@ def test_stalls_name_who_is_behind_and_who_is_silent_and_busy_ranks_are_none(ran
     assert ranks.end()[0] == [0] * 4
 
 
-def hub(world_size: int) -> HeartbeatServer:
-    return HeartbeatServer(world_size, ["here"] * world_size, "127.0.0.1")
+def serve(world_size: int) -> HeartbeatServer:
+    return HeartbeatServer(world_size, ["here"] * world_size)
 
 
 def test_strangers_are_turned_away_and_nobody_listens_once_all_are_there():
-    rank_0 = hub(2)
-    place = ("127.0.0.1", rank_0.ticket.port)
+    server = serve(2)
+    place = ("127.0.0.1", server.address.port)
     with socket.create_connection(place) as wrong, socket.create_connection(place) as mute:
         wrong.sendall(b'{"token": "guess", "rank": 1, "pid": 1}\n')
         assert wrong.recv(1) == b""
@@ -233,61 +253,62 @@ def test_strangers_are_turned_away_and_nobody_listens_once_all_are_there():
                 stranger.sendall(noise)
                 stranger.settimeout(HANGS)
                 assert stranger.recv(1) == b""
-        rank_1 = Stream(socket.create_connection(place))
-        rank_1.send(token=rank_0.ticket.token, rank=1, pid=1)
+        client = Stream(socket.create_connection(place))
+        client.send(token=server.address.token, rank=1, pid=1)
         assert mute.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(place)
-    for name, value in PROBES.items():  # a machine that vanishes is noticed by the kernel
-        assert rank_1.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
-    rank_1.send(goodbye=True)
-    rank_1.socket.close()
-    rank_0.close()
+    for name, value in PROBES.items():  # the kernel notices a machine that vanishes
+        assert client.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+    client.send(goodbye=True)
+    client.socket.close()
+    server.close()
 
 
 def test_a_stranger_whose_noise_comes_with_the_last_ranks_hello_does_no_harm():
-    rank_0 = hub(2)
-    place = ("127.0.0.1", rank_0.ticket.port)
+    server = serve(2)
+    place = ("127.0.0.1", server.address.port)
     with socket.create_connection(place) as noisy, socket.create_connection(place) as last:
-        rank_1 = Stream(last)
-        until(lambda: len(rank_0._guests) == 2)
-        looks_away, looks_again = threading.Event(), threading.Event()
-        rank_0._do(lambda: (looks_away.set(), looks_again.wait()))  # so that one look at the sockets finds both
+        client = Stream(last)
+        until(lambda: len(server._ranks) == 2)
+        looks_away, looks_again, deliver = threading.Event(), threading.Event(), server._deliver
+        server._deliver = lambda _: (looks_away.set(), looks_again.wait())  # so that one look at the sockets finds both
+        server._send()
         looks_away.wait()
-        rank_1.send(token=rank_0.ticket.token, rank=1, pid=1)
+        server._deliver = deliver
+        client.send(token=server.address.token, rank=1, pid=1)
         noisy.sendall(b"GET /\n")
         looks_again.set()
-        until(lambda: not rank_0._guests)
-        rank_1.send(at=(3, "update 1, step"))
-        until(lambda: rank_0._standings[1].steps == 3)
-        rank_1.send(goodbye=True)
-    rank_0.close()
+        until(lambda: list(server._ranks.values()) == [1])
+        client.send(at=(3, "update 1, step"))
+        until(lambda: server._statuses[1].steps == 3)
+        client.send(goodbye=True)
+    server.close()
 
 
 def test_a_thread_that_breaks_ends_its_process(monkeypatch):
     left = queue.SimpleQueue()
-    monkeypatch.setattr(lifeline, "leave", lambda text, code: left.put((text, code)))
-    hub(2)._do(lambda: 1 / 0)
+    monkeypatch.setattr(heartbeat, "leave", lambda text, code: left.put((text, code)))
+    serve(2)._send(at=None)
     text, code = left.get(timeout=HANGS)
-    assert "ZeroDivisionError" in text
+    assert "TypeError" in text
     assert code == EXIT_FAULT
 
 
 def test_a_rank_that_is_slow_to_go_does_not_take_rank_0_for_dead(monkeypatch):
     left = []
-    monkeypatch.setattr(lifeline, "leave", lambda text, code: left.append(text))
-    monkeypatch.setattr(lifeline, "GOODBYE_SECONDS", 0.4)
-    rank_0 = hub(2)
-    rank_1 = lifeline.HeartbeatClient(1, 2, ["here"] * 2, "127.0.0.1", rank_0.ticket, tells=True)
-    until(lambda: len(rank_0._standings) == 2)
-    rank_0.close()
-    until(lambda: not rank_0._thread.is_alive())
-    for stream in rank_0._streams.values():
-        stream.socket.close()  # as the end of its process does
-    until(lambda: rank_1._stream.socket not in {key.fileobj for key in rank_1._selector.get_map().values()})
-    assert rank_1._thread.is_alive()
-    rank_1.close()
-    until(lambda: not rank_1._thread.is_alive())
+    monkeypatch.setattr(heartbeat, "leave", lambda text, code: left.append(text))
+    monkeypatch.setattr(heartbeat, "LEAVE_SECONDS", 0.1)
+    server = serve(2)
+    client = HeartbeatClient(1, 2, ["here"] * 2, "127.0.0.1", server.address, reports=True)
+    until(lambda: len(server._statuses) == 2)
+    server.close()
+    for stream in server._streams.values():
+        stream.socket.shutdown(socket.SHUT_WR)  # as the end of its process does
+    until(lambda: client._stream.socket not in {key.fileobj for key in client._selector.get_map().values()})
+    assert client._thread.is_alive()
+    client.close()
+    until(lambda: not client._thread.is_alive() and not server._thread.is_alive())
     assert left == []
 
 
@@ -299,21 +320,21 @@ def until(condition) -> None:
 
 
 def test_1024_ranks_are_tied_and_send_a_few_messages_a_second():
-    rank_0 = hub(1024)
-    spokes = []
+    server = serve(1024)
+    clients = []
     for rank in range(1, 1024):
-        spokes.append(Stream(socket.create_connection(("127.0.0.1", rank_0.ticket.port))))
-        spokes[-1].send(token=rank_0.ticket.token, rank=rank, pid=rank)
-    until(lambda: len(rank_0._standings) == 1024)
-    assert rank_0._period >= 4  # s: so many messages a second, whatever the number of ranks
-    for spoke in spokes:
-        spoke.send(at=(5, "update 1, step"))
-    until(lambda: {one.steps for one in rank_0._standings.values()} == {0, 5})
-    for spoke in spokes:
-        spoke.send(goodbye=True)
-        spoke.socket.close()
-    rank_0.close()
-    until(lambda: not rank_0._thread.is_alive())
+        clients.append(Stream(socket.create_connection(("127.0.0.1", server.address.port))))
+        clients[-1].send(token=server.address.token, rank=rank, pid=rank)
+    until(lambda: len(server._statuses) == 1024)
+    assert server._period >= 4  # s: so many messages a second, whatever the number of ranks
+    for client in clients:
+        client.send(at=(5, "update 1, step"))
+    until(lambda: {status.steps for status in server._statuses.values()} == {0, 5})
+    for client in clients:
+        client.send(goodbye=True)
+        client.socket.close()
+    server.close()
+    until(lambda: not server._thread.is_alive())
 
 
 def test_a_message_is_a_line_of_json():

@@ -1,4 +1,4 @@
-"""Ranks that meet, as threads of this process: who is missing, twice there, or at a port of somebody else's."""
+"""Ranks that meet, as threads of this process: one is missing, started twice, or at the port of another program."""
 
 import itertools
 import socket
@@ -27,7 +27,7 @@ def launch(rank: int, world: int, job: str | None = None) -> Launch:
 
 
 def meet(*launches: Launch, port: int | None = None, faults: dict[int, str] | None = None) -> list[str]:
-    """What each ended with; empty where it met the others. The stores live until all have ended."""
+    """The error that each ended with; empty if it met the others. The stores live until all have ended."""
     port, ends, stores = port or free_port(), [""] * len(launches), []
 
     def run(number: int, launch: Launch) -> None:

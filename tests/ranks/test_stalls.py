@@ -1,11 +1,11 @@
-"""Who is behind, on a clock of the test's."""
+"""Which ranks are behind, with the test's own clock."""
 
 import pytest
 
 from swep_ds.ranks.stalls import RankStatus, StallWatch, ranks_of
 
 
-def standings(*steps: int, now: float = 0.0) -> list[RankStatus]:
+def statuses(*steps: int, now: float = 0.0) -> list[RankStatus]:
     ranks = [RankStatus(rank, f"node{rank // 4}", 100 + rank) for rank in range(len(steps))]
     for rank, count in zip(ranks, steps, strict=True):
         rank.hear(count, f"update {count}, data", now)
@@ -13,23 +13,23 @@ def standings(*steps: int, now: float = 0.0) -> list[RankStatus]:
 
 
 def hear(ranks: list[RankStatus], now: float, *, but: tuple[int, ...] = ()) -> None:
-    for one in ranks:
-        if one.rank not in but:
-            one.hear(one.steps, one.step, now)
+    for status in ranks:
+        if status.rank not in but:
+            status.hear(status.steps, status.step, now)
 
 
 def test_it_reports_when_the_time_is_up_and_each_time_it_has_doubled():
-    ranks, watch = standings(5, 5), StallWatch(10, now=0)
-    told = []
+    ranks, watch = statuses(5, 5), StallWatch(10, now=0)
+    reported = []
     for now in range(100):
         hear(ranks, now)
         if watch.look(ranks, now):
-            told.append(now)
-    assert told == [10, 20, 40, 80]
+            reported.append(now)
+    assert reported == [10, 20, 40, 80]
 
 
 def test_what_moves_is_no_stall_and_starts_the_time_anew():
-    ranks, watch = standings(5, 5), StallWatch(10, now=0)
+    ranks, watch = statuses(5, 5), StallWatch(10, now=0)
     for now in range(1, 60):
         hear(ranks, now)
         if now % 9 == 0:
@@ -42,11 +42,11 @@ def test_what_moves_is_no_stall_and_starts_the_time_anew():
 
 
 def test_set_up_before_the_watch_began_does_not_count():
-    assert StallWatch(10, now=1000).look(standings(0, 0), 1009) is None
+    assert StallWatch(10, now=1000).look(statuses(0, 0), 1009) is None
 
 
 def test_the_ranks_with_the_fewest_steps_are_behind():
-    ranks = standings(*[7] * 5, 6, 7, 7)
+    ranks = statuses(*[7] * 5, 6, 7, 7)
     ranks[5].moved = -12.0
     hear(ranks, 600)
     assert StallWatch(600, now=0).look(ranks, 600) == (
@@ -56,7 +56,7 @@ def test_the_ranks_with_the_fewest_steps_are_behind():
 
 
 def test_a_silent_rank_is_named_first_even_where_all_are_in_the_same_step():
-    ranks = standings(*[7] * 4)
+    ranks = statuses(*[7] * 4)
     hear(ranks, 60, but=(2,))
     assert StallWatch(60, now=0).look(ranks, 60) == (
         "no progress for 60 s: rank 2 (node0, pid 102) has been silent for 60 s, last in update 7, data; "
@@ -65,11 +65,11 @@ def test_a_silent_rank_is_named_first_even_where_all_are_in_the_same_step():
 
 
 def test_all_in_one_step_and_many_behind():
-    ranks = standings(*[7] * 3)
+    ranks = statuses(*[7] * 3)
     assert StallWatch(5, now=0).look(ranks, 5).endswith(": ranks 0-2 wait in update 7, data")
-    ranks = standings(*[6] * 9, 7)
+    ranks = statuses(*[6] * 9, 7)
     report = StallWatch(5, now=0).look(ranks, 5)
-    assert "rank 3 (node0, pid 103) is in update 6, data, since 5 s; the same of ranks 4-8; rank 9 waits in" in report
+    assert "rank 3 (node0, pid 103) is in update 6, data, since 5 s; likewise ranks 4-8; rank 9 waits in" in report
 
 
 @pytest.mark.parametrize(

@@ -244,4 +244,3 @@ def test_the_output_is_training_data_and_the_summary_is_true(folder):
     assert len(samples) + dropped == 8 * QUESTIONS
     said = (folder / "one.txt").read_text()
     assert f"kept {len(samples)} of {8 * QUESTIONS} samples of {QUESTIONS} questions, dropped {dropped}: " in said
-    assert "7/7 chunks" in said

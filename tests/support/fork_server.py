@@ -1,9 +1,9 @@
 """Runs scripts in processes forked from one that has imported everything: importing takes 10 s of a core each time.
 
-The tests' end is `run_script`; the server is this file, started as a script, once per worker of the tests. Every script
-is `__main__` of a fresh process with the environment, arguments and streams that it is given. What differs from
-`python SCRIPT`: modules are there already, all ranks hash strings alike, and at the end threads are waited for and
-exit handlers run, but the interpreter is not taken down. Tests of launchers start real processes.
+Tests call `run_script`. The server is this file, started as a script once per test worker. Every script is `__main__`
+of a fresh process with its own environment, arguments and streams. Unlike under `python SCRIPT`, modules are already
+imported, all ranks hash strings alike, and the interpreter is not shut down after threads have ended and exit handlers
+have run. Tests of launchers start real processes.
 """
 
 import atexit
@@ -27,8 +27,8 @@ from typing import NoReturn
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-HANGS = 1500  # s, for a machine on which everything takes ten times as long
-# what a server's environment decides for all that is forked from it
+HANGS = 1500  # s; a busy machine may take ten times as long
+# what the server's environment fixes for all processes forked from it
 IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -38,15 +38,14 @@ def run_script(
     """Runs a script to its end, on CPU with one thread.
 
     Args:
-        ranks: started as by a launcher, with their variables, over gloo; None: one process without them, as by
-            `python`.
-        check: whether an exit code other than 0 is an error.
+        ranks: number of processes with a launcher's variables; None: one process without them, as under `python`.
+        check: treat an exit code other than 0 as an error.
 
     Raises:
-        AssertionError: of `check`; or the script hangs.
+        AssertionError: `check` failed, or the script hangs.
 
     Returns:
-        With the first exit code that is not 0, and what all ranks said.
+        The first exit code that is not 0, and the output of all ranks.
     """
     server = _server()
     with tempfile.TemporaryDirectory(prefix="fork-") as name:
@@ -76,7 +75,7 @@ def run_script(
 
 @functools.cache
 def _server() -> subprocess.Popen:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}  # nothing is read but a line
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}  # reads no more than a line
     server = subprocess.Popen([sys.executable, __file__], cwd=ROOT, env=os.environ | IMPORTED_WITH, **pipes)
     atexit.register(server.communicate)  # it ends with its standard input
     return server
@@ -86,7 +85,7 @@ def _server() -> subprocess.Popen:
 
 
 def serve(answers: int) -> None:
-    """Takes an order a line; answers with the number of the script's process group, and with a line when it is over."""
+    """Reads one order per line; answers with the script's process group, and with a second line when it has ended."""
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()
@@ -99,7 +98,7 @@ def serve(answers: int) -> None:
 
 
 def launch(order: dict) -> NoReturn:
-    """Forks the ranks and waits for them, as the leader of their process group; `codes` in the folder are theirs."""
+    """Forks the ranks as their group's leader, waits, and writes their exit codes to `codes` in the folder."""
     os.setsid()
     children = []
     for rank in range(order.get("ranks", 1)):
@@ -142,19 +141,19 @@ def become(order: dict, rank: int) -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code or 0)  # taking the interpreter down would take 2 s
+    os._exit(code or 0)  # shutting the interpreter down takes 2 s
 
 
 def main() -> None:
     answers = os.dup(1)
-    os.dup2(2, 1)  # what imports print is no answer
+    os.dup2(2, 1)  # imports may print
     import swep_ds.pipeline.run  # noqa: F401
 
-    for name in ("bert.modeling_bert", "t5.modeling_t5"):  # models and engines import these when they are made
+    for name in ("bert.modeling_bert", "t5.modeling_t5"):  # models and engines import these late
         importlib.import_module(f"transformers.models.{name}")
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     gc.collect()
-    gc.freeze()  # what was imported need not be looked through, nor copied, in every process
+    gc.freeze()  # the imported objects need not be scanned, nor copied, in every process
     serve(answers)
     os._exit(0)
 

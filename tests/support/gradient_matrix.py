@@ -25,12 +25,12 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch import Tensor
 
+from swep_ds import ranks
 from swep_ds.data.batches import Batch
 from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine

@@ -1,4 +1,4 @@
-"""What can lie where a run's file should: contents of every wrong kind, and things that are no files."""
+"""Damage to a run's files: contents of every wrong kind, and things that are no files."""
 
 import json
 import os
@@ -35,7 +35,7 @@ CONTENTS |= {f"value {number}": _content(json.dumps(value).encode()) for number,
 
 
 def with_every_value_changed(tree: Any) -> list[Any]:
-    """Copies of a JSON tree, in each of which one value is another one of `VALUES`, or one key is gone."""
+    """Copies of a JSON tree: in each, one value is replaced by one of `VALUES`, or one key is removed."""
     copies = []
     for path in _paths(tree):
         for value in VALUES:

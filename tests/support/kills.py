@@ -1,11 +1,11 @@
-"""Kills training runs and sees whether anything is lost.
+"""Kills training runs and checks that nothing is lost (docs/clusters.md).
 
     python tests/support/kills.py --kills 20 --seed 0
 
 Each run of a tiny model, on 2 ranks under the `deepspeed` launcher, loses a random rank to SIGKILL at a random moment:
-while it starts or trains, while a checkpoint is being written, while it evaluates and exports. It is then started
-again with `--resume auto` and must go on from the newest whole checkpoint, and end with the losses, answers and weights
-of a run that nobody disturbed, bit for bit. Prints a table; exits 1 if anything is otherwise.
+while it starts or trains, while it writes a checkpoint, while it evaluates and exports. Started again with
+`--resume auto`, it must resume from the newest complete checkpoint, and end with the losses, answers and weights of an
+undisturbed run, bit for bit. Prints a table; exits 1 if anything differs.
 """
 
 import argparse
@@ -37,25 +37,25 @@ UPDATES, EVERY = 60, 3  # of a run, and from checkpoint to checkpoint
 SETTINGS = {"train.max_updates": UPDATES, "train.checkpoint_every": EVERY, "train.micro_batch_size": 4}
 MOMENTS = ("training", "checkpoint", "start", "end")
 WEIGHTS = (8, 8, 2, 2)
-SECONDS_TO_START = 6.0  # about, from the first sign of the ranks to the first update
+SECONDS_TO_START = 6.0  # roughly, from the start of the ranks to the first update
 SECONDS_TO_END = 30  # after a kill, for the launcher and all ranks
-SECONDS_TO_FINISH = 180  # for a start that nobody disturbs
-# of a line in metrics.jsonl, all that is not the clock's
+SECONDS_TO_FINISH = 180  # for an undisturbed start
+# fields of metrics.jsonl that do not depend on the clock
 EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate")
 
 
 @dataclass(frozen=True)
 class Kill:
-    """What was killed when, and how that start ended."""
+    """Which rank was killed when, and how that start ended."""
 
     moment: str
     rank: int
     logged: int  # updates in metrics.jsonl
-    writing: bool  # whether a checkpoint was half written
-    seconds: float  # until no process was left
+    writing: bool  # whether a checkpoint was incomplete
+    seconds: float  # until all processes had ended
     code: int
     named: bool  # whether the output names the rank
-    whole: list[int]  # updates of the whole checkpoints that are left
+    whole: list[int]  # updates of the complete checkpoints
 
 
 class Start:
@@ -76,19 +76,19 @@ class Start:
         return self.log.read_text(errors="replace")
 
     def resumed_from(self) -> int:
-        """The update that it went on from; 0 = from the start."""
-        found = re.search(r"resuming from \S*update-(\d+)", self.said())
-        return int(found[1]) if found else 0
+        """The update that it resumed from; 0 = the beginning."""
+        match = re.search(r"resuming from \S*update-(\d+)", self.said())
+        return int(match[1]) if match else 0
 
     def ranks(self) -> dict[int, int]:
-        """Rank -> process id, of those that run."""
-        found = {}
+        """The process ids of the live ranks, by rank."""
+        pids = {}
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 local = re.search(r"train\.py --local_rank=(\d+)", " ".join(process.cmdline()))
                 if local:
-                    found[int(local[1])] = process.pid
-        return found
+                    pids[int(local[1])] = process.pid
+        return pids
 
     def updates(self) -> int:
         file = self.run / "metrics.jsonl"
@@ -101,17 +101,17 @@ class Start:
         """Waits for a condition.
 
         Raises:
-            AssertionError: the start was over first.
+            AssertionError: the start ended first.
         """
         while not condition():
-            assert self.process.poll() is None, f"over before it was killed\n{self.said()[-4000:]}"
+            assert self.process.poll() is None, f"ended before it was killed\n{self.said()[-4000:]}"
             time.sleep(0.001)
 
     def wait(self, seconds: float) -> tuple[int, float]:
-        """(exit code, seconds until none of its processes was left).
+        """(exit code, seconds until all its processes had ended).
 
         Raises:
-            AssertionError: some are left after that time; they are killed.
+            AssertionError: some still run after that time; they are killed.
         """
         began = time.monotonic()
         while self.process.poll() is None or self._left():
@@ -139,7 +139,7 @@ class Start:
         """Kills a random rank at a random moment of that kind.
 
         Raises:
-            AssertionError: the run was over first, or did not end in time.
+            AssertionError: the run ended first, or did not end in time.
         """
         rank = rng.randrange(RANKS)
         self.until(lambda: len(self.ranks()) == RANKS)
@@ -149,7 +149,7 @@ class Start:
             self.until(lambda: self.updates() == UPDATES)
             time.sleep(rng.uniform(0, 0.3))
         else:
-            first = self.updates() + 1  # what an earlier start logged behind its checkpoint is made again first
+            first = self.updates() + 1  # updates logged after the last checkpoint are repeated first
             target = rng.randint(first, max(first, UPDATES - 2 * EVERY))
             self.until(lambda: self.updates() >= target)
             if moment == "checkpoint":
@@ -165,7 +165,7 @@ class Start:
 
 
 def whole_checkpoints(run: Path) -> list[int]:
-    """The updates of checkpoints whose files are all there, of the right size and readable."""
+    """The updates of the checkpoints whose files all exist with the right size and are readable."""
 
     def whole(file: Path, size: int) -> bool:
         if not file.is_file() or file.stat().st_size != size:
@@ -180,7 +180,7 @@ def whole_checkpoints(run: Path) -> list[int]:
 
 
 def undisturbed(folder: Path) -> Path:
-    """Prepares the recipe and makes the run to compare with."""
+    """Prepares the recipe and runs the reference."""
     prepare(folder, dropout=0.1)
     finish(start := Start(folder, "undisturbed"))
     return start.run
@@ -192,12 +192,11 @@ def finish(start: Start) -> None:
 
 
 def disturbed(folder: Path, name: str, rng: random.Random, moments: Sequence[str]) -> list[Kill]:
-    """Makes a run beside the undisturbed one, killed once per moment; the last start is left to finish.
+    """Kills a run once per moment, lets its last start finish, and compares it with the undisturbed one.
 
     Raises:
-        AssertionError: a start that was killed did not end in time or ended with success, one went on from something
-            else than the newest whole checkpoint, one that trained did not name the dead rank, or the run is not equal
-            to the undisturbed one.
+        AssertionError: a killed start did not end in time or succeeded, a start did not resume from the newest complete
+            checkpoint, a killed start that trained did not name the dead rank, or the runs differ.
     """
     kills: list[Kill] = []
     for moment in [*moments, None]:

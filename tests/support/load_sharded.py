@@ -14,9 +14,9 @@ import deepspeed
 import torch
 from transformers import AutoConfig
 
+from swep_ds import ranks
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.ranks import group as ranks
 from swep_ds.training.sharding import shard
 
 CONFIG = {

@@ -13,11 +13,11 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from swep_ds import ranks
 from swep_ds.benchmarks.breakdown import break_down
 from swep_ds.benchmarks.candidates import engine_update
 from swep_ds.benchmarks.traffic import watch_traffic
 from swep_ds.pipeline.prepare import prepare
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training import loop
 from swep_ds.training.engine import build_engine

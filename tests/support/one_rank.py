@@ -11,7 +11,7 @@ from swep_ds.ranks.group import process_group
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    """`process_group`, without what DeepSpeed leaves behind: its groups, and ZeRO-3's own `linear` in PyTorch."""
+    """`process_group`, and then removes what DeepSpeed leaves: its groups, and ZeRO-3's own `linear` in PyTorch."""
     linear = torch.nn.functional.linear
     try:
         with process_group():

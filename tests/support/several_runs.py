@@ -27,9 +27,9 @@ from unittest import mock
 import torch
 
 import swep_ds.pipeline.export
+from swep_ds import ranks
 from swep_ds.errors import InputError, WriteFailed
 from swep_ds.pipeline.run import run
-from swep_ds.ranks import group as ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Checkpoints
 

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
+from swep_ds import ranks
 from swep_ds.errors import TrainingDiverged
-from swep_ds.ranks import group as ranks
 from swep_ds.training.metrics import Health, Meter, Outliers, Stopwatch, check_finite, columns
 
 
 @pytest.fixture(autouse=True)
 def _hosts(monkeypatch):
-    monkeypatch.setattr(ranks, "_hosts", ["a", "a", "b", "b"])
+    monkeypatch.setattr("swep_ds.ranks.group._hosts", ["a", "a", "b", "b"])
 
 
 def health(data: list[float], forward: list[float]) -> list[Health]:

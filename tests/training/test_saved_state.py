@@ -9,7 +9,8 @@ import torch
 from transformers import BertConfig
 
 from swep_ds.pipeline import prepare
-from swep_ds.recipe import Recipe, differences
+from swep_ds.recipe import Recipe
+from swep_ds.settings import differences
 from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.conversion import find_mismatch, parameter_shapes
