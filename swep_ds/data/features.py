@@ -72,10 +72,11 @@ def build_features(
     Windows are written as they are made, so memory does not grow with their number.
 
     Raises:
-        InputError: as `WindowCutter`; a context has no token, every training window was dropped, or the cache cannot
-            be written.
+        InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
+            window was dropped, or the cache cannot be written.
     """
     cutter = WindowCutter(tokenizer, settings, examples[0])
+    cutter.check_sizes()
     has_types = "token_type_ids" in tokenizer.model_input_names
     drop = training and (settings.task == "generative" or windows_without_answer == "drop")
     setup = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop, "types": has_types}

@@ -148,8 +148,7 @@ class WindowCutter:
         example: any example; its context shows the tokenizer's special tokens.
 
     Raises:
-        InputError: the tokenizer has no character offsets, the sizes leave no room for context, or the context of
-            the example has no token.
+        InputError: the tokenizer has no character offsets, or the context of the example has no token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: WindowSettings, example: Example):
@@ -165,7 +164,6 @@ class WindowCutter:
         else:
             self.gap, self.template = "", Template.learn(self.backend, example)
         self.specials = self.template.specials
-        _check_sizes(settings, self.specials)
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -176,6 +174,20 @@ class WindowCutter:
         room = self.settings.max_length - self.specials - question
         return context_windows(context, room, min(self.settings.doc_stride, room))
 
+    def check_sizes(self) -> None:
+        """Raises InputError if the longest question leaves no room for context."""
+        settings = self.settings
+        for name in ("doc_stride", "max_query_length"):
+            if getattr(settings, name) < 1:
+                raise InputError(f"data.{name} is {getattr(settings, name)}; it must be at least 1 token")
+        needed = self.specials + settings.max_query_length + 1
+        if settings.max_length < needed:
+            raise InputError(
+                f"data.max_length {settings.max_length} leaves no room for context beside a question of "
+                f"data.max_query_length {settings.max_query_length} and {self.specials} special tokens; raise "
+                f"max_length to at least {needed}, or lower max_query_length"
+            )
+
 
 def _gap(backend: Tokenizer) -> str:
     """The text that gives a piece of a sentence the same tokens as after other words.
@@ -184,16 +196,3 @@ def _gap(backend: Tokenizer) -> str:
     """
     alone, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
     return "" if alone == after else " "
-
-
-def _check_sizes(settings: WindowSettings, specials: int) -> None:
-    for name in ("doc_stride", "max_query_length"):
-        if getattr(settings, name) < 1:
-            raise InputError(f"data.{name} is {getattr(settings, name)}; it must be at least 1 token")
-    needed = specials + settings.max_query_length + 1
-    if settings.max_length < needed:
-        raise InputError(
-            f"data.max_length {settings.max_length} leaves no room for context beside a question of "
-            f"data.max_query_length {settings.max_query_length} and {specials} special tokens; raise max_length to "
-            f"at least {needed}, or lower max_query_length"
-        )
