@@ -91,10 +91,9 @@ def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
     run_script(ROOT / "tests" / "support" / "engine_memory.py", str(file), ranks=world_size)
     measured = json.loads(file.read_text())
     assert len(measured["engines"]) == (9 if world_size == 1 else 11)
-    for model, stage, offload, precision, held, reached, total, peak, defers in measured["engines"]:
+    for model, stage, offload, precision, held, reached, total, peak in measured["engines"]:
         case = f"{model}, ZeRO-{stage}{' with offload' * offload}, {precision}, {world_size} rank(s)"
         assert total == pytest.approx(held, rel=0.05), case
-        assert defers == (stage < 2), case
         if reached is not None:  # gloo's thread may also hold the previous bucket
             assert 0.75 * reached < peak < 1.05 * reached, case
     [_, whole, counted], [_, partitioned, _] = measured["casts"]
