@@ -1,8 +1,8 @@
 """Started under a launcher: measures what engines hold, and compares it with `model_states`, as JSON.
 
 Arguments: the output file. Its "engines" lists [model, stage, offload, precision, bytes held, peak measured, states,
-peak estimated, defers the embeddings' gradient]; there is no measured peak on several ranks and with offload. "casts"
-lists [stage, bf16 bytes held when a forward under autocast with activation checkpointing ends, the count of them].
+peak estimated]; there is no measured peak on several ranks and with offload. "casts" lists [stage, bf16 bytes held when
+a forward under autocast with activation checkpointing ends, the count of them].
 """
 
 import gc
