@@ -135,13 +135,10 @@ def is_alone() -> bool:
     return world.strip() == "1"
 
 
-_reported: set[int] = set()
-
-
 def report(end: RunExit) -> None:
     """Prints once, on the first rank of each node, what ended a run: all ranks of a job meet the same."""
-    if (is_first_on_node() or isinstance(end, LaunchError)) and id(end) not in _reported:
-        _reported.add(id(end))
+    if (is_first_on_node() or isinstance(end, LaunchError)) and not end.reported:
+        end.reported = True
         warn(f"{end.title}: {end}")
 
 
