@@ -1,4 +1,4 @@
-"""Generated answers: tiny T5 under every ZeRO stage, its beam search on one rank and on two, and what is exported."""
+"""Generated answers: tiny T5 at ZeRO 0, 2 and 3, its beam search on one rank and on two, and what is exported."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, prepar
 
 pytestmark = pytest.mark.slow
 
-STAGES = (0, 1, 2, 3)
+STAGES = (0, 2, 3)
 
 
 @pytest.fixture(scope="module")
