@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data import cache
 from swep_ds.data.readers import Example
@@ -57,7 +57,7 @@ class Features:
 
 def build_features(
     examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     settings: WindowSettings,
     *,
     training: bool,
