@@ -20,8 +20,6 @@ tokens attend to each other, and positions start as sinusoids (Vaswani et al., 2
 Only the encoder is saved. The heads are discarded, and fine-tuning starts from a fresh one.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import time
@@ -261,13 +259,16 @@ class PretrainingModel(nn.Module):
 
 
 def pretrain(settings: Settings, folder: Path) -> None:
-    """Trains tokenizer and encoder, prints the losses and saves both to `folder`."""
+    """Trains tokenizer and encoder, prints the losses and saves both to `folder`: a `BertModel` in fp16."""
     torch.manual_seed(settings.seed)
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
     weights = {"language": settings.language_weight, "selection": 1.0, "restated": settings.restated_weight}
     train(model, batches(tokenizer, settings), weights, settings.updates, settings.learning_rate, settings.warmup)
-    save(model, tokenizer, folder)
+    bert = model.masked_lm.bert
+    bert.config.initializer_range = 0.02  # BERT's usual deviation, for the heads of fine-tuning
+    bert.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def train(
@@ -301,11 +302,3 @@ def train(
             means = "  ".join(f"{name} {value:.3f}" for name, value in sums.items())
             print(f"update {update:5d}  {means}  {time.perf_counter() - begin:5.0f} s", flush=True)
             sums.clear()
-
-
-def save(model: PretrainingModel, tokenizer: BertTokenizer, folder: Path) -> None:
-    """Writes the encoder as a `BertModel` in fp16; new heads on it start with BERT's usual deviation of 0.02."""
-    bert = model.masked_lm.bert
-    bert.config.initializer_range = 0.02
-    bert.half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

@@ -23,8 +23,6 @@ discarded:
 As in `pretrain.py`, the first updates see brief passages, and query and key projections start equal.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -237,7 +235,7 @@ class PretrainingModel(nn.Module):
 
 
 def pretrain(settings: Settings, folder: Path) -> None:
-    """Trains tokenizer and T5, prints the losses and saves both to `folder`."""
+    """Trains tokenizer and T5, prints the losses and saves both to `folder`, the model in bf16."""
     torch.manual_seed(settings.seed)
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
@@ -250,10 +248,5 @@ def pretrain(settings: Settings, folder: Path) -> None:
         "shared": settings.early_weight,
     }
     train(model, batches(tokenizer, settings), weights, settings.updates, settings.learning_rate, settings.warmup)
-    save(model, tokenizer, folder)
-
-
-def save(model: PretrainingModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes the `T5ForConditionalGeneration` in bf16."""
     model.t5.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
