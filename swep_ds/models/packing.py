@@ -27,7 +27,7 @@ from swep_ds.errors import InputError
 from swep_ds.models.masks import without_sync
 
 PACKED = "swep_packed"  # this attention's name in transformers
-# encoders with learned absolute positions; RoBERTa's positions begin behind the id of padding
+# encoders with learned absolute positions; RoBERTa's positions begin after the padding id
 FROM_ZERO = ("bert", "electra")
 BEHIND_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
 # train.precision -> dtype of the activations

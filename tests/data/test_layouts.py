@@ -1,4 +1,4 @@
-"""Fields of every layout: what is no text, no number or not where it says, for all questions of a file at once."""
+"""Faulty fields in every layout: text, numbers and offsets; one message names all faulty questions of a file."""
 
 import gzip
 import json
