@@ -81,7 +81,7 @@ def build_features(
     drop = training and (settings.task == "generative" or windows_without_answer == "drop")
     setup = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop, "types": has_types}
     digest = hashlib.sha256(f"{setup} {type(tokenizer).__name__} {cutter.backend.to_str()}".encode())
-    numbers: dict[str, int] = {}  # of contexts, whose text enters the digest once
+    numbers: dict[str, int] = {}  # context -> number: the digest takes each text once
     for example in examples:
         context = numbers.get(example.context, example.context)
         numbers.setdefault(example.context, len(numbers))

@@ -14,7 +14,7 @@ from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
 
-Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay in Arrow
+Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows, by name; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 
 

@@ -79,7 +79,7 @@ def test_draws_invert_the_softmax_over_the_candidates(monkeypatch):
     monkeypatch.setattr(masked_lm, "PLACES_AT_A_TIME", 7)
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, 5, 11)).astype(np.float32)
-    logits[1, 2, 1] = logits[1, 2, 5] = -1e30  # of probability 0
+    logits[1, 2, 1] = logits[1, 2, 5] = -1e30  # probability 0
     candidates = np.array([1, 4, 5, 8, 10])
     rows, positions = rng.integers(0, 3, 200), rng.integers(0, 5, 200)
     rows[:40], positions[:40] = 1, 2
