@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -128,18 +129,17 @@ def tokenizer_texts(passages: int, seed: int) -> Iterator[str]:
     return (write_passage(kinds[i % len(kinds)], world).text for i in range(passages))
 
 
-def draw_batches(
-    world: World, *, batch_size: int, brief_updates: int, left_out_rate: float, filler: str = "[MASK]"
-) -> Iterator[list[Pair]]:
-    """Endless batches of pairs; the pairs of a batch are of similar length."""
+def draw_batches(world: World, settings: Any, filler: str = "[MASK]") -> Iterator[list[Pair]]:
+    """Endless batches of pairs; the pairs of a batch are of similar length. `settings` are those of either model."""
+    size = settings.batch_size
     for update in itertools.count():
         if update % _POOL == 0:
-            brief = update < brief_updates
-            pool = [write_pair(world, left_out_rate, brief, filler) for _ in range(_POOL * batch_size)]
+            brief = update < settings.brief_updates
+            pool = [write_pair(world, settings.left_out_rate, brief, filler) for _ in range(_POOL * size)]
             pool.sort(key=lambda pair: len(pair.statement) + len(pair.passage))
             order = world.rng.sample(range(_POOL), _POOL)
-        first = order[update % _POOL] * batch_size
-        yield pool[first : first + batch_size]
+        first = order[update % _POOL] * size
+        yield pool[first : first + size]
 
 
 def train_tokenizer(settings: Settings) -> BertTokenizer:
@@ -171,12 +171,7 @@ def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, 
     """
     world = World(random.Random(f"swep-ds quickstart pretraining {settings.seed}"), "pretrain")
     special = torch.tensor(tokenizer.all_special_ids)
-    for pairs in draw_batches(
-        world,
-        batch_size=settings.batch_size,
-        brief_updates=settings.brief_updates,
-        left_out_rate=settings.left_out_rate,
-    ):
+    for pairs in draw_batches(world, settings):
         encoded = tokenizer(
             [pair.statement for pair in pairs], [pair.passage for pair in pairs], padding=True, return_tensors="pt"
         )
@@ -264,26 +259,20 @@ def pretrain(settings: Settings, folder: Path) -> None:
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
     weights = {"language": settings.language_weight, "selection": 1.0, "restated": settings.restated_weight}
-    train(model, batches(tokenizer, settings), weights, settings.updates, settings.learning_rate, settings.warmup)
+    train(model, batches(tokenizer, settings), weights, settings)
     bert = model.masked_lm.bert
     bert.config.initializer_range = 0.02  # BERT's usual deviation, for the heads of fine-tuning
     bert.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def train(
-    model: nn.Module,
-    data: Iterator[dict[str, Tensor]],
-    weights: dict[str, float],
-    updates: int,
-    learning_rate: float,
-    warmup: int,
-) -> None:
+def train(model: nn.Module, data: Iterator[dict[str, Tensor]], weights: dict[str, float], settings: Any) -> None:
     """AdamW with linear warm-up and decay on the weighted sum of the losses that `model(batch)` returns.
 
-    Prints the means of all values that `model` returns.
+    Prints the means of all values that `model` returns. `settings` are those of either model.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    updates, warmup = settings.updates, settings.warmup
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda done: min((done + 1) / warmup, (updates - done) / (updates - warmup))
     )
