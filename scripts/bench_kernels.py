@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from swep_ds.kernels.tools import bench
 
 from swep_ds import cli as command
 from swep_ds.kernels import arguments
+from swep_ds.kernels.tools import bench
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULTS = {

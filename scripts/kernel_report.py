@@ -14,10 +14,9 @@ import argparse
 import os
 import sys
 
-from swep_ds.kernels.tools import aot
-
 from swep_ds import cli as command
 from swep_ds.kernels import MODES, arguments
+from swep_ds.kernels.tools import aot
 
 LIMITS = ["memory", "issue", "special", "limit"]
 

@@ -10,10 +10,10 @@ import functools
 import sys
 
 import torch
-from swep_ds.kernels.tools import bench
 
 from swep_ds import cli as command
 from swep_ds.kernels import MODES, arguments, tiles, triton_impl
+from swep_ds.kernels.tools import bench
 
 
 def candidates(d: int, warp_size: int) -> list[tiles.Tile]:

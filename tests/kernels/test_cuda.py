@@ -10,9 +10,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from swep_ds.kernels.modes import MODES
-
 from swep_ds.kernels import perturb, standard_normal, torch_impl, triton_impl
+from swep_ds.kernels.modes import MODES
 
 
 def batch(n=4, t=64, d=768, dtype=torch.bfloat16):

@@ -10,9 +10,9 @@ from tests.support import run_kernel_script as run_script
 pytest.importorskip("triton")
 
 import triton
-from swep_ds.kernels.tools import aot
 
 from swep_ds.kernels import triton_kernels
+from swep_ds.kernels.tools import aot
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton compiles nothing under TRITON_INTERPRET=1"
