@@ -13,13 +13,12 @@ OUTPUT.json, again after each size.
 import argparse
 import json
 import platform
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from swep_ds import cli as command
+from swep_ds import cli
 from swep_ds.kernels import arguments
 from swep_ds.kernels.tools import bench
 
@@ -133,7 +132,7 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def main() -> int:
+def main() -> None:
     args = parse()
     if args.device == "cuda":
         device = torch.cuda.get_device_name()
@@ -147,8 +146,7 @@ def main() -> int:
             Path(f"{args.output}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
     {"sizes": sizes, "ladder": noise_ablation, "host": host, "update": update}[args.section](args, save)
-    return 0
 
 
 if __name__ == "__main__":
-    command.main(lambda: sys.exit(main()))
+    cli.main(main)
