@@ -119,7 +119,7 @@ def parse() -> argparse.Namespace:
             parser.error(f"--{args.section} takes no --{name}")
     args.device = args.device or ("cpu" if args.section == "update" else "cuda")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU here" + ("" if args.section == "ladder" else "; pass --device cpu"))
+        parser.error("there is no GPU" + ("" if args.section == "ladder" else "; pass --device cpu"))
     for name, value in (LADDER if args.section == "ladder" else DEFAULTS[args.device]).items():
         if getattr(args, name) is None:
             setattr(args, name, value)

@@ -177,7 +177,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
         reasons = list(check(runs))
         missing += [MissingRun(run.ref, reason) for run, reason in zip(runs, reasons, strict=True) if reason]
         runs = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
-    return runs, sorted(missing, key=lambda lack: refs.index(lack.ref))
+    return runs, sorted(missing, key=lambda run: refs.index(run.ref))
 
 
 def _read_run(ref: RunRef) -> Run:

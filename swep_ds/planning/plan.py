@@ -32,8 +32,8 @@ from swep_ds.training.ds_config import resolve_ds_config
 
 # the simplest first: partitioning costs communication, offload waits for the bus
 ORDER = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
-COLUMNS = ("parameters", "optimizer", "buffers", "gradients", "transient")  # of States
-WIDTH = 160  # of the printed lines
+COLUMNS = ("parameters", "optimizer", "buffers", "gradients", "transient")  # fields of `States`
+WIDTH = 160  # characters of a printed line
 Say = Callable[..., None]
 
 
@@ -150,7 +150,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     """On the meta device, without activation checkpointing, which `count_activations` counts by layer."""
     model, train = recipe.model, recipe.train.model_copy(update={"activation_checkpointing": False})
     flash = model.attention == "flash_attention_2"
-    if flash:  # it need not be installed here; it saves what SDPA's fused kernels save
+    if flash:  # it may not be installed on this machine; it saves what SDPA's fused kernels save
         model = model.model_copy(update={"attention": "auto"})
     recipe = recipe.model_copy(update={"model": model, "train": train})
     qa = prepare.load_model(recipe, tokenizer, model.name, weights=False)
@@ -200,7 +200,7 @@ def _say_data(
 
 
 def _batch(recipe: Recipe, length: int) -> Batch:
-    """A micro-batch of windows of this length; nothing looks at its values."""
+    """A micro-batch of windows of this length; only its shapes count."""
     count = recipe.train.micro_batch_size
     ids, row = torch.ones(count, length, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
     shares = torch.ones(count)

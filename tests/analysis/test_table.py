@@ -85,7 +85,7 @@ def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
     assert swep["scores"]["nyt"]["exact_match"]["paper"] == 75.18
     assert mine["rows"][1]["scores"]["squad"]["f1"]["paper"] is None
     notes = "\n".join(result["notes"])
-    assert "In round brackets the paper's number, of models trained on SQuAD v1.1." in notes
+    assert "In round brackets the paper's number, for models trained on SQuAD v1.1." in notes
     assert "The paper has no numbers for Mine." in notes
     assert [row["differences"] for row in mine["rows"]] == [{}, {}, {}]  # the base has no run there
     assert len(result["missing"]) == 1 + 3 + 3

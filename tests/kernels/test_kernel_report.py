@@ -1,4 +1,4 @@
-"""What the kernels compile to, held to the budget and to what the documentation says of it."""
+"""What the kernels compile to, compared with the budget and with what the documentation says."""
 
 import os
 import re
