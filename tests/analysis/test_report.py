@@ -290,7 +290,7 @@ def test_a_data_set_without_a_heat_map_is_named(run, monkeypatch):
     monkeypatch.setattr(example_maps, "TRIED", 0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
-    assert "There are only 0 of squad: at most 24 are drawn, if one window holds the answer." in page.texts["maps"]
+    assert "Only 0 of squad: at most 24 are drawn, and only where one window holds the answer." in page.texts["maps"]
 
 
 def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):

@@ -151,7 +151,7 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     result = table.make(find_runs([tmp_path / "runs"]))
     [row] = result["blocks"][0]["rows"]
     assert row["scores"]["squad"]["f1"]["paper"] is None
-    assert any("left out: they are of training on all of SQuAD v1.1 alone" in note for note in result["notes"])
+    assert any("its models trained on all of SQuAD v1.1 and on nothing else" in note for note in result["notes"])
     assert "No differences: there is no row MLE; --against names another one." in result["notes"]
 
 

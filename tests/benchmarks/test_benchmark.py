@@ -118,6 +118,18 @@ def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path, 
     assert all(f"{name} = " in printed for name in figures["assumptions"])
 
 
+def test_scaling_starts_the_loop_with_the_same_options(monkeypatch):
+    commands = []
+    monkeypatch.setattr("swep_ds.benchmarks.suite.rank_by_rank", commands.append)
+    options = {"--recipe": "quickstart", "--ds_config": "x.json", "--set": "train.precision=bf16"}
+    options |= {"--updates": "5", "--warmup": "4"}
+    monkeypatch.setattr(sys, "argv", [str(BENCH), "--scaling", *(word for pair in options.items() for word in pair)])
+    runpy.run_path(str(BENCH))["bench"]()
+    [[script, loop, *words]] = commands
+    assert (script, loop) == (str(BENCH), "--loop")
+    assert dict(zip(words[::2], words[1::2], strict=True)) == options
+
+
 # Shows a row for every operation: which ones are the slowest differs from run to run.
 BENCH_WITH_ALL_ROWS = f"""
 import runpy, sys
