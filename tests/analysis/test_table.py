@@ -57,7 +57,7 @@ def test_no_run_at_all_still_makes_a_table():
     assert table.aggregate({"MLE": []}) == {"columns": [], "rows": [{"name": "MLE", "scores": {}}]}
 
 
-def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
+def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     across = {"model": {"ELECTRA-small": {}, "Mine": {"model.name": "mine"}}}
     variants = {"mle": {}, "SWEP": {"method.name": "swep"}, "R-Drop": {"method.name": "r_drop"}}
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 20}, across=across, variants=variants, seeds=[0, 1, 2])

@@ -163,13 +163,13 @@ def test_an_update_is_profiled(tmp_path):
         (["--loop", "--methods", "published"], "published: it has no engine: leave --loop and --profile out"),
     ],
 )
-def test_bad_arguments_are_told_before_anything_is_loaded(monkeypatch, arguments, message):
+def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch, arguments, message):
     monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
     with pytest.raises(InputError, match=re.escape(message)):
         runpy.run_path(str(BENCH))["bench"]()
 
 
-def test_an_epoch_that_is_too_short_is_told(tmp_path):
+def test_an_epoch_that_is_too_short_is_reported(tmp_path):
     ended = bench(tmp_path, "--updates", "90", check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: an epoch has 6 updates, and 90 are asked for: lower --updates")

@@ -56,7 +56,7 @@ def test_the_interpreter_agrees(tmp_path):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-3)
 
 
-def test_a_cuda_graph_reads_seed_and_draw_anew():
+def test_a_cuda_graph_reads_seed_and_draw_again():
     embeddings, params, mask, ids = (x.detach() for x in batch())
     seed, draw = torch.tensor(7, device="cuda"), torch.tensor(0, device="cuda")
     perturb(embeddings, params, mask, ids, seed=seed, draw=draw, prior_variance=0.1)  # compiles outside the capture

@@ -102,7 +102,7 @@ def test_inputs_strided_in_every_dimension_compile():
     aot.compile_kernel("backward", "sm_90", 768, mode="fixed_sigma", types=integers("backward", "T|.*_[ntd]"))
 
 
-def test_what_changes_from_call_to_call_does_not_compile_a_kernel_anew():
+def test_what_changes_from_call_to_call_compiles_no_new_kernel():
     for kernel in (triton_kernels.perturb_forward, triton_kernels.perturb_backward, triton_kernels.philox_words):
         varying = (*KEY, "k0", "k1", "T", "mask_n", "grad_kl_n")
         parameters = [p for p in kernel.params if p.name in varying]
