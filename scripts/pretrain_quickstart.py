@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from swep_ds import cli
 from swep_ds.data.quickstart import pretrain, pretrain_t5
-from swep_ds.files import path_of
+from swep_ds.files import check_output_folder, path_of
 
 MODELS = {"encoder": pretrain, "t5": pretrain_t5}
 
@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="default: as many as for the shipped model")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     arguments = parser.parse_args()
+    check_output_folder("FOLDER", arguments.folder)
     module = MODELS[arguments.model]
     settings = module.Settings(seed=arguments.seed)
     if arguments.updates:
