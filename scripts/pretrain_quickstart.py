@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="default: as many as for the shipped model")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     arguments = parser.parse_args()
+    check_output_folder("FOLDER", arguments.folder)
     module = MODELS[arguments.model]
     settings = module.Settings(seed=arguments.seed)
     if arguments.updates is not None:

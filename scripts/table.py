@@ -20,7 +20,7 @@ from swep_ds.files import check_output_folder, path_of
 def table() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument(
-        "folders", nargs="+", type=path_of("FOLDER"), metavar="FOLDER", help="of a sweep, of a run, or of several runs"
+        "folders", nargs="+", type=path_of("FOLDER"), metavar="FOLDER", help="folder of a sweep, or of one or more runs"
     )
     parser.add_argument("--against", metavar="ROW", help="the row that others are compared with (default: MLE)")
     parser.add_argument("--output", type=path_of("--output"), metavar="DIR", help="write table and curves there")

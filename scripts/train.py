@@ -1,13 +1,13 @@
 """Trains, evaluates and exports a question-answering model, as a recipe says.
 
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json                    # the embedded quick start
-    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set train.precision=bf16
+    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set train.precision=autocast
     python scripts/train.py --recipe bert_base_squad --plan 8x80      # only prints what it takes, and what fits
 
 Starts equally under `torchrun`, `srun` and plain `python` (one process); scripts/slurm/submit.py submits it to Slurm.
 With --preflight, any of these commands trains nothing, and checks that all ranks see the same.
 Exit codes: 0 done; 2 bad input or configuration (one line says what and how to fix it); 75 stopped on request after a
-checkpoint, start again to resume; anything else is a fault.
+checkpoint, and 76 another rank was lost: start again to resume; anything else is a fault.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def train() -> None:
         print_plan(arguments, recipe)
         return
     if arguments.ds_config is None:
-        raise InputError("--ds_config: none is given: shipped ones are in ds_configs/, and --plan tells which to take")
+        raise InputError("--ds_config: none is given: shipped ones are in ds_configs/, and --plan says which to take")
     folder = run_folder(arguments, recipe)
 
     from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked

@@ -303,6 +303,8 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
             return f"{field}.name: {name!r} is not a {field}{suggest(name, kinds)}"
         case "union_tag_not_found":
             return f"{field}.name is required: one of {', '.join(kinds)}"
+        case "list_type":
+            return f"{field}: {shown(error['input'])} is not a list: write it as {location[-1]}: [A, B]"
         case "value_error" if isinstance(error["ctx"]["error"], FieldFault):
             return ".".join(filter(None, (field, str(error["ctx"]["error"]))))
         case "value_error":

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--time", help="limit of each start, such as 12:00:00 (default: the partition's)")
     options.add_argument("--partition", help="default: the cluster's")
     options.add_argument("--parallel", type=positive, help="for a sweep: runs at a time (default: no limit)")
-    options.add_argument("--max_restarts", type=int, default=20, help="of a run (default: 20)")
+    options.add_argument("--max_restarts", type=int, default=20, help="restarts of a job (default: 20)")
     options.add_argument(
         "--sbatch", action="append", default=[], metavar="OPTION", help="another option, as --sbatch=--qos=x"
     )
@@ -71,8 +71,10 @@ def training(options: list[str]) -> tuple[list[str], list[str], Path]:
     if arguments.resume != "auto":
         raise InputError(f"--resume {arguments.resume}: every start of a job would do that: leave it out, for auto")
     recipe = Recipe.load(arguments.recipe, arguments.set)
-    if not arguments.ds_config or not Path(arguments.ds_config).is_file():
-        raise InputError(f"--ds_config {arguments.ds_config}: no such file; shipped ones are in ds_configs/")
+    if not arguments.ds_config:
+        raise InputError("--ds_config: none is given after `--`: shipped ones are in ds_configs/")
+    if not Path(arguments.ds_config).is_file():
+        raise InputError(f"--ds_config {arguments.ds_config}: no such file: shipped ones are in ds_configs/")
     folder = script["run_folder"](arguments, recipe).absolute()
     chosen = [f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log"]
     return chosen, with_folder(options, arguments, folder), folder.parent

@@ -28,6 +28,8 @@ def curves(folders: Sequence[Path]) -> pd.DataFrame:
     """
     rows = []
     for folder in folders:
+        if not (folder / "recipe.yaml").is_file():
+            raise InputError(f"{folder}: holds no recipe.yaml, so no run: name a run's folder")
         recipe, file = Recipe.load(str(folder / "recipe.yaml")), folder / "metrics.jsonl"
         if not file.is_file():
             raise InputError(f"{file}: no such file: name the folder of a run that has begun to train")

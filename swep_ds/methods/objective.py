@@ -69,7 +69,7 @@ class Objective(nn.Module):
                     embeddings = noise.embeddings
                 output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden)
             if pass_.keeps_hidden:
-                carried = replace(carried, hidden=output.hidden.detach())
+                carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
             if pass_.weight == 0:
                 continue
             nll = (output.nll * batch.weight).sum()

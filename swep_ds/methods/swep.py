@@ -5,8 +5,9 @@
     z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z            `Swep._perturb`
     loss = lambda * nll(e) + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))
 
-Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. `Objective.forward` adds up the loss;
-`swep_ds.training.loop.run_update` goes forward and backward. At inference nothing is perturbed.
+Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. `Objective.forward` detaches h, which is
+the stop-gradient, and adds up the loss; `swep_ds.training.loop.run_update` goes forward and backward. At inference
+nothing is perturbed.
 
 The ablations of Section 4.4 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).

@@ -43,6 +43,9 @@ def test_runs_without_a_curve(run):
     (run / "metrics.jsonl").unlink()
     with pytest.raises(InputError, match=r"metrics\.jsonl: no such file"):
         curves([run])
+    (run / "recipe.yaml").unlink()
+    with pytest.raises(InputError, match=r"holds no recipe\.yaml, so no run"):
+        curves([run])
 
 
 def test_share_of_ssmbas_texts(tmp_path):

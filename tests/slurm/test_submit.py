@@ -118,7 +118,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
         (["train", *CPU, "--", *RUN, "--reciep", "x"], "unrecognized arguments: --reciep x"),
         (["train", *CPU, "--", *RUN, "--recipe", "quikstart"], "--recipe quikstart: no such recipe; known are"),
         (["train", *CPU, "--", *RUN, "--set", "train.epocs=1"], "did you mean 'epochs'"),
-        (["train", *CPU, "--", "--recipe", "quickstart"], "--ds_config None: no such file"),
+        (["train", *CPU, "--", "--recipe", "quickstart"], "--ds_config: none is given after `--`"),
         (["train", *CPU, "--", *RUN, "--resume", "runs/x/checkpoints/update-1"], "every start of a job would do that"),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; known are"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --num_accelerators, --cell"),
