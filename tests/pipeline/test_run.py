@@ -31,10 +31,10 @@ def folder(tmp_path_factory):
 
 
 def training(folder, method: str = "mle", **data) -> list[Example]:
-    made = {"train": str(folder / "train.json"), "eval": {"test": str(folder / "train.json")}, **data}
+    data = {"train": str(folder / "train.json"), "eval": {"test": str(folder / "train.json")}, **data}
     if method == "ssmba":
-        made["augmented"] = str(folder / "augmented.json")
-    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": method}, "data": made, "seed": 3})
+        data["augmented"] = str(folder / "augmented.json")
+    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": method}, "data": data, "seed": 3})
     return load_examples(recipe)[0]
 
 
@@ -51,8 +51,8 @@ def test_fractions_are_nested_and_the_same_for_every_method(folder, holdout):
         assert len(chosen) == round(fraction * len(whole))
         assert {e.id for e in chosen} < {e.id for e in larger}
         for method in METHODS:
-            made = training(folder, method, train_fraction=fraction, holdout_fraction=holdout)
-            assert originals(made) == chosen
+            examples = training(folder, method, train_fraction=fraction, holdout_fraction=holdout)
+            assert originals(examples) == chosen
         larger = chosen
 
 
@@ -60,11 +60,12 @@ def test_fractions_are_nested_and_the_same_for_every_method(folder, holdout):
 def test_samples_come_behind_the_questions_they_are_of(folder, data):
     plain = training(folder, **data)
     for method in ("ssmba", "swep"):
-        made = training(folder, method, augmented=str(folder / "augmented.json"), **data)
-        assert made[: len(plain)] == plain
-        assert [e.id for e in made[len(plain) :]] == [f"{e.id}-ssmba{k}" for e in plain for k in range(2)]
-        assert made[len(plain)].context == plain[0].context + " again"
-        assert made[len(plain)].span == plain[0].span
+        examples = training(folder, method, augmented=str(folder / "augmented.json"), **data)
+        samples = examples[len(plain) :]
+        assert examples[: len(plain)] == plain
+        assert [e.id for e in samples] == [f"{e.id}-ssmba{k}" for e in plain for k in range(2)]
+        assert samples[0].context == plain[0].context + " again"
+        assert samples[0].span == plain[0].span
 
 
 def test_training_data_that_is_missing_names_the_field_it_was_given_in(folder):

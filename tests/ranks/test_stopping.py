@@ -1,4 +1,4 @@
-"""Runs that are stopped, killed and halted: how all ranks end, what they say, and that what goes on is the same run.
+"""Runs that are stopped, killed and halted: how all ranks end, what they say, and that a resumed run is the same run.
 
 Ranks are real processes; most are forked from one that has imported everything (`forked_ranks.py`).
 """
@@ -15,19 +15,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from safetensors.torch import load_file
 
 from swep_ds.errors import EXIT_LOST, InputError
 from swep_ds.ranks.vote import _over_gloo
 from tests.support.fork_server import HANGS, ROOT, run_script
 from tests.support.ports import free_port
-from tests.support.tiny_run import DEEPSPEED, TORCHRUN, ds_config, metrics, prepare
+from tests.support.tiny_run import DEEPSPEED, TORCHRUN, assert_same, complete, ds_config, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
 UPDATES, EVERY = 10, 4  # logged after updates 1, 4, 8, 10
 SET = [f"train.max_updates={UPDATES}", f"train.log_every={EVERY}", "train.micro_batch_size=4"]
-EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate")
 KILLED = -signal.SIGKILL
 
 
@@ -38,7 +36,7 @@ def on(ranks: int, name: str, output_dir: str, faults: dict[int, list] | None = 
 RUNS = [
     on(2, "whole", "whole"),
     on(2, "stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
-    on(2, "go on", "stopped", {0: ["evaluation, batch 1", "SIGTERM", "wait"]}),
+    on(2, "continue", "stopped", {0: ["evaluation, batch 1", "SIGTERM", "wait"]}),
     on(2, "finish", "stopped"),
     on(2, "twice", "twice", {0: ["update 3, data", "SIGTERM", "SIGTERM", "wait"]}, repeat_seconds=0),
     on(2, "early", "early", {1: ["imports", "SIGUSR1"]}, repeat_seconds=0),
@@ -51,7 +49,7 @@ RUNS = [
     on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
     on(1, "two whole", "two-whole", recipe="two.yaml"),
     on(1, "two first", "two", {0: ["update 3, data", "SIGTERM", "SIGTERM"]}, recipe="two.yaml", repeat_seconds=3600),
-    on(1, "two go on", "two", recipe="two.yaml"),
+    on(1, "two continue", "two", recipe="two.yaml"),
 ]
 
 
@@ -70,20 +68,6 @@ def made(folder) -> dict[str, dict]:
     (folder / "runs.json").write_text(json.dumps(RUNS))
     run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(folder / "runs.json"))
     return json.loads((folder / "results.json").read_text())
-
-
-def complete(run: Path) -> list[int]:
-    return sorted(int(file.parent.name.split("-")[1]) for file in run.glob("checkpoints/update-*/complete.json"))
-
-
-def assert_same(run: Path, whole: Path) -> None:
-    """Every line of metrics.jsonl once, with the same numbers to the last bit; the same weights and answers."""
-    mine, other = ([{key: line.get(key) for key in EXACT} for line in metrics(folder)] for folder in (run, whole))
-    assert mine == other
-    left, right = (load_file(folder / "model" / "model.safetensors") for folder in (run, whole))
-    assert all((left[key] == right[key]).all() for key in right)
-    answers = Path("predictions") / "test.json"
-    assert (run / answers).read_text() == (whole / answers).read_text()
 
 
 # Requests to stop
@@ -123,7 +107,7 @@ def test_a_wrong_network_interface_is_told_in_a_line(monkeypatch):
 
 
 def test_after_training_a_stop_is_served_at_once(made):
-    result = made["go on"]
+    result = made["continue"]
     assert result["codes"] == [75, 75]  # though the main thread of the rank waits
     assert result["said"][0].startswith("stopped: on request (SIGTERM to rank 0, ")
 
@@ -145,7 +129,7 @@ def test_a_first_stage_stops_and_goes_on_too(made, folder):
     result = made["two first"]
     assert result["codes"] == [75]
     assert "after update 3 of 6" in result["said"][0]  # two signals in a row are one request
-    assert made["two whole"]["codes"] == made["two go on"]["codes"] == [0]
+    assert made["two whole"]["codes"] == made["two continue"]["codes"] == [0]
     assert_same(folder / "two", folder / "two-whole")
     assert metrics(folder / "two" / "pretrain")[-1]["loss"] == metrics(folder / "two-whole" / "pretrain")[-1]["loss"]
 
@@ -226,7 +210,7 @@ def start(folder: Path, output: str, *launcher: str) -> tuple[subprocess.Popen, 
 
 
 def end(process: subprocess.Popen) -> tuple[int, str]:
-    """Exit code, and what was said; of a run that would go on for hours."""
+    """Exit code and stderr of a run that would last for hours."""
     try:
         _, said = process.communicate(timeout=HANGS)
     finally:
