@@ -227,8 +227,11 @@ def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
     """
     if not recipe.pretrain:
         return None
-    file = folder.path / PRETRAIN / folder.results.name
-    return {"data": recipe.pretrain.train} | (read_results(file).train if file.is_file() else {})
+    file, data = folder.path / PRETRAIN / folder.results.name, {"data": recipe.pretrain.train}
+    try:
+        return data | read_results(file).train if file.is_file() else data
+    except InputError:
+        raise InputError(f"{file}: is damaged: delete it, and the first stage writes it again") from None
 
 
 def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, say: Say) -> Selection:

@@ -8,7 +8,9 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
+from swep_ds.pipeline.run import _pretraining
 from swep_ds.recipe import Recipe
 from tests.support import tiny, tiny_models
 from tests.support.tiny_run import squad
@@ -88,6 +90,17 @@ def test_samples_that_are_missing_broken_or_of_other_data(folder):
     (folder / "broken.json").write_text(json.dumps(broken))
     with pytest.raises(InputError, match=r"^data\.augmented: .*broken\.json: question 'q0-0-ssmba0': the answer"):
         training(folder, augmented=str(folder / "broken.json"))
+
+
+def test_damaged_results_of_a_first_stage_are_deleted_not_run_again(tmp_path):
+    data, pretrain = {"train": "t", "eval": {}}, {"train": "generated.json"}
+    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": data, "pretrain": pretrain}
+    recipe, folder = Recipe.model_validate(tree), RunFolder(tmp_path)
+    assert _pretraining(recipe, folder) == {"data": "generated.json"}
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / "results.json").write_text("{")
+    with pytest.raises(InputError, match=r"pretrain/results\.json: is damaged: delete it, and the first stage writes"):
+        _pretraining(recipe, folder)
 
 
 def model_recipe(folder, **train) -> Recipe:
