@@ -59,7 +59,7 @@ def test_fractions_are_nested_and_the_same_for_every_method(folder, holdout):
 
 
 @pytest.mark.parametrize("data", [{}, {"train_fraction": 0.1}, {"max_train_examples": 7}, {"holdout_fraction": 0.3}])
-def test_samples_come_behind_the_questions_they_are_of(folder, data):
+def test_samples_follow_their_questions(folder, data):
     plain = training(folder, **data)
     for method in ("ssmba", "swep"):
         examples = training(folder, method, augmented=str(folder / "augmented.json"), **data)

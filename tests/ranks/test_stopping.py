@@ -64,7 +64,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder) -> dict[str, dict]:
+def ended(folder) -> dict[str, dict]:
     (folder / "runs.json").write_text(json.dumps(RUNS))
     run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(folder / "runs.json"))
     return json.loads((folder / "results.json").read_text())
@@ -73,30 +73,30 @@ def made(folder) -> dict[str, dict]:
 # Requests to stop
 
 
-def test_one_rank_that_is_asked_stops_all_at_one_update(made, folder):
-    assert made["whole"]["codes"] == [0, 0]
-    result = made["stop"]
+def test_one_rank_that_is_asked_stops_all_at_one_update(ended, folder):
+    assert ended["whole"]["codes"] == [0, 0]
+    result = ended["stop"]
     assert result["codes"] == [75, 75]
     [line] = [line for line in result["said"][0].splitlines() if line.startswith("stopped: ")]
     assert line.startswith("stopped: on request (SIGINT) after update 6 of 10; its checkpoint is saved, and the same")
     assert "Traceback" not in result["said"][0] + result["said"][1]
 
 
-def test_a_stop_between_two_logged_updates_leaves_no_trace(made, folder):
+def test_a_stop_between_two_logged_updates_leaves_no_trace(ended, folder):
     run = folder / "stopped"
-    assert made["finish"]["codes"] == [0, 0]
+    assert ended["finish"]["codes"] == [0, 0]
     assert [line["update"] for line in metrics(run)] == [1, 4, 8, 10]
     assert_same(run, folder / "whole")
     assert complete(run) == [6, 10]
 
 
-def test_a_request_during_a_checkpoint_needs_no_other_one(made, folder):
-    assert made["in save"]["codes"] == [75, 75]
-    assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in made["in save"]["said"][0]
+def test_a_request_during_a_checkpoint_needs_no_other_one(ended, folder):
+    assert ended["in save"]["codes"] == [75, 75]
+    assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in ended["in save"]["said"][0]
     assert complete(folder / "in-save") == [4]
 
 
-def test_a_wrong_network_interface_is_told_in_a_line(monkeypatch):
+def test_a_wrong_network_interface_is_reported_in_one_line(monkeypatch):
     def refuse(**_) -> None:
         raise RuntimeError("Gloo connectFullMesh failed:\n[connect] timed out")
 
@@ -106,30 +106,30 @@ def test_a_wrong_network_interface_is_told_in_a_line(monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_after_training_a_stop_is_served_at_once(made):
-    result = made["continue"]
+def test_after_training_a_stop_is_served_at_once(ended):
+    result = ended["continue"]
     assert result["codes"] == [75, 75]  # though the main thread of the rank waits
     assert result["said"][0].startswith("stopped: on request (SIGTERM to rank 0, ")
 
 
-def test_a_second_signal_leaves_at_once_and_keeps_what_is_there(made, folder):
-    result = made["twice"]
+def test_a_second_signal_leaves_at_once_and_keeps_what_is_there(ended, folder):
+    result = ended["twice"]
     assert result["codes"] == [128 + signal.SIGTERM, EXIT_LOST]
     assert "rank 0 " in result["said"][1]
     assert " died" in result["said"][1]
 
 
-def test_a_signal_before_the_ranks_know_each_other_is_kept(made, folder):
-    assert made["early"]["codes"] == [75, 75]
-    assert made["early"]["said"][0].startswith("stopped: on request (SIGUSR1 to rank 1, ")
+def test_a_signal_before_the_ranks_know_each_other_is_kept(ended, folder):
+    assert ended["early"]["codes"] == [75, 75]
+    assert ended["early"]["said"][0].startswith("stopped: on request (SIGUSR1 to rank 1, ")
     assert complete(folder / "early") == []
 
 
-def test_a_first_stage_stops_and_goes_on_too(made, folder):
-    result = made["two first"]
+def test_a_first_stage_stops_and_resumes_too(ended, folder):
+    result = ended["two first"]
     assert result["codes"] == [75]
     assert "after update 3 of 6" in result["said"][0]  # two signals in a row are one request
-    assert made["two whole"]["codes"] == made["two continue"]["codes"] == [0]
+    assert ended["two whole"]["codes"] == ended["two continue"]["codes"] == [0]
     assert_same(folder / "two", folder / "two-whole")
     assert metrics(folder / "two" / "pretrain")[-1]["loss"] == metrics(folder / "two-whole" / "pretrain")[-1]["loss"]
 
@@ -137,8 +137,8 @@ def test_a_first_stage_stops_and_goes_on_too(made, folder):
 # Deaths
 
 
-def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
-    result = made["halted"]
+def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(ended):
+    result = ended["halted"]
     assert result["codes"] == [EXIT_LOST, KILLED]
     lines = result["said"][0].splitlines()
     silent = r"warning: no progress for \d+ s: rank 1 \(.* has been silent for .*; rank 0 waits in update 5, "
@@ -148,18 +148,18 @@ def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
     assert " died, last seen in " in error  # a rank tells where it is once a second: updates here are faster
 
 
-def test_a_run_that_loses_a_rank_at_any_point_is_the_run_it_would_have_been(made, folder):
+def test_a_run_that_loses_a_rank_at_any_point_is_the_run_it_would_have_been(ended, folder):
     """While it trains, evaluates and exports; in tests/training/test_resume.py, while a checkpoint is written."""
-    assert made["kill 1"]["codes"] == made["kill in evaluation"]["codes"] == [EXIT_LOST, KILLED]
-    assert made["kill in export"]["codes"] == [KILLED, EXIT_LOST]
-    [error] = [line for line in made["kill in export"]["said"][1].splitlines() if line.startswith("error: ")]
+    assert ended["kill 1"]["codes"] == ended["kill in evaluation"]["codes"] == [EXIT_LOST, KILLED]
+    assert ended["kill in export"]["codes"] == [KILLED, EXIT_LOST]
+    [error] = [line for line in ended["kill in export"]["said"][1].splitlines() if line.startswith("error: ")]
     assert error.startswith("error: rank 0 (")
-    assert made["after kills"]["codes"] == [0, 0]
+    assert ended["after kills"]["codes"] == [0, 0]
     assert_same(folder / "killed", folder / "whole")
 
 
-def test_an_exception_on_one_rank_ends_all(made):
-    result = made["raise"]
+def test_an_exception_on_one_rank_ends_all(ended):
+    result = ended["raise"]
     assert result["codes"] == [1, 1]
     assert "ZeroDivisionError: of the test" in result["said"][1]
     assert "Traceback" not in result["said"][0]
@@ -169,7 +169,7 @@ def test_an_exception_on_one_rank_ends_all(made):
 # Health
 
 
-def test_every_logged_update_has_a_line_of_each_ranks_numbers(made, folder):
+def test_every_logged_update_has_a_line_of_each_ranks_numbers(ended, folder):
     lines = [json.loads(line) for line in (folder / "stopped" / "health.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 4, 8, 10]
     for line in lines:

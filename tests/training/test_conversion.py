@@ -197,7 +197,7 @@ def column(run: Path, key: str) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_RANKS | BY_STAGE)
-def test_a_run_that_resumes_otherwise_is_the_uninterrupted_one(folder, name):
+def test_a_run_that_resumes_in_another_layout_is_the_uninterrupted_one(folder, name):
     run, whole = folder / name, folder / f"whole-{name if name in ('t5', 'bf16') else 'bert'}"
     assert column(run, "update") == list(range(1, UPDATES + 1))
     assert column(run, "learning_rate") == column(whole, "learning_rate")
