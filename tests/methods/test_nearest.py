@@ -18,20 +18,20 @@ from tests.support.tiny_objective import JOINT, MEASURED, SEED, objective, split
 PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})
 
 
-def by_loop(vector: np.ndarray, own: int, table: np.ndarray) -> bool:
-    return any(vector @ row > vector @ table[own] for row in table)
+def by_loop(vector: np.ndarray, word: int, table: np.ndarray) -> bool:
+    return any(vector @ row > vector @ table[word] for row in table)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 30))
 def test_nearest_to_another_word_against_a_loop(seed, chunk, vocabulary):
     rng = np.random.default_rng(seed)
-    table, own = rng.normal(size=(vocabulary, 4)), rng.integers(0, vocabulary, 9)
-    vectors = np.stack([table[own], table[own] * rng.normal(1, 1, (9, 4)), np.zeros((9, 4))])
+    table, words = rng.normal(size=(vocabulary, 4)), rng.integers(0, vocabulary, 9)
+    vectors = np.stack([table[words], table[words] * rng.normal(1, 1, (9, 4)), np.zeros((9, 4))])
     with mock.patch.object(nearest, "CHUNK", chunk):
         another = is_another(
-            torch.from_numpy(vectors), torch.from_numpy(own), torch.from_numpy(table).__getitem__, vocabulary
+            torch.from_numpy(vectors), torch.from_numpy(words), torch.from_numpy(table).__getitem__, vocabulary
         )
-    expected = [[by_loop(v, w, table) for v, w in zip(rows, own, strict=True)] for rows in vectors]
+    expected = [[by_loop(v, w, table) for v, w in zip(rows, words, strict=True)] for rows in vectors]
     assert another.tolist() == expected
     assert not another[2].any()  # all words are equally near to zero
 
@@ -72,16 +72,16 @@ def test_the_share_is_of_the_real_tokens(architecture):
     seen = {}
     own_forward = module.qa.forward
 
-    def keep(embeddings, *arguments, **how):
+    def keep(embeddings, *arguments, **options):
         seen[len(seen)] = embeddings.detach().numpy()
-        return own_forward(embeddings, *arguments, **how)
+        return own_forward(embeddings, *arguments, **options)
 
     with mock.patch.object(module.qa, "forward", keep):
         module(batch, JOINT)
     every_word = batch._replace(input_ids=torch.arange(64)[None])
     table, mask = module.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
-    own = batch.input_ids.numpy()[mask]
-    clean, noisy = (np.mean([by_loop(v, w, table) for v, w in zip(seen[k][mask], own, strict=True)]) for k in (0, 1))
+    words = batch.input_ids.numpy()[mask]
+    clean, noisy = (np.mean([by_loop(v, w, table) for v, w in zip(seen[k][mask], words, strict=True)]) for k in (0, 1))
     assert statistics["words_changed"].item() == pytest.approx(noisy)
     assert statistics["words_changed_clean"].item() == pytest.approx(clean)
     assert noisy > clean

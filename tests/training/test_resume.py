@@ -100,16 +100,16 @@ def stopped(tmp_path_factory) -> Path:
 def resumed(stopped) -> Path:
     """Second starts of all stopped runs, and of damaged copies."""
     folder = stopped
-    one, two = folder / "stopped-0-1-1", folder / "stopped-2-2-2"
-    shutil.copytree(one, folder / "earlier")
+    single, double = folder / "stopped-0-1-1", folder / "stopped-2-2-2"
+    shutil.copytree(single, folder / "earlier")
     files = {}  # of rank 1
     for copy in ("flipped", "flipped-for-one", "poisoned"):
-        shutil.copytree(two, folder / copy)
+        shutil.copytree(double, folder / copy)
         [files[copy]] = tag(folder / copy, 6).glob("*rank_1_*optim_states.pt")
     flip(files["flipped"])
     flip(files["flipped-for-one"])
     poison(tag(folder / "poisoned", 6), files["poisoned"], folder / "ran")
-    elsewhere = str(shutil.copytree(one / "checkpoints", folder / "elsewhere"))
+    elsewhere = str(shutil.copytree(single / "checkpoints", folder / "elsewhere"))
     runs = {ranks: [] for ranks in (1, 2)}
     for variant in VARIANTS:
         stage, ranks, accumulation = variant
