@@ -56,7 +56,7 @@ def head(shipped: Path) -> str:
 
 
 def load(shipped: Path, *more: str) -> Recipe:
-    """With what its launch line sets: a recipe may leave required values to that."""
+    """The recipe with what its launch line sets, to which a recipe may leave required values."""
     return Recipe.load(shipped.stem, [*re.findall(r"--set (\S+)", head(shipped)), *more])
 
 

@@ -24,13 +24,13 @@ from swep_ds.ranks.launch import Launch, is_first_on_node
 from swep_ds.ranks.stalls import ranks_of
 
 JOIN = timedelta(minutes=10)  # for all ranks to start
-QUIET_SECONDS = 20.0  # of waiting without a word
+QUIET_SECONDS = 20.0  # until a wait is reported
 ANSWER_SECONDS = 60.0  # for a reachable store to answer
 POLL_SECONDS = 0.1
 LINGER_SECONDS = 30.0  # rank 0 serves the store until the others have read the fault
 
 Arrival = dict[str, Any]
-_meetings = itertools.count()  # of this process; the same on all ranks
+_meetings = itertools.count()  # numbers the meetings of this process, alike on all ranks
 
 
 class Wait:

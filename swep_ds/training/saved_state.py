@@ -80,7 +80,8 @@ def find_shares(
     """
     shares = {}
     for group, named in enumerate(shapes):
-        end = 0  # of the previous parameter: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
+        # where the previous parameter ends: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
+        end = 0
         for number, (name, shape) in enumerate(named.items()):
             total = math.prod(shape)
             if stage == 3:

@@ -53,7 +53,7 @@ def test_measuring_changes_nothing(method):
         for loss, _, statistics in split(module, batch, measure=measured):
             total.append(loss.item())
             loss.backward()
-            names = statistics.keys()  # of the last, noisy pass
+            names = statistics.keys()  # the last pass, the noisy one, has them
         assert ("words_changed" in names) == measured
         seen.append((total, torch.get_rng_state(), {n: p.grad for n, p in module.named_parameters()}))
     (losses, state, left), (measured_losses, measured_state, right) = seen

@@ -28,7 +28,7 @@ def become(case: str, rank: int) -> None:
     from swep_ds.errors import InputError
     from swep_ds.ranks import group
 
-    if case == "few devices" and rank:  # of a node that has lost some; rank 0 is on another
+    if case == "few devices" and rank:  # their node has lost some; rank 0 is on another
         group.get_accelerator = OneGpu
     if case == "no way to rank 0" and rank == 2:
 

@@ -33,7 +33,7 @@ from tests.support.ports import free_port  # noqa: E402
 from tests.support.tiny_run import DEEPSPEED, assert_same, ds_config, metrics, prepare  # noqa: E402
 
 RANKS = 2
-UPDATES, EVERY = 60, 3  # of a run, and from checkpoint to checkpoint
+UPDATES, EVERY = 60, 3  # in a run, and from checkpoint to checkpoint
 SETTINGS = {"train.max_updates": UPDATES, "train.checkpoint_every": EVERY, "train.micro_batch_size": 4}
 MOMENTS = ("training", "checkpoint", "start", "end")
 WEIGHTS = (8, 8, 2, 2)

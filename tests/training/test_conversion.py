@@ -33,7 +33,8 @@ BY_RANKS = {f"ranks-{stage}": [(2, stage), (1, stage), (2, stage)] for stage in 
 BY_RANKS |= {"both": [(2, 1), (1, 3), (2, 2)], "offload": [(2, "3-offload"), (1, 2), (2, "3-offload")]}
 BY_RANKS |= {"t5": [(2, 3), (1, 1), (2, 3)], "bf16": [(2, 2), (1, 3), (2, 1)]}
 BY_STAGE = {"stages-020": [(2, 0), (2, "2-aligned"), (2, 0)]}
-# of losses; in bf16 a right conversion differed by 2.5e-4, one that zeroes moments or rounds weights by 7e-3 or more
+# largest difference of losses; in bf16 a right conversion differed by 2.5e-4, and one that zeroes moments or rounds
+# weights by 7e-3 or more
 TOLERANCE = {"bf16": 1e-3}
 
 
@@ -173,7 +174,7 @@ def folder(tmp_path_factory) -> Path:
     for number, stop in enumerate((*STOPS, None)):
         for name, starts in BY_RANKS.items():
             launches[number].append(start(folder, name, *starts[number], stop_after=stop))
-    launches[0].append(two_stages(folder, "stages", 2, 1, stop_after=3))  # of the first stage
+    launches[0].append(two_stages(folder, "stages", 2, 1, stop_after=3))  # in the first stage
     launches[1].append(two_stages(folder, "stages", 1, 3, stop_after=5))
     launches[2].append(two_stages(folder, "stages", 2, 1))
     for name, starts in BY_STAGE.items():

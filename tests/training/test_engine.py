@@ -152,7 +152,7 @@ def assert_same_run(run: Path, expected: Path, tolerance: float = 1e-5) -> None:
 
 
 def assert_same_weights(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """To 3e-5, where the learning rates add up to 5.5e-3."""
+    """Equal to 3e-5, where the learning rates add up to 5.5e-3."""
     assert weights.keys() == expected.keys()
     for name in weights:
         if not name.endswith(WITHOUT_GRADIENT):

@@ -102,7 +102,7 @@ def resumed(stopped) -> Path:
     folder = stopped
     single, double = folder / "stopped-0-1-1", folder / "stopped-2-2-2"
     shutil.copytree(single, folder / "earlier")
-    files = {}  # of rank 1
+    files = {}  # rank 1's
     for copy in ("flipped", "flipped-for-one", "poisoned"):
         shutil.copytree(double, folder / copy)
         [files[copy]] = tag(folder / copy, 6).glob("*rank_1_*optim_states.pt")
@@ -139,7 +139,7 @@ def resumed(stopped) -> Path:
 def test_a_first_start_leaves_its_complete_checkpoints(stopped, name, updates, kept):
     run = stopped / name
     assert complete(run) == kept
-    assert tag(run, 6).is_dir()  # of the killed run, it does not count
+    assert tag(run, 6).is_dir()  # the killed run's does not count
     assert (run / "checkpoints" / "latest").read_text() == f"update-{kept[-1]:08d}"
     assert len(losses(run)) == updates
 
