@@ -17,7 +17,7 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.errors import InputError, RunExit
+from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.evaluation.results import Results, Score, Selection, print_scores, read_results, versions, write_results
 from swep_ds.files import write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
@@ -262,9 +262,8 @@ def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Say) -
     try:
         page, tables = report(folder.path)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         again = f"python scripts/report.py {shlex.quote(str(folder.path))}"
-        log.warning("no report.html (%s); the run is done, and `%s` makes it", reason, again)
+        log.warning("no report.html (%s); the run is done, and `%s` makes it", reason(error), again)
         tracker.finish()
     else:
         say(f"report in {folder.report}")

@@ -101,7 +101,7 @@ def test_a_wrong_network_interface_is_reported_in_one_line(monkeypatch):
         raise RuntimeError("Gloo connectFullMesh failed:\n[connect] timed out")
 
     monkeypatch.setattr("swep_ds.ranks.vote.dist.new_group", refuse)
-    with pytest.raises(InputError, match=r"\(Gloo .* timed out\): export GLOO_SOCKET_IFNAME on all nodes") as caught:
+    with pytest.raises(InputError, match=r"Gloo .* timed out\): export GLOO_SOCKET_IFNAME on all nodes") as caught:
         _over_gloo()
     assert "\n" not in str(caught.value)
 
