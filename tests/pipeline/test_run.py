@@ -1,6 +1,7 @@
 """What a run trains on: the same questions for every method, nested fractions, samples of nothing else."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
-from swep_ds.pipeline.run import _pretraining
+from swep_ds.pipeline.run import _pretraining, _report
 from swep_ds.recipe import Recipe
 from tests.support import tiny, tiny_models
 from tests.support.tiny_run import squad
@@ -101,6 +102,18 @@ def test_damaged_results_of_a_first_stage_are_deleted_not_run_again(tmp_path):
     (tmp_path / "pretrain" / "results.json").write_text("{")
     with pytest.raises(InputError, match=r"pretrain/results\.json: is damaged: delete it, and the first stage writes"):
         _pretraining(recipe, folder)
+
+
+def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):
+    def report(_):
+        raise KeyError("of the test")
+
+    finished = []
+    monkeypatch.setattr("swep_ds.ranks.group.rank", lambda: 0)
+    _report(report, RunFolder(tmp_path / "a run"), SimpleNamespace(finish=lambda: finished.append(True)), print)
+    assert finished == [True]
+    said = "no report.html (KeyError: 'of the test'); the run is done, and `python scripts/report.py '"
+    assert said in caplog.text
 
 
 def model_recipe(folder, **train) -> Recipe:
