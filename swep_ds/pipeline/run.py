@@ -1,6 +1,6 @@
 """A run, from recipe to report: examples, features, batches, passes, engine, predictions, scores, results.
 
-A recipe with `pretrain` goes through twice: first on that data, as a run of its own in the folder `pretrain/`.
+A recipe with `pretrain` goes through twice: first on that data, as a separate run in the folder `pretrain/`.
 """
 
 import gc
@@ -123,7 +123,7 @@ def _run_stage(
     """Trains, evaluates, exports and writes the results; returns the tracker, which the caller finishes.
 
     Args:
-        tags: checkpoints; the first undamaged one is resumed from. [] = start anew.
+        tags: checkpoints; the first undamaged one is resumed from. [] = a new run.
         keep_fp32: as in `export_model`.
     """
     (setup, layout), updates = resume_setup(recipe, job), job.batches.updates

@@ -1,4 +1,4 @@
-"""All ranks meet before the process group is made, so that a wrong start costs one line and no wait of ten minutes.
+"""All ranks meet before the process group is made: a wrong start gives one line at once, not a timeout much later.
 
 Notable (PyTorch 2.13):
 - `TCPStore` waits forever if another program answers on the port, whatever its timeout: it is made in a thread.
