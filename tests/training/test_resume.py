@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.fork_server import run_script
-from tests.support.tiny_checkpoint import rewrite_state
+from tests.support.tiny_checkpoint import flip, rewrite_state
 from tests.support.tiny_run import SEVERAL_RUNS, assert_same, complete, ds_config, error, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
@@ -68,12 +68,6 @@ class Runs:
 def poison(checkpoint: Path, file: Path, trace: Path) -> None:
     """Adds code to a file and keeps the checksums right."""
     rewrite_state(checkpoint, file.name, torch.load(file, weights_only=False) | {"more": Runs(trace)})
-
-
-def flip(file: Path) -> None:
-    """Wrong bytes, right size."""
-    content = file.read_bytes()
-    file.write_bytes(content[:100] + b"\xff" * 400 + content[500:])
 
 
 @pytest.fixture(scope="module")
