@@ -13,15 +13,14 @@ OUTPUT.json, again after each size.
 import argparse
 import json
 import platform
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from swep_ds.kernels.tools import bench
 
-from swep_ds import cli as command
+from swep_ds import cli
 from swep_ds.kernels import arguments
+from swep_ds.kernels.tools import bench
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULTS = {
@@ -120,7 +119,7 @@ def parse() -> argparse.Namespace:
             parser.error(f"--{args.section} takes no --{name}")
     args.device = args.device or ("cpu" if args.section == "update" else "cuda")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU here" + ("" if args.section == "ladder" else "; pass --device cpu"))
+        parser.error("there is no GPU" + ("" if args.section == "ladder" else "; pass --device cpu"))
     for name, value in (LADDER if args.section == "ladder" else DEFAULTS[args.device]).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -133,7 +132,7 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def main() -> int:
+def main() -> None:
     args = parse()
     if args.device == "cuda":
         device = torch.cuda.get_device_name()
@@ -147,8 +146,7 @@ def main() -> int:
             Path(f"{args.output}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
     {"sizes": sizes, "ladder": noise_ablation, "host": host, "update": update}[args.section](args, save)
-    return 0
 
 
 if __name__ == "__main__":
-    command.main(lambda: sys.exit(main()))
+    cli.main(main)

@@ -14,10 +14,9 @@ import argparse
 import os
 import sys
 
-from swep_ds.kernels.tools import aot
-
-from swep_ds import cli as command
+from swep_ds import cli
 from swep_ds.kernels import MODES, arguments
+from swep_ds.kernels.tools import aot
 
 LIMITS = ["memory", "issue", "special", "limit"]
 
@@ -70,7 +69,7 @@ def noise_ablation(archs: list[str]) -> None:
     print(table(["noise of the forward, bf16", "arch", "d", "instructions", "GPU", *LIMITS], rows))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--arch", nargs="+", choices=list(aot.WARP_SIZES), default=list(aot.WARP_SIZES))
     parser.add_argument("--width", nargs="+", type=arguments.width, help="embedding widths d (default: 768 1024)")
@@ -86,7 +85,7 @@ def main() -> int:
         if args.width or args.dtype or args.mode:
             parser.error("--ladder is about learned noise, bf16 and d = 1024: leave out --width, --dtype and --mode")
         noise_ablation(args.arch)
-        return 0
+        return
     widths = args.width or [768, 1024]
     reports = [
         r
@@ -94,12 +93,11 @@ def main() -> int:
         for dtype in args.dtype or ["bf16"]
         for r in kernels(args.arch, widths, dtype, mode)
     ]
-    if not args.check:
-        return 0
-    shortfalls = [line for r in reports for line in aot.shortfalls(r)]
-    print("\n".join(shortfalls) or "Within the budget.")
-    return 1 if shortfalls else 0
+    if args.check:
+        shortfalls = [line for r in reports for line in aot.shortfalls(r)]
+        print("\n".join(shortfalls) or "Within the budget.")
+        sys.exit(1 if shortfalls else 0)
 
 
 if __name__ == "__main__":
-    command.main(lambda: sys.exit(main()))
+    cli.main(main)

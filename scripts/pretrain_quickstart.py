@@ -1,4 +1,4 @@
-"""Pretrains a quick-start model anew: `python scripts/pretrain_quickstart.py FOLDER [--model t5]`.
+"""Pretrains a quick-start model again: `python scripts/pretrain_quickstart.py FOLDER [--model t5]`.
 
 The shipped models are in swep_ds/data/quickstart: encoder (a BERT, about 25 min on 2 cores) and t5 (about 12 min).
 The defaults made both; pretrain.py and pretrain_t5.py there describe the training.
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from swep_ds import cli
 from swep_ds.data.quickstart import pretrain, pretrain_t5
+from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of
 
 MODELS = {"encoder": pretrain, "t5": pretrain_t5}
@@ -23,8 +24,11 @@ def main() -> None:
     check_output_folder("FOLDER", arguments.folder)
     module = MODELS[arguments.model]
     settings = module.Settings(seed=arguments.seed)
-    if arguments.updates:
+    if arguments.updates is not None:
         settings = replace(settings, updates=arguments.updates)
+    if settings.updates <= settings.warmup:
+        raise InputError(f"--updates {settings.updates}: the warm-up alone takes {settings.warmup}: give more")
+    check_output_folder("FOLDER", arguments.folder)
     module.pretrain(settings, arguments.folder)
 
 

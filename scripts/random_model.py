@@ -24,7 +24,7 @@ from swep_ds.pipeline.export import write_model
 from swep_ds.ranks.group import process_group
 
 T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "decoder_start_token_id": 0}
-# as published, where transformers' defaults are other ones
+# as published, where that differs from transformers' defaults
 CONFIGS = {
     "deberta-v2-xxlarge": {
         "model_type": "deberta-v2",

@@ -46,7 +46,7 @@ from typing import Any, NamedTuple, NoReturn
 
 ROOMS = ("swep_ds", "kernels", "scripts", "ds_configs")  # what a run needs of a revision
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-LAUNCHERS = ("SLURM_", "SWEP_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_")  # variables that a run would heed
+LAUNCHERS = ("SLURM_", "SWEP_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_")  # variables that change a run
 PRELOADED = ("torch", "datasets", "transformers", "deepspeed", "safetensors.torch", "matplotlib.backends.backend_svg")
 PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_bert", "t5.modeling_t5"))
 # a softmax does not change when all its inputs shift: the gradients of these are rounding errors, which Adam scales up
@@ -64,50 +64,50 @@ class Start(NamedTuple):
     """One start of scripts/train.py."""
 
     settings: Mapping[str, Any] = {}
-    stage: int = 1  # of ZeRO
+    stage: int = 1  # ZeRO stage
     ranks: int = 1
-    recipe: str = "bert"  # "bert" and "t5": the tiny ones; otherwise a shipped one
+    recipe: str = "bert"  # "bert" or "t5" for the tiny ones, or the name of a shipped recipe
     folder: str = "run"  # starts of a case that share a folder are one run, resumed
     resume: str | None = None  # the checkpoint that it starts from, a pattern below the case's folder
     stops: bool = False  # gets SIGUSR1 while it trains
 
 
 def cases() -> dict[str, list[Start]]:
-    """All runs by name; a case with several starts makes them one after the other."""
-    made = {}
+    """All cases by name: the starts that each makes, one after the other."""
+    named = {}
     for method in ("swep", "freelb", "r_drop", "adv_aug"):
         for stage in range(4):
             for ranks in (1, 2):
-                made[f"{method}-zero{stage}-on{ranks}"] = [Start({"method.name": method}, stage, ranks)]
+                named[f"{method}-zero{stage}-on{ranks}"] = [Start({"method.name": method}, stage, ranks)]
     for method in ("mle", "prior_aug", "gaussian_dropout", "bernoulli_dropout", "word_dropout", "neftune"):
-        made[f"{method}-zero2-on1"] = [Start({"method.name": method}, 2)]
+        named[f"{method}-zero2-on1"] = [Start({"method.name": method}, 2)]
     for noise in ("additive", "fixed_mu", "fixed_sigma", "no_eps"):
-        made[f"swep-{noise}"] = [Start({"method.noise": noise})]
-    made["swep-no_mle"] = [Start({"method.mle_weight": 0})]
-    made["swep-published"] = [Start({"method.separate_hidden_pass": True, "method.kl_reduction": "mean"})]
-    made["joint"] = [Start({"train.execution": "joint"}, stage=3, ranks=2)]
-    made["packing"] = [Start({"train.packing": True})]
-    made["max_tokens"] = [Start({"train.max_tokens": 200}, ranks=2)]
-    made["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
-    made["t5"] = [Start(recipe="t5")]
-    made["t5-joint-zero3-on2"] = [Start({"train.execution": "joint"}, 3, 2, "t5")]
+        named[f"swep-{noise}"] = [Start({"method.noise": noise})]
+    named["swep-no_mle"] = [Start({"method.mle_weight": 0})]
+    named["swep-published"] = [Start({"method.separate_hidden_pass": True, "method.kl_reduction": "mean"})]
+    named["joint"] = [Start({"train.execution": "joint"}, stage=3, ranks=2)]
+    named["packing"] = [Start({"train.packing": True})]
+    named["max_tokens"] = [Start({"train.max_tokens": 200}, ranks=2)]
+    named["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
+    named["t5"] = [Start(recipe="t5")]
+    named["t5-joint-zero3-on2"] = [Start({"train.execution": "joint"}, 3, 2, "t5")]
     for precision in ("autocast", "bf16", "fp16"):
-        made[precision] = [Start({"train.precision": precision, "train.max_updates": 12}, stage=2)]
-    made["selection"] = [Start({"eval.select_on": "test", "train.checkpoint_every": 2, "train.keep_checkpoints": 9})]
-    made["pretrain"] = [Start({"pretrain.train": "./inputs/train.json", "pretrain.max_updates": 3})]
+        named[precision] = [Start({"train.precision": precision, "train.max_updates": 12}, stage=2)]
+    named["selection"] = [Start({"eval.select_on": "test", "train.checkpoint_every": 2, "train.keep_checkpoints": 9})]
+    named["pretrain"] = [Start({"pretrain.train": "./inputs/train.json", "pretrain.max_updates": 3})]
     for ranks in (1, 2):
         settings = {"train.max_updates": 80, "train.log_every": 3}
-        made[f"stopped-on{ranks}"] = [Start(settings, 2, ranks, stops=stops) for stops in (True, False)]
+        named[f"stopped-on{ranks}"] = [Start(settings, 2, ranks, stops=stops) for stops in (True, False)]
     settings = {"train.max_updates": 9, "train.checkpoint_every": 3, "train.keep_checkpoints": 9}
     halved = {"train.micro_batch_size": 8}  # the same global batch on one rank
-    made["ranks-2-1-2"] = [
+    named["ranks-2-1-2"] = [
         Start(settings, 2, 2, folder="1"),
         Start(settings | halved, 2, 1, folder="2", resume="1/checkpoints/update-*3"),
         Start(settings, 1, 2, folder="3", resume="2/checkpoints/update-*6"),
     ]
     quick = {"train.max_updates": 60, "data.max_eval_examples": 20, "train.log_every": 5}
-    made["quickstart"] = [Start(quick, 2, recipe="quickstart")]
-    return made
+    named["quickstart"] = [Start(quick, 2, recipe="quickstart")]
+    return named
 
 
 # Inputs
@@ -287,22 +287,22 @@ def run(script: Path, tree: Path) -> int:
 
 
 def numbers(folder: Path) -> dict[str, Any]:
-    """What is compared of all runs in a folder, by file and place in it."""
+    """The values that are compared, of all runs in a folder, by file and place in the file."""
     values: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
         if file.name in ("metrics.jsonl", "health.jsonl"):
             lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-            found = flatten({f"update {line['update']}": line for line in lines})
+            content = flatten({f"update {line['update']}": line for line in lines})
         elif file.name == "results.json" or file.parent.name == "predictions":
-            found = flatten(json.loads(file.read_text(encoding="utf-8")))
+            content = flatten(json.loads(file.read_text(encoding="utf-8")))
         elif file.suffix == ".safetensors":
-            found = sys.modules["safetensors.torch"].load_file(file)
+            content = sys.modules["safetensors.torch"].load_file(file)
         else:
             continue
         if file.parent.name != "predictions":
-            found = {place: value for place, value in found.items() if not NOT_COMPARED.search(place)}
-        values |= {f"{name}: {place}": value for place, value in found.items()}
+            content = {place: value for place, value in content.items() if not NOT_COMPARED.search(place)}
+        values |= {f"{name}: {place}": value for place, value in content.items()}
     return values
 
 
@@ -395,10 +395,10 @@ def import_once() -> set[str]:
     if "swep_ds" in sys.modules or threading.active_count() > 1:
         raise SystemExit("an import brought in swep_ds, or started a thread: runs cannot be forked from here")
     gc.collect()
-    gc.freeze()  # what was imported need not be looked through, nor copied, in every process
+    gc.freeze()  # so that forked processes neither scan nor copy what was imported
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
-    found = {name for name in ("bf16", "fp16") if getattr(accelerator, f"is_{name}_supported")()}
-    return found | {"autocast"} if "bf16" in found else found
+    supported = {name for name in ("bf16", "fp16") if getattr(accelerator, f"is_{name}_supported")()}
+    return supported | {"autocast"} if "bf16" in supported else supported
 
 
 def in_child(work: Callable[..., None], *arguments: Any) -> int:
@@ -419,7 +419,7 @@ def in_child(work: Callable[..., None], *arguments: Any) -> int:
 
 
 def digest(case: list[Start], inputs: Path) -> str:
-    """What the numbers of a case follow from, beside the revision's code."""
+    """A checksum of all that decides the numbers of a case, except the revision's code."""
     content = hashlib.sha256(repr(case).encode())
     for file in sorted(inputs.rglob("*.*")):
         content.update(file.read_bytes())

@@ -7,13 +7,12 @@ A tile replaces the current one if it is at least 2% faster, so that measurement
 
 import argparse
 import functools
-import sys
 
 import torch
-from swep_ds.kernels.tools import bench
 
-from swep_ds import cli as command
+from swep_ds import cli
 from swep_ds.kernels import MODES, arguments, tiles, triton_impl
+from swep_ds.kernels.tools import bench
 
 
 def candidates(d: int, warp_size: int) -> list[tiles.Tile]:
@@ -47,7 +46,7 @@ def entry(direction: str, d: int, tokens: int, device: torch.device, name: str) 
     return f'    ("{arch}", "{direction}", {d}): Tile({best.rows}, {best.cols}, {best.warps}),  # {name}: {times}'
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--width", nargs="+", type=arguments.width, default=[128, 256, 384, 512, 768, 1024, 2048, 4096])
     parser.add_argument("--tokens", type=arguments.tokens, default=32768)
@@ -59,8 +58,7 @@ def main() -> int:
         bench.check(d, torch.bfloat16, "cuda")
         for direction in ("forward", "backward"):
             print(entry(direction, d, args.tokens, device, torch.cuda.get_device_name()), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    command.main(lambda: sys.exit(main()))
+    cli.main(main)

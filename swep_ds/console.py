@@ -79,7 +79,8 @@ class Console(rich.console.Console):
 
 
 class Progress:
-    """Progress of a task: a bar on a terminal, elsewhere a line now and then. A context manager.
+    """Progress of a task: a bar on a terminal, elsewhere a line now and then, and at the end if there was one before.
+    A context manager.
 
     Args:
         unit: what is counted, such as "batches".
@@ -119,7 +120,7 @@ class Progress:
             self._bar.update(self._task, completed=done, description=note)
             return
         now = time.monotonic()
-        if now - self._printed >= self._line_seconds:
+        if now - self._printed >= self._line_seconds or (done >= self._total and self._printed > self._began):
             self._printed = now
             eta = (now - self._began) / max(1, done - self._before) * (self._total - done)
             note = f"  {note}" if note else ""

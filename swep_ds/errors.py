@@ -16,6 +16,7 @@ class RunExit(Exception):
 
     exit_code = EXIT_FAULT
     title = "error"
+    reported = False  # whether this process has printed it
 
 
 class InputError(RunExit):

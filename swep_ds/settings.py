@@ -20,9 +20,9 @@ from swep_ds.errors import InputError, printable, reason
 from swep_ds.files import read_text, user_path
 
 LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
-MOST_CHARACTERS = 1_000_000  # of a YAML text, and of what its aliases unfold to
+MOST_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
 MOST_FAULTS = 20  # listed per file
-MOST_PARENTS = 10  # of a field that --set names
+MOST_PARENTS = 10  # sections above a field that --set names
 LARGEST = 10**30  # pydantic cannot compare, nor Python print, integers of any length
 
 

@@ -137,14 +137,17 @@ def test_in_an_ascii_locale_every_name_can_be_printed():
 # Progress
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch):
+def test_progress_without_a_terminal_is_a_line_now_and_then_and_at_the_end(monkeypatch):
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr("swep_ds.console.time.monotonic", lambda: clock[0])
+    with Progress(Console(file=stream), "batches", 5) as progress:
+        progress.update(5)
+    assert stream.getvalue() == ""  # it took less than a minute
     with Progress(Console(file=stream), "batches", 100, 10) as progress:
         for done in range(11, 101):
             clock[0] += 1.0
             progress.update(done, "[x]")
-    assert stream.getvalue() == "    70/100 batches  [x]  eta 30 s\n"
+    assert stream.getvalue() == "    70/100 batches  [x]  eta 30 s\n   100/100 batches  [x]  eta 0 s\n"
 
 
 def test_progress_on_a_terminal_is_a_bar_and_on_other_ranks_nothing():

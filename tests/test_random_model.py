@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM
 
-from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.features import build_features
 from swep_ds.data.readers import read_examples
+from swep_ds.data.windows import WindowSettings
 from swep_ds.models.hub import fit_tokenizer, load_tokenizer
 from tests.support import tiny_models
 from tests.support.tiny_run import ROOT

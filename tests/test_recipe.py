@@ -35,13 +35,13 @@ def message(path: Path, *overrides: str) -> str:
 
 
 def test_defaults_are_the_papers_extractive_setup(path):
-    made = Recipe.load(str(path))
-    assert (made.train.epochs, made.train.micro_batch_size, made.train.learning_rate) == (2, 8, 3e-5)
-    assert (made.method.prior_variance, made.method.mle_weight, made.method.beta) == (0.1, 0.5, 1.0)
-    assert (made.data.max_length, made.data.doc_stride, made.data.max_query_length) == (384, 128, 64)
-    assert (made.eval.n_best, made.eval.max_answer_tokens) == (20, 30)
-    assert made.train.max_grad_norm == 1.0
-    assert made.train.weight_decay == 0.0
+    recipe = Recipe.load(str(path))
+    assert (recipe.train.epochs, recipe.train.micro_batch_size, recipe.train.learning_rate) == (2, 8, 3e-5)
+    assert (recipe.method.prior_variance, recipe.method.mle_weight, recipe.method.beta) == (0.1, 0.5, 1.0)
+    assert (recipe.data.max_length, recipe.data.doc_stride, recipe.data.max_query_length) == (384, 128, 64)
+    assert (recipe.eval.n_best, recipe.eval.max_answer_tokens) == (20, 30)
+    assert recipe.train.max_grad_norm == 1.0
+    assert recipe.train.weight_decay == 0.0
 
 
 # Shipped recipes
@@ -56,15 +56,15 @@ def head(shipped: Path) -> str:
 
 
 def load(shipped: Path, *more: str) -> Recipe:
-    """With what its launch line sets: a recipe may leave required values to that."""
+    """The recipe with what its launch line sets, to which a recipe may leave required values."""
     return Recipe.load(shipped.stem, [*re.findall(r"--set (\S+)", head(shipped)), *more])
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_recipe_loads_by_name(shipped):
-    made = load(shipped)
-    assert Recipe.load(str(shipped), re.findall(r"--set (\S+)", head(shipped))) == made
-    assert made.method.name in METHODS
+    recipe = load(shipped)
+    assert Recipe.load(str(shipped), re.findall(r"--set (\S+)", head(shipped))) == recipe
+    assert recipe.method.name in METHODS
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
@@ -101,10 +101,10 @@ def test_an_ablation_changes_one_setting_of_the_papers_setup(name, settings):
 def test_synthetic_is_the_papers_protocol_and_asks_for_its_data():
     with pytest.raises(InputError, match=r"pretrain\.train is required: .* --set pretrain\.train="):
         Recipe.load("synthetic")
-    made = Recipe.load("synthetic", ["pretrain.train=pairs.json"])
-    assert (made.pretrain.epochs, made.pretrain.micro_batch_size, made.pretrain.learning_rate) == (2, 32, 2e-5)
-    assert (made.train.epochs, made.train.micro_batch_size, made.train.learning_rate) == (2, 8, 3e-5)
-    assert (made.eval.select_on, next(iter(made.data.eval))) == ("squad", "squad")
+    recipe = Recipe.load("synthetic", ["pretrain.train=pairs.json"])
+    assert (recipe.pretrain.epochs, recipe.pretrain.micro_batch_size, recipe.pretrain.learning_rate) == (2, 32, 2e-5)
+    assert (recipe.train.epochs, recipe.train.micro_batch_size, recipe.train.learning_rate) == (2, 8, 3e-5)
+    assert (recipe.eval.select_on, next(iter(recipe.data.eval))) == ("squad", "squad")
 
 
 # One recipe on top of another
@@ -200,13 +200,13 @@ def test_a_bare_off_in_a_file_is_off(tmp_path):
 
 
 def test_overrides_reach_into_the_eval_mapping_and_keep_its_order(path):
-    made = Recipe.load(str(path), ["data.eval.amazon=a.json", "data.eval.nyt=n.json", "data.eval.x=z"])
-    assert list(made.data.eval.items()) == [("x", "z"), ("amazon", "a.json"), ("nyt", "n.json")]
+    recipe = Recipe.load(str(path), ["data.eval.amazon=a.json", "data.eval.nyt=n.json", "data.eval.x=z"])
+    assert list(recipe.data.eval.items()) == [("x", "z"), ("amazon", "a.json"), ("nyt", "n.json")]
 
 
 def test_overrides_apply_in_order_and_make_missing_sections(path):
-    made = Recipe.load(str(path), ["eval.n_best=3", "eval.n_best=5", "tracking.project=p"])
-    assert (made.eval.n_best, made.tracking.project) == (5, "p")
+    recipe = Recipe.load(str(path), ["eval.n_best=3", "eval.n_best=5", "tracking.project=p"])
+    assert (recipe.eval.n_best, recipe.tracking.project) == (5, "p")
 
 
 def test_overrides_can_supply_required_fields(tmp_path):
@@ -316,8 +316,8 @@ def test_what_does_not_fit_together_is_fine_alone(path):
     for override in ("method.name=freelb", "train.packing=true", "train.compile=true", "eval.max_answer_tokens=12"):
         Recipe.load(str(path), [override])
     for name in ("x", "held_out"):
-        made = Recipe.load(str(path), ["data.holdout_fraction=0.1", f"eval.select_on={name}"])
-        assert made.eval.select_on == name
+        recipe = Recipe.load(str(path), ["data.holdout_fraction=0.1", f"eval.select_on={name}"])
+        assert recipe.eval.select_on == name
     for name in ("ssmba", "swep"):
         assert Recipe.load(str(path), [f"method.name={name}", "data.augmented=a.json"]).data.augmented == "a.json"
 
@@ -348,8 +348,8 @@ def test_what_a_file_lacks(tmp_path, changes, said):
 
 def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path):
     empty = write(tmp_path / "r.yaml", MINIMAL | {"data": None, "pretrain": None})
-    made = Recipe.load(str(empty), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])
-    assert (made.data.train, made.pretrain.train) == ("t", "p")
+    recipe = Recipe.load(str(empty), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])
+    assert (recipe.data.train, recipe.pretrain.train) == ("t", "p")
     assert Recipe.load(str(path), ["data.eval={}"]).data.eval == {}  # said, not forgotten
     assert Recipe.load(str(path), ["data.eval={}", "data.holdout_fraction=0.2"]).data.eval == {}
 
@@ -375,8 +375,8 @@ def test_a_key_may_override_one_of_a_merge(tmp_path):
 
 
 def test_samples_are_of_the_second_stage(path):
-    made = Recipe.load(str(path), ["method.name=ssmba", "data.augmented=a.json", "pretrain.train=p.json"])
-    first = made.first_stage()
+    recipe = Recipe.load(str(path), ["method.name=ssmba", "data.augmented=a.json", "pretrain.train=p.json"])
+    first = recipe.first_stage()
     assert (first.method.name, first.data.augmented, first.data.train) == ("mle", None, "p.json")
 
 
@@ -414,10 +414,10 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, ra
         "train": {"learning_rate": rate, "adam_betas": list(betas), "max_updates": updates},
     }
     path = tmp_path_factory.getbasetemp() / "resolved.yaml"
-    made = Recipe.model_validate(tree)
-    path.write_text(made.dump())
+    recipe = Recipe.model_validate(tree)
+    path.write_text(recipe.dump())
     again = Recipe.load(str(path))
-    assert again == made
+    assert again == recipe
     assert list(again.data.eval) == ["source", "b", "a"]
-    assert again.dump() == made.dump()
-    assert set(yaml.safe_load(made.dump())["train"]) == set(type(made.train).model_fields)  # every setting
+    assert again.dump() == recipe.dump()
+    assert set(yaml.safe_load(recipe.dump())["train"]) == set(type(recipe.train).model_fields)  # every setting

@@ -91,7 +91,7 @@ class Report:
     spilled_bytes: int
     shared_bytes: int
     load_bits: int
-    store_bits: int  # of the accesses that move most bytes, as for loads
+    store_bits: int  # width of the accesses that move most bytes, like load_bits
     counts: dict[str, float]
     bytes_per_element: float
 
@@ -271,10 +271,10 @@ def _parse(text: str, instruction: re.Pattern, branch: str, label: str) -> Code:
     labels: dict[str, int] = {}
     code: Code = []
     for line in text.splitlines():
-        if found := re.match(r"(\.L\w+):", line):
-            labels[found.group(1)] = len(code)
-        elif (found := instruction.search(line)) and found.group(1) != "NOP":
-            opcode, target = found.group(1), None
+        if match := re.match(r"(\.L\w+):", line):
+            labels[match.group(1)] = len(code)
+        elif (match := instruction.search(line)) and match.group(1) != "NOP":
+            opcode, target = match.group(1), None
             if re.match(branch, opcode) and (to := re.search(label, line)):
                 target = labels.get(to.group(1))  # labels further down are not known yet: forward branches give None
             code.append((opcode, target))
@@ -283,13 +283,13 @@ def _parse(text: str, instruction: re.Pattern, branch: str, label: str) -> Code:
 
 def _access(opcode: str) -> tuple[str, int]:
     """("load" or "store", bits a lane) of an access to global memory; ("", 0) for any other instruction."""
-    if found := re.match(r"(LD|ST)G\.E(?:\.\w+)*?(?:\.(?:[US](8|16)|(64|128)))?$", opcode):
-        return {"LD": "load", "ST": "store"}[found.group(1)], int(found.group(2) or found.group(3) or 32)
-    if found := re.match(
+    if match := re.match(r"(LD|ST)G\.E(?:\.\w+)*?(?:\.(?:[US](8|16)|(64|128)))?$", opcode):
+        return {"LD": "load", "ST": "store"}[match.group(1)], int(match.group(2) or match.group(3) or 32)
+    if match := re.match(
         r"(?:global|buffer)_(load|store)_\w*?(dwordx4|b128|dwordx2|b64|dword|b32|short|b16|byte|u8)", opcode
     ):
         sizes = {"dwordx4": 128, "b128": 128, "dwordx2": 64, "b64": 64, "dword": 32, "b32": 32, "short": 16, "b16": 16}
-        return found.group(1), sizes.get(found.group(2), 8)
+        return match.group(1), sizes.get(match.group(2), 8)
     return "", 0
 
 
@@ -315,11 +315,11 @@ def _weights(code: Code, trips: int, bits_a_tile: int) -> list[float]:
 def shortfalls(result: Report) -> list[str]:
     """What breaks the budget: spills anywhere; in bf16 narrow accesses; on sm_90 in bf16 too many instructions."""
     name = f"{result.direction} {result.arch} {result.dtype} d = {result.d}"
-    found = []
+    faults = []
     if result.spilled_bytes:
-        found.append(f"{name}: spills {result.spilled_bytes} bytes")
+        faults.append(f"{name}: spills {result.spilled_bytes} bytes")
     if result.dtype == "bf16" and min(result.load_bits, result.store_bits) < 128:
-        found.append(f"{name}: {result.load_bits}-bit loads and {result.store_bits}-bit stores, 128 wanted")
+        faults.append(f"{name}: {result.load_bits}-bit loads and {result.store_bits}-bit stores, 128 wanted")
     if (result.arch, result.dtype) == ("sm_90", "bf16") and result.instructions > BUDGET[result.direction]:
-        found.append(f"{name}: {result.instructions:.1f} instructions, {BUDGET[result.direction]} allowed")
-    return found
+        faults.append(f"{name}: {result.instructions:.1f} instructions, {BUDGET[result.direction]} allowed")
+    return faults

@@ -217,12 +217,13 @@ def noise_ablation(tokens: int, d: int) -> dict[str, float]:
     return {name: seconds(call, "cuda")[0] for name, call in functions.items()}
 
 
-def share_of_update(n: int = 8, t: int = 192, d: int = 384, layers: int = 6, rounds: int = 7) -> dict[str, float]:
+def share_of_update() -> dict[str, float]:
     """Median seconds on this CPU, measured in turns: `fused` and `eager` forward + backward, and `update`.
 
     `update` is a SWEP update of an encoder with random weights: clean and noisy pass, forward and backward, and AdamW's
     step; its noise comes from `fused`.
     """
+    n, t, d, layers, rounds = 8, 192, 384, 6, 7
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(d, 12, 4 * d, dropout=0.0, activation="gelu", batch_first=True)
     words = torch.nn.Embedding(30522, d)

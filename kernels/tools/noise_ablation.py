@@ -46,7 +46,7 @@ def randn_forward(
 def variants(
     embeddings: Tensor, params: Tensor, mask: Tensor, ids: Tensor, alpha: float
 ) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
-    """Forward passes (perturbed, kl) from the cheapest to the dearest noise. Inputs are contiguous, without padding."""
+    """Forward passes (perturbed, kl), the cheapest noise first. Inputs are contiguous, without padding."""
     n, t, d = embeddings.shape
 
     def fused(constants):

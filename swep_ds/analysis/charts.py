@@ -15,14 +15,14 @@ import numpy as np
 
 from swep_ds.analysis.plotting import new_figure
 
-POINTS = 400  # of a line; more are averaged in blocks
+POINTS = 400  # a line with more is averaged in blocks
 INCHES = (5.2, 2.9)
 MOST_MARKS = 30  # a line with more points has no marks
 INK = "#010203"  # replaced by the page's text colour in the SVG
 COLOURS = ("#010204", "#010205", "#010206", "#010207")  # replaced by --line-1 to --line-4
 DASHES = ("-", "--", "-.", ":")
 Curve = tuple[np.ndarray, np.ndarray]  # updates, values
-Lines = Sequence[Mapping[str, Any]]  # of metrics.jsonl
+Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
             incomplete.append(f"{count} of {name}")
     texts = [words for pairs in maps.values() for _, words in pairs]
     scale = limits(texts) if texts else (0.0, 1.0)
-    note = f"There are only {', '.join(incomplete)}: at most {MOST} are drawn, if one window holds the answer."
+    note = f"Only {', '.join(incomplete)}: at most {MOST} are drawn, and only where one window holds the answer."
     return [
         {"name": name, "maps": [(question, Markup(fragment(words, scale))) for question, words in pairs]}
         for name, pairs in maps.items()

@@ -77,8 +77,8 @@ def ranking(run: SavedRun, examples: Sequence[Example]) -> np.ndarray:
 
 
 @torch.no_grad()
-def neighbour_distance(table: Tensor, words: np.ndarray, count: int = NEIGHBOURS) -> np.ndarray:
-    """Mean l2 distance of the rows `words` to their `count` nearest other rows, [len(words)] float64.
+def neighbour_distance(table: Tensor, words: np.ndarray) -> np.ndarray:
+    """Mean l2 distance of the rows `words` to their `NEIGHBOURS` nearest other rows, [len(words)] float64.
 
     It is computed in float64 on the table's device, for `ROWS` words at a time.
     """
@@ -86,7 +86,7 @@ def neighbour_distance(table: Tensor, words: np.ndarray, count: int = NEIGHBOURS
     for ids in torch.from_numpy(words).to(table.device).split(ROWS):
         distance = torch.cdist(table[ids], table)
         distance[torch.arange(len(ids)), ids] = torch.inf  # a row is not its own neighbour
-        means.append(distance.topk(count, largest=False).values.mean(1).cpu())
+        means.append(distance.topk(NEIGHBOURS, largest=False).values.mean(1).cpu())
     return torch.cat(means).numpy()
 
 

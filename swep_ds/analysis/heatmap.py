@@ -16,7 +16,7 @@ from swep_ds.analysis.windows import AnswerWindow
 # ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
 COLOURS = ("ffffcc", "ffeda0", "fed976", "feb24c", "fd8d3c", "fc4e2a")
 BATCH = 8  # windows
-STEPS = 24  # of the colour scale
+STEPS = 24  # colours of the scale
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ from swep_ds.recipe import Recipe
 TEMPLATE = "report.html.jinja"
 WORST, CHANGED = 8, 6  # questions of each data set that are shown; those changed, in each direction
 LONGEST, LONGEST_CONTEXT = 400, 3000  # characters that are shown of a question or an answer, and of its text
-MOST_RANKS = 16  # of more ranks, only those with a note are shown
+MOST_RANKS = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
 WAITING = 0.1  # a rank waits for data above this share of an update
-MIB = 2**20
 
 
 class HealthLine(Checked):
@@ -225,7 +224,7 @@ def _scores(results: Results | None, other: Results | None) -> list[list]:
 
 
 def _cost(results: Results | None) -> list[tuple[str, str]]:
-    """The numbers in the section `train` of results.json, with units if they are known here."""
+    """The numbers in the section `train` of results.json, with units if this function knows them."""
     formats = {
         "examples": ("Training questions", "{:,}"),
         "features": ("Their windows", "{:,}"),
@@ -240,7 +239,7 @@ def _cost(results: Results | None) -> list[tuple[str, str]]:
         if name == "seconds":
             rows.append(("Training time", f"{value / 60:,.1f} min" if value > 90 else f"{value:.1f} s"))
         elif name == "peak_memory_bytes":
-            rows.append(("Peak memory, of the rank with the highest", f"{value / MIB:,.0f} MiB"))
+            rows.append(("Peak memory, highest of all ranks", f"{value / 2**20:,.0f} MiB"))
         else:
             title, form = formats.get(name, (name.replace("_", " "), "{:,g}"))
             rows.append((title, form.format(value)))

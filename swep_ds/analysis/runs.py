@@ -108,9 +108,9 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
             continue
         try:
             candidates = [folder] if (folder / "recipe.yaml").is_file() else sorted(folder.iterdir())
+            runs = [candidate for candidate in candidates if (candidate / "recipe.yaml").is_file()]
         except OSError as error:
             raise InputError(f"{folder}: cannot be read ({error.strerror}): name another folder") from None
-        runs = [candidate for candidate in candidates if (candidate / "recipe.yaml").is_file()]
         if not runs:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
         others += runs
@@ -177,7 +177,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
         reasons = list(check(runs))
         missing += [MissingRun(run.ref, reason) for run, reason in zip(runs, reasons, strict=True) if reason]
         runs = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
-    return runs, sorted(missing, key=lambda lack: refs.index(lack.ref))
+    return runs, sorted(missing, key=lambda run: refs.index(run.ref))
 
 
 def _read_run(ref: RunRef) -> Run:
@@ -230,9 +230,9 @@ def _unlike_majority(runs: Sequence[Run], verb: str, conditions_of: Callable[[Ru
     by_model: dict[str, list[dict]] = {}
     for run in runs:
         by_model.setdefault(run.ref.block[0], []).append(conditions_of(run))
+    usual = {model: max(conditions, key=conditions.count) for model, conditions in by_model.items()}
     for run in runs:
-        all_conditions = by_model[run.ref.block[0]]
-        differing = differences(conditions_of(run), max(all_conditions, key=all_conditions.count))
+        differing = differences(conditions_of(run), usual[run.ref.block[0]])
         yield f"{verb} differently from the others ({differing})" if differing else ""
 
 

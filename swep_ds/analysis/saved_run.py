@@ -109,7 +109,7 @@ class SavedRun:
         """h [N, T, hidden], the encoder's last hidden state."""
         return self.qa(embeddings, batch, hidden=True).hidden
 
-    def perturb(self, batch: Batch, draw: int = DRAW) -> tuple[Tensor, Perturbed]:
+    def perturb(self, batch: Batch) -> tuple[Tensor, Perturbed]:
         """Word embeddings [N, T, d] before, and the method's first perturbation of them.
 
         Raises:
@@ -120,7 +120,7 @@ class SavedRun:
             why = "its perturbation is a part of training" if self.recipe.method.needs_split else "it perturbs nothing"
             raise InputError(f"{self.folder}: trained by {name}: {why}: name a run of swep, prior_aug or the like")
         embeddings, state = self.qa.embed(batch), PassState()
-        key, forward = NoiseKey(self.recipe.seed, draw), partial(self.qa, batch=batch, hidden=True)
+        key, forward = NoiseKey(self.recipe.seed, DRAW), partial(self.qa, batch=batch, hidden=True)
         for step in self.method.passes(0.0):
             if step.perturb is not None:
                 perturbed = step.perturb(Inputs(embeddings, batch, key, state, forward))

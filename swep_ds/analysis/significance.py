@@ -21,7 +21,7 @@ from swep_ds.recipe import HOLDOUT, Recipe
 
 RESAMPLES = 10_000
 LEVEL = 95  # percent, of the intervals
-ELEMENTS = 2**22  # of the matrix of counts that is in memory at a time
+ELEMENTS = 2**22  # of the bootstrap's counts that are in memory at a time
 Golds = dict[str, tuple[str, ...]]  # accepted answers by question id
 
 
@@ -97,8 +97,8 @@ class QuestionScores:
         means, reported = scores.mean(), run.results.eval[data_set]
         if not np.allclose(means, (reported.exact_match, reported.f1), atol=0.01):
             return self.note(
-                f"No interval with {file}: it scores {' / '.join(f'{value:.2f}' for value in means)} on the data of "
-                f"today, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json."
+                f"No interval with {file}: it scores {' / '.join(f'{value:.2f}' for value in means)} on today's "
+                f"data, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json."
             )
         return scores
 
@@ -158,17 +158,17 @@ def question_differences(
     frames = {name: [scores.of(run, column) for run in runs] for name, runs in rows.items()}
     if not frames[base] or any(frame is None for frame in frames[base]):
         return {}
-    asked = frames[base][0].index
+    ids = frames[base][0].index
     means = {}
     for name, row_frames in frames.items():
         if not row_frames or any(frame is None for frame in row_frames):
             continue
-        others = [run for run, frame in zip(rows[name], row_frames, strict=True) if set(frame.index) != set(asked)]
+        others = [run for run, frame in zip(rows[name], row_frames, strict=True) if set(frame.index) != set(ids)]
         if others:
             scores.note(
                 f"No interval for {name} on {column}: {others[0].ref.folder} answered other questions than "
                 f"{rows[base][0].ref.folder}, so the difference would not be that of the methods alone."
             )
             continue
-        means[name] = np.mean([frame.loc[asked].to_numpy() for frame in row_frames], axis=0)
+        means[name] = np.mean([frame.loc[ids].to_numpy() for frame in row_frames], axis=0)
     return {name: mean - means[base] for name, mean in means.items() if base in means and name != base}

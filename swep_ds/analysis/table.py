@@ -214,10 +214,10 @@ def _paper_notes(block: Block, runs: Sequence[Run]) -> list[str]:
         return [f"The paper has no numbers for {block['model']}."]
     if not all(map(_as_in_paper, runs)):
         return [
-            f"{block['title']}: the paper's numbers are left out: they are of training on all of {trained_on()} alone, "
-            "and of whole test sets."
+            f"{block['title']}: the paper's numbers are left out: its models trained on all of {trained_on()} and on "
+            "nothing else, and were tested on whole sets."
         ]
-    notes = [f"In round brackets the paper's number, of models trained on {trained_on()}."]
+    notes = [f"In round brackets the paper's number, for models trained on {trained_on()}."]
     for source in dict.fromkeys(run.recipe.data.train for run in runs):
         if not was_trained_on(source):
             notes.append(f"Not known to be {trained_on()}: data.train {source}, on which these models were trained.")

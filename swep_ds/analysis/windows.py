@@ -4,8 +4,7 @@ Windows are cut as in training (`swep_ds/data/windows.py`), but an analysis look
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,26 +51,20 @@ def answer_windows(
     Raises:
         InputError: a context without the answer, or an answer that no window holds.
     """
-    return list(map(_cutter(examples[0], tokenizer, settings), examples)) if examples else []
+    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
+    return [_window(example, cutter) for example in examples]
 
 
 def windows_if_any(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> Iterator[AnswerWindow | None]:
     """As `answer_windows`, lazily, with None for an example that has no such window: training leaves it out, too."""
-    cut = _cutter(examples[0], tokenizer, settings) if examples else None
+    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
     for example in examples:
         try:
-            yield cut(example)
+            yield _window(example, cutter)
         except InputError:
             yield None
-
-
-def _cutter(
-    example: Example, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
-) -> Callable[[Example], AnswerWindow]:
-    """What makes an example's window; `example` is any, which the tokenizer's special tokens are read off."""
-    return partial(_window, cutter=WindowCutter(tokenizer, settings, example))
 
 
 def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:

@@ -41,7 +41,7 @@ from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import build_engine
 
-WIDTH = 170  # of the printed tables
+WIDTH = 170  # characters of the printed tables
 RANDOM = ":random"  # suffix of the published procedure's name where it runs on its own random batches
 Figures = dict[str, Any]
 

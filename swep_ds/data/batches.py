@@ -193,7 +193,7 @@ class TrainingBatches(torch.utils.data.Dataset):
 
     def __getitem__(self, micro_step: int) -> Batch:
         update, micro = divmod(micro_step, self.accumulation)
-        rows = self.windows(update)  # of all ranks
+        rows = self.windows(update)  # those of all ranks
         if self.max_tokens:
             mine = rows[micro * self.world_size + self.rank :: self.global_batch]
         else:

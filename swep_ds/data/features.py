@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data import cache
 from swep_ds.data.readers import Example
@@ -57,7 +57,7 @@ class Features:
 
 def build_features(
     examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     settings: WindowSettings,
     *,
     training: bool,
@@ -81,7 +81,7 @@ def build_features(
     drop = training and (settings.task == "generative" or windows_without_answer == "drop")
     setup = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop, "types": has_types}
     digest = hashlib.sha256(f"{setup} {type(tokenizer).__name__} {cutter.backend.to_str()}".encode())
-    numbers: dict[str, int] = {}  # of contexts, whose text enters the digest once
+    numbers: dict[str, int] = {}  # context -> number: the digest takes each text once
     for example in examples:
         context = numbers.get(example.context, example.context)
         numbers.setdefault(example.context, len(numbers))

@@ -1,4 +1,4 @@
-"""Fields of a JSON object or a table's row: of the right kind and valid text, or else one line that names the fault."""
+"""Reads and checks the fields of JSON objects and table rows; one line names a fault."""
 
 import re
 import reprlib

@@ -52,18 +52,12 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
                 counts[fault or "written"] += 1
                 if not fault:
                     question, context, answer, start = pair
-                    answers = {"text": [answer], "answer_start": [start]}
-                    row = {
-                        "id": f"{source.stem}-{number}",
-                        "question": question,
-                        "context": context,
-                        "answers": answers,
-                    }
+                    row = {"id": f"{source.stem}-{number}", "question": question, "context": context}
+                    row["answers"] = {"text": [answer], "answer_start": [start]}
                     yield json.dumps(row, ensure_ascii=False) + "\n"
         if not counts["written"]:
             raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
 
-    open_input(source).close()
     try:
         write_atomically(output, rows())
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.readers import Example
 from swep_ds.data.tokens import TextTokens, require_tokens
@@ -75,7 +75,7 @@ def _score(token: int, begin: int, end: int) -> int:
     return 100 * min(token - begin, end - 1 - token) + end - begin
 
 
-def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """A copy of the tokenizer without padding and truncation, which its last caller may have left in the shared one."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_padding()
@@ -148,15 +148,10 @@ class WindowCutter:
         example: any example; its context shows the tokenizer's special tokens.
 
     Raises:
-        InputError: the tokenizer has no character offsets, or the context of the example has no token.
+        InputError: the context of the example has no token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: WindowSettings, example: Example):
-        if not tokenizer.is_fast:
-            raise InputError(
-                f"model.name: its {type(tokenizer).__name__} is a slow tokenizer, without character offsets; "
-                "choose a model with a fast one (a tokenizer.json)"
-            )
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings, example: Example):
         self.settings, self.backend = settings, plain_backend(tokenizer)
         if settings.task == "generative":
             self.gap = _gap(self.backend)

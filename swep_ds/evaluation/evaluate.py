@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
 from swep_ds.data.batches import Padding
-from swep_ds.data.features import Features, WindowSettings, build_features
+from swep_ds.data.features import Features, build_features
 from swep_ds.data.readers import Example
+from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import Decoder, Outputs, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions

@@ -1,6 +1,6 @@
 """Predicts answers for a data set, spread over the ranks: exactly one rank answers each question."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
 
-Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows; lists stay in Arrow
+Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows, by name; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 
 
@@ -47,14 +47,16 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
 
     calls = max(ranks.gather(len(batches)))
     following = read(0)
-    for number in _with_progress(calls):
-        ranks.progress(f"evaluation, batch {number + 1}")
-        columns, batch = following
-        result = outputs(batch.to(ranks.device()))
-        if number + 1 < calls:
-            following = read(number + 1)  # while a GPU computes the result
-        if number < len(batches):
-            decoder.add(columns, *result)
+    with Progress(Console(quiet=not ranks.is_main()), "batches", calls) as progress:
+        for number in range(calls):
+            ranks.progress(f"evaluation, batch {number + 1}")
+            columns, batch = following
+            result = outputs(batch.to(ranks.device()))
+            if number + 1 < calls:
+                following = read(number + 1)  # while a GPU computes the result
+            if number < len(batches):
+                decoder.add(columns, *result)
+            progress.update(number + 1)
 
 
 def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
@@ -81,11 +83,3 @@ def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size:
     rows = np.flatnonzero(example % world_size == rank)
     rows = rows[np.argsort(-length[rows], kind="stable")]
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-
-
-def _with_progress(count: int) -> Iterator[int]:
-    """0 .. count - 1, with progress on rank 0."""
-    with Progress(Console(quiet=not ranks.is_main()), "batches", count) as progress:
-        for number in range(count):
-            yield number
-            progress.update(number + 1)

@@ -70,6 +70,6 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
         return qa.embed(batch._replace(input_ids=ids[None]))[0]
 
     another = is_another(vectors, words, look_up, vocabulary)
-    weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # of this micro-batch among all tokens
+    weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # this micro-batch's share of the tokens
     after, before = weight * (another * real).sum(-1) / real.sum()
     return {"words_changed": after, "words_changed_clean": before}

@@ -12,7 +12,6 @@ Notable:
 - Evaluation stays padded: a call of the model without `windows` is an ordinary one.
 """
 
-import inspect
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,7 +27,7 @@ from swep_ds.errors import InputError
 from swep_ds.models.masks import without_sync
 
 PACKED = "swep_packed"  # this attention's name in transformers
-# encoders with learned absolute positions; RoBERTa's positions begin behind the id of padding
+# encoders with learned absolute positions; RoBERTa's positions begin after the padding id
 FROM_ZERO = ("bert", "electra")
 BEHIND_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
 # train.precision -> dtype of the activations
@@ -101,26 +100,19 @@ def slow_because(config: PreTrainedConfig, precision: str, device: torch.device)
         return None  # on CPU a launch costs next to nothing
     return (
         f"the single kernel needs half precision (train.precision is {precision}), attention_probs_dropout_prob 0 in "
-        f"config.json (it is {dropout}), heads of a multiple of 8 up to 256 (they are {width} wide), and an Ampere GPU "
-        f"and PyTorch 2.11 with FlashAttention, or later ones (it is {torch.__version__})"
+        f"config.json (it is {dropout}), heads of a multiple of 8 up to 256 (they are {width} wide), an Ampere "
+        "GPU or a later one, and a PyTorch with FlashAttention"
     )
 
 
 def _one_kernel(device: torch.device, dtype: torch.dtype, head_width: int, dropout: float) -> bool:
     fits = dtype in HALF.values() and not dropout and head_width % 8 == 0 and head_width <= 256
-    return device.type == "cuda" and fits and _has_kernel(device)
+    return device.type == "cuda" and fits and _has_flash_attention(device)
 
 
 @cache
-def _has_kernel(device: torch.device) -> bool:
-    """PyTorch 2.9 lacks `varlen_attn`, and 2.10 its `scale`."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    has_scale = "scale" in inspect.signature(varlen_attn).parameters
-    flash = torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
-    return has_scale and flash
+def _has_flash_attention(device: torch.device) -> bool:
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def attend(

@@ -25,7 +25,7 @@ class GenerativeQA(QAModel):
         max_answer_tokens: upper bound of an answer's length, end of sequence included.
 
     Raises:
-        InputError: the model's config lacks a token that answers begin or end with, or its number is outside of the
+        InputError: the model's config lacks a token that answers begin or end with, or its number is outside the
             vocabulary.
     """
 
@@ -105,7 +105,7 @@ class GenerativeQA(QAModel):
         """Generates answers by beam search. Collective: a rank that has finished keeps generating until all have.
 
         Returns:
-            Token ids [N, K], IGNORED behind the end of sequence, and the answers' mean log probabilities [N].
+            Token ids [N, K], IGNORED after the end of sequence, and the answers' mean log probabilities [N].
         """
         ids_NK = self.model.generate(
             input_ids=batch.input_ids,
@@ -114,6 +114,6 @@ class GenerativeQA(QAModel):
             synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
         )[:, 1:]  # without the decoder's start token
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
-        behind_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
-        ids_NK = ids_NK.masked_fill(behind_NK, IGNORED)
+        after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
+        ids_NK = ids_NK.masked_fill(after_NK, IGNORED)
         return ids_NK, -self(self.embed(batch), batch._replace(target_ids=ids_NK)).nll

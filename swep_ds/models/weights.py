@@ -39,7 +39,7 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, h
     """Checks that all weights came from the files.
 
     Args:
-        head: the task's head in words; its weights are all that lie outside of `model.base_model`.
+        head: the task's head in words; its weights are all those outside `model.base_model`.
         new_head: whether these may all be missing.
     """
     order = {name: place for place, name in enumerate(model.state_dict())}

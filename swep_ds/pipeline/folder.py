@@ -102,8 +102,8 @@ class Batch:
 class RunFolder:
     """Paths in a run's folder, and who may write there.
 
-    `batch.json` in it is a `Batch`, from which a run that resumes on other ranks learns its global batch. A run of two
-    stages has the folder of its first stage, `pretrain/`, in its own.
+    `batch.json` in it is a `Batch`, from which a run that resumes on other ranks learns its global batch. In a run of
+    two stages `pretrain/` is the folder of the first stage.
     """
 
     def __init__(self, path: Path):

@@ -100,12 +100,11 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
 
     def tokenise() -> tuple:
         features = training_features(recipe, tokenizer, training)
-        return features, evaluation.prepare(validation), evaluation.prepare(tests)
+        batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
+        return features, batches, evaluation.prepare(tests), next(iter(evaluation.prepare(validation)), None)
 
-    features, validation_sets, test_sets = ranks.local_rank_zero_first(tokenise)
-    batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
-    chosen_on = validation_sets[0] if validation_sets else None
-    return Job(objective, tokenizer, config, len(training), features, batches, test_sets, chosen_on, evaluation)
+    data = ranks.local_rank_zero_first(tokenise)
+    return Job(objective, tokenizer, config, len(training), *data, evaluation)
 
 
 def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """A run, from recipe to report: examples, features, batches, passes, engine, predictions, scores, results.
 
-A recipe with `pretrain` goes through twice: first on that data, as a run of its own in the folder `pretrain/`.
+A recipe with `pretrain` goes through twice: first on that data, as a separate run in the folder `pretrain/`.
 """
 
 import gc
@@ -17,7 +17,7 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.errors import InputError, RunExit
+from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.evaluation.results import Results, Score, Selection, print_scores, read_results, versions, write_results
 from swep_ds.files import write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
@@ -123,7 +123,7 @@ def _run_stage(
     """Trains, evaluates, exports and writes the results; returns the tracker, which the caller finishes.
 
     Args:
-        tags: checkpoints; the first undamaged one is resumed from. [] = start anew.
+        tags: checkpoints; the first undamaged one is resumed from. [] = a new run.
         keep_fp32: as in `export_model`.
     """
     (setup, layout), updates = resume_setup(recipe, job), job.batches.updates
@@ -227,8 +227,11 @@ def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
     """
     if not recipe.pretrain:
         return None
-    file = folder.path / PRETRAIN / folder.results.name
-    return {"data": recipe.pretrain.train} | (read_results(file).train if file.is_file() else {})
+    file, data = folder.path / PRETRAIN / folder.results.name, {"data": recipe.pretrain.train}
+    try:
+        return data | read_results(file).train if file.is_file() else data
+    except InputError:
+        raise InputError(f"{file}: is damaged: delete it, and the first stage writes it again") from None
 
 
 def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, say: Say) -> Selection:
@@ -259,9 +262,8 @@ def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Say) -
     try:
         page, tables = report(folder.path)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         again = f"python scripts/report.py {shlex.quote(str(folder.path))}"
-        log.warning("no report.html (%s); the run is done, and `%s` makes it", reason, again)
+        log.warning("no report.html (%s); the run is done, and `%s` makes it", reason(error), again)
         tracker.finish()
     else:
         say(f"report in {folder.report}")

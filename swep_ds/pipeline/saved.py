@@ -24,6 +24,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
 from swep_ds.settings import Section, validate
 
@@ -108,6 +109,7 @@ def evaluate_saved(
 
     Raises:
         InputError: there is no such model or data, or `output_dir` holds results already.
+        WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
 
@@ -138,9 +140,9 @@ def evaluate_saved(
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, CACHE)
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
+    results = SavedModelResults(model=model_name, world_size=ranks.world_size(), eval=scores, versions=versions())
+    write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
-        results = SavedModelResults(model=model_name, world_size=ranks.world_size(), eval=scores, versions=versions())
-        write_results(output_dir, results)
         print_scores(scores, model_name)
 
 

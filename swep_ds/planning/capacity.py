@@ -9,7 +9,7 @@ from swep_ds.errors import InputError, printable
 from swep_ds.planning.memory import States
 from swep_ds.ranks import accelerator
 
-USABLE = 0.9  # of a device's memory; its context, workspaces and fragmentation take the rest
+USABLE = 0.9  # share of a device's memory; its context, workspaces and fragmentation take the rest
 GIB = 2**30
 
 

@@ -32,8 +32,8 @@ from swep_ds.training.ds_config import resolve_ds_config
 
 # the simplest first: partitioning costs communication, offload waits for the bus
 ORDER = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
-COLUMNS = ("parameters", "optimizer", "buffers", "gradients", "transient")  # of States
-WIDTH = 160  # of the printed lines
+COLUMNS = ("parameters", "optimizer", "buffers", "gradients", "transient")  # fields of `States`
+WIDTH = 160  # characters of a printed line
 Say = Callable[..., None]
 
 
@@ -56,9 +56,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
     fitting = list(configs)  # both stages run under one command
     if recipe.pretrain:
         say("first stage (pretrain)")
-        fitting = _plan_stage(recipe.first_stage(), devices, configs, say)
+        fitting, _ = _plan_stage(recipe.first_stage(), devices, configs, say)
         say("\nsecond stage")
-    both = _plan_stage(recipe, devices, configs, say)
+    both, supported = _plan_stage(recipe, devices, configs, say)
     fitting = [name for name in fitting if name in both]
     if fitting:
         launcher = ["deepspeed", "--num_gpus", str(devices.count)] if devices.on_gpu else ["python"]
@@ -66,7 +66,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
         say(f"    {shlex.join([*launcher, 'scripts/train.py', '--ds_config', fitting[0], *command])}")
         return
     # a method that runs the model inside its perturbation refuses activation checkpointing
-    can_checkpoint = not (recipe.train.activation_checkpointing or recipe.method.uses_model)
+    can_checkpoint = supported and not (recipe.train.activation_checkpointing or recipe.method.uses_model)
     say(
         "none fits: lower train.micro_batch_size and raise train.gradient_accumulation_steps, "
         f"{'set train.activation_checkpointing=true, ' * can_checkpoint}lower eval.batch_size where evaluation takes "
@@ -74,8 +74,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
     )
 
 
-def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say: Say) -> list[str]:
-    """Prints what one training takes; returns the ds_configs with which it fits."""
+def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say: Say) -> tuple[list[str], bool]:
+    """Prints what one training takes; returns the ds_configs that fit, and whether the model can checkpoint."""
     train = recipe.train
     if train.max_tokens:
         widest = train.max_tokens // recipe.data.max_length
@@ -121,7 +121,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say:
         windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
         say(f"evaluation: {windows} keep {gib(answers)} of keys and values (estimate)")
     activations = counted.checkpointed if train.activation_checkpointing else counted.plain
-    return _say_table(states, activations, answers, counted.casts, devices, say)
+    return _say_table(states, activations, answers, counted.casts, devices, say), supported
 
 
 def _states(recipe: Recipe, objective: Objective, configs: dict[str, Path], devices: Devices) -> dict[str, States]:
@@ -150,7 +150,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     """On the meta device, without activation checkpointing, which `count_activations` counts by layer."""
     model, train = recipe.model, recipe.train.model_copy(update={"activation_checkpointing": False})
     flash = model.attention == "flash_attention_2"
-    if flash:  # it need not be installed here; it saves what SDPA's fused kernels save
+    if flash:  # it may not be installed on this machine; it saves what SDPA's fused kernels save
         model = model.model_copy(update={"attention": "auto"})
     recipe = recipe.model_copy(update={"model": model, "train": train})
     qa = prepare.load_model(recipe, tokenizer, model.name, weights=False)
@@ -200,7 +200,7 @@ def _say_data(
 
 
 def _batch(recipe: Recipe, length: int) -> Batch:
-    """A micro-batch of windows of this length; nothing looks at its values."""
+    """A micro-batch of windows of this length; only its shapes count."""
     count = recipe.train.micro_batch_size
     ids, row = torch.ones(count, length, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
     shares = torch.ones(count)

@@ -1,17 +1,17 @@
 """The ranks of a run: `from swep_ds import ranks`, then `ranks.rank()`, `ranks.gather(value)` and so on.
 
-The functions are those of `group.py`, which is imported at the first use: PyTorch and DeepSpeed take seconds, and
+The names below are those of `group.py`, which is imported at the first use: PyTorch and DeepSpeed take seconds, and
 scripts need `launch.py` and `signals.py`, which import neither, before.
 """
 
 from typing import Any
 
-_FUNCTIONS = {"process_group", "wait_long", "free_port", "rank", "world_size", "is_main", "device", "host", "progress"}
-_FUNCTIONS |= {"watch_stalls", "synchronize", "gather", "on_all_ranks", "local_rank_zero_first"}
+_NAMES = {"process_group", "wait_long", "free_port", "rank", "world_size", "is_main", "device", "host", "progress"}
+_NAMES |= {"step_listeners", "watch_stalls", "synchronize", "gather", "on_all_ranks", "local_rank_zero_first"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FUNCTIONS:
+    if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from swep_ds.ranks import group
 

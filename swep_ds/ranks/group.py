@@ -36,7 +36,7 @@ from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launc
 from swep_ds.ranks.rendezvous import meet
 from swep_ds.ranks.signals import leave_alone, request
 
-LONGEST_WAIT = timedelta(hours=6)  # of a rank for live ones
+LONGEST_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
 
 T = TypeVar("T")

@@ -63,7 +63,7 @@ class Heartbeat:
         self._period = max(PERIOD, world_size / MESSAGES)
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._closed = False
-        self._traceback = ""  # of the exception that ends this rank
+        self._traceback = ""  # set by the exception that ends this rank
         self._selector = selectors.DefaultSelector()
         wake, self._alarm = socket.socketpair()
         self._selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(64))

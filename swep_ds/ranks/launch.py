@@ -77,9 +77,8 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
             port = _number(env, "MASTER_PORT", 1, 65535)
         address = _address(env["MASTER_ADDR"] if "MASTER_ADDR" in env else _first_host(env))
     except InputError as error:
-        if ranks and (
-            job or "LOCAL_WORLD_SIZE" in env
-        ):  # a launcher also started the node's first rank, which reports it
+        # a launcher has also started the node's first rank, which reports it
+        if ranks and (job or "LOCAL_WORLD_SIZE" in env):
             raise
         raise LaunchError(str(error)) from None
     return Launch(rank, local, world, address, port, job)
@@ -120,7 +119,7 @@ def _first_host(env: Mapping[str, str]) -> str:
 
 
 def is_first_on_node() -> bool:
-    """Whether this is the first rank of its node; True if the variable that tells makes no sense."""
+    """Whether this is the first rank of its node; True if the variable that says so makes no sense."""
     env, local = os.environ, "0"
     if "RANK" in env:
         local = env.get("SWEP_DS_LOCAL_ID", env.get("LOCAL_RANK", "0"))
@@ -130,18 +129,15 @@ def is_first_on_node() -> bool:
 
 
 def is_alone() -> bool:
-    """Whether this process has no other ranks, as far as the environment tells."""
+    """Whether this process is the only rank, according to the environment."""
     world = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     return world.strip() == "1"
 
 
-_reported: set[int] = set()
-
-
 def report(end: RunExit) -> None:
     """Prints once, on the first rank of each node, what ended a run: all ranks of a job meet the same."""
-    if (is_first_on_node() or isinstance(end, LaunchError)) and id(end) not in _reported:
-        _reported.add(id(end))
+    if (is_first_on_node() or isinstance(end, LaunchError)) and not end.reported:
+        end.reported = True
         warn(f"{end.title}: {end}")
 
 

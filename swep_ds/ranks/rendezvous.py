@@ -1,4 +1,4 @@
-"""All ranks meet before the process group is made, so that a wrong start costs one line and no wait of ten minutes.
+"""All ranks meet before the process group is made: a wrong start gives one line at once, not a timeout much later.
 
 Notable (PyTorch 2.13):
 - `TCPStore` waits forever if another program answers on the port, whatever its timeout: it is made in a thread.
@@ -24,13 +24,13 @@ from swep_ds.ranks.launch import Launch, is_first_on_node
 from swep_ds.ranks.stalls import ranks_of
 
 JOIN = timedelta(minutes=10)  # for all ranks to start
-QUIET_SECONDS = 20.0  # of waiting without a word
+QUIET_SECONDS = 20.0  # until a wait is reported
 ANSWER_SECONDS = 60.0  # for a reachable store to answer
 POLL_SECONDS = 0.1
 LINGER_SECONDS = 30.0  # rank 0 serves the store until the others have read the fault
 
 Arrival = dict[str, Any]
-_meetings = itertools.count()  # of this process; the same on all ranks
+_meetings = itertools.count()  # numbers the meetings of this process, alike on all ranks
 
 
 class Wait:

@@ -40,10 +40,10 @@ class StopRequest:
     """The signals that this process got; `request` is the only instance."""
 
     def __init__(self):
-        self.number = 0  # of the first signal; 0: none yet
+        self.number = 0  # the first signal; 0: none yet
         self.resumable = True
         self._came = 0.0
-        self._handled = 0  # the last signal whose handler has run
+        self._handled = 0  # the last signal whose handler has run; 0: none yet
         self._alone = self._deferred = self._served = False
         self._code: int | None = None
         self._leave: Callable[[str], None] = leave_alone

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from swep_ds import ranks
-from swep_ds.errors import InputError, RunExit
+from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.ranks.signals import request
 
 CONNECT = timedelta(seconds=60)
@@ -55,7 +55,7 @@ def _over_gloo() -> dist.ProcessGroup:
         dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
     except RuntimeError as error:
         raise InputError(
-            f"the ranks cannot reach each other over gloo ({' '.join(str(error).split())[:200]}): export "
+            f"the ranks cannot reach each other over gloo ({reason(error)}): export "
             "GLOO_SOCKET_IFNAME on all nodes, as the name of the network interface between them (ip address lists them)"
         ) from None
     return group

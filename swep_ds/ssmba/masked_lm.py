@@ -11,7 +11,6 @@ from swep_ds.models.hub import fit_tokenizer, load_tokenizer, resolve_model
 from swep_ds.models.loading import load_weights
 
 PLACES_AT_A_TIME = 256  # with their float64 probabilities over the vocabulary in memory
-FIX = "name a masked language model, such as bert-base-uncased, or the local folder of one"
 
 
 def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -21,13 +20,12 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
         InputError: it cannot be loaded, has no mask token or no trained head (an encoder alone, a model of another
             task), or the tokenizer belongs to another model.
     """
-    tokenizer = load_tokenizer(name, "--model")
+    tokenizer, label = load_tokenizer(name, "--model"), f"--model {name}"
     if tokenizer.mask_token_id is None:
-        raise InputError(f"--model {name}: its tokenizer has no mask token: {FIX}")
-    source, named = resolve_model(name, "--model"), f"--model {name}"
-    config = load_config(source, "--model")
-    model = load_weights(AutoModelForMaskedLM, config, source, named, dtype=torch.float32)
-    fit_tokenizer(tokenizer, model, named)
+        raise InputError(f"{label}: its tokenizer has no mask token: name a model such as bert-base-uncased")
+    source = resolve_model(name, "--model")
+    model = load_weights(AutoModelForMaskedLM, load_config(source, "--model"), source, label, dtype=torch.float32)
+    fit_tokenizer(tokenizer, model, label)
     return model.eval().to(device), tokenizer
 
 

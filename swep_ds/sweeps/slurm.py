@@ -78,7 +78,7 @@ def submit(command: Sequence[str], environment: dict[str, str], folder: Path) ->
     except FileNotFoundError:
         raise InputError("sbatch: no such command: submit on a machine of a Slurm cluster, or use --dry_run") from None
     except OSError as error:
-        raise InputError(f"--output_dir: {folder}: cannot be created ({error.strerror})") from None
+        raise InputError(f"--output_dir {folder}: cannot be created ({error.strerror})") from None
     if ended.returncode:
         reason = " ".join(re.sub("^sbatch: ", "", ended.stderr, flags=re.M).split())
         raise InputError(f"sbatch refused the job: {reason}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
 from swep_ds.errors import InputError, reason
 from swep_ds.evaluation.results import Checked, Count, SetScore
@@ -38,6 +38,15 @@ class TrainState:
     tokens: Count = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
     unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state` of the updates since the last logged line
+
+
+class Unlogged(Checked):
+    """`TrainState.unlogged`; a statistic other than the loss may be infinite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
+    accumulation: PositiveInt
+    counts: dict[str, Annotated[float, Field(gt=0)]]
+    sums: dict[str, Annotated[list[float], Field(min_length=1)]]
 
 
 class SavedFile(Checked):
@@ -65,6 +74,13 @@ class Manifest(Checked):
     batch: dict[str, PositiveInt]
     scores: dict[int, SetScore]  # by update
     files: Annotated[dict[Annotated[str, Field(pattern=r"^\w+\.pt$")], SavedFile], Field(min_length=1)]
+
+    @field_validator("done")
+    @classmethod
+    def _check_unlogged(cls, done: TrainState) -> TrainState:
+        if done.unlogged and (unlogged := Unlogged.model_validate(done.unlogged)).counts.keys() != unlogged.sums.keys():
+            raise ValueError("unlogged: counts and sums name different statistics")
+        return done
 
 
 def checkpoint_name(update: int) -> str:

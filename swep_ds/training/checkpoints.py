@@ -62,7 +62,7 @@ class Checkpoints:
     setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
     layout: dict[str, Any]  # `Layout` of the files; a checkpoint of another layout is converted
     batch: dict[str, int]  # `pipeline.folder.Batch`, for runs in other folders that resume from here
-    on_failure: Literal["stop", "go_on"] = "stop"  # of a write
+    on_failure: Literal["stop", "go_on"] = "stop"  # when a write fails
     scores: dict[int, Score] = field(default_factory=dict)  # by update
 
     def tag(self, update: int) -> Path:

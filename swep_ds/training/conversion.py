@@ -1,8 +1,8 @@
 """Loads a checkpoint that another number of ranks or another ZeRO stage wrote.
 
-`find_shares` says which elements of which parameter lie where, in the files and in the engine; what overlaps is copied.
-All four stages and any numbers of ranks are this one case. Half-precision weights are then made from the float32 ones,
-as after any update. The files are mapped into memory: a rank reads only what it keeps.
+`find_shares` says which elements of each parameter are where, in the files and in the engine; what overlaps is copied.
+That covers all four stages and any number of ranks. Half-precision weights are then made from the float32 ones, as
+after any update. The files are mapped into memory: a rank reads only what it keeps.
 
 DeepSpeed's universal checkpoints would write the whole state to disk a second time, and fail with a bare assertion
 between ZeRO-2 and ZeRO-3.
@@ -38,7 +38,7 @@ COUNTS = ("global_steps", "global_samples", "skipped_steps")
 def find_mismatch(engine, tag: Path, manifest: Manifest, *, same_layout: bool) -> str | None:
     """An error message if an intact checkpoint does not belong to the engine's model, else None. Nothing is loaded.
 
-    Each rank opens the files that it will load: in the `same_layout` as the engine's its own, otherwise all.
+    Each rank opens the files that it will load: its own in the `same_layout` as the engine's, otherwise all.
 
     Raises:
         InputError: a file contains code.
@@ -120,8 +120,8 @@ def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 def convert(engine, tag: Path, manifest: Manifest) -> None:
     """Loads a checkpoint in which `find_mismatch` finds nothing into an engine of any other layout.
 
-    Weights, moments, step counts, schedule and loss scale are then as if the engine had made the updates itself. Every
-    rank calls this on its own; `refresh_weights` comes after it, when all are done.
+    Weights, moments, step counts, schedule and loss scale are then as if the engine had made the updates itself. Not
+    collective; `refresh_weights` follows when all ranks are done.
 
     Raises:
         InputError: in half precision from or to ZeRO-0, or elements of a parameter are missing.

@@ -56,7 +56,7 @@ def resolve_ds_config(
     _check_deepspeed()
     config = read_ds_config(source)
     given = _given(recipe.train, config, world_size)
-    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():  # of a run
+    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():  # a run's
         for field in given:
             _set(config, field, AUTO)
     faults = _recipe_faults(config, recipe.train, given, on_cpu) + refused_fields(config) + _silent_faults(config)

@@ -20,7 +20,7 @@ from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from pydantic import BaseModel
 
 AUTO = "auto"
-LARGEST = 2**63 - 1  # of a tensor's size or a counter in C++
+LARGEST = 2**63 - 1  # C++ has 64 bits for a tensor's size or a counter
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list"}
 # A block is a mapping of its fields, or DeepSpeed's own model of it, with the fields of the installed version.
 FIELDS: dict[str, Any] = {

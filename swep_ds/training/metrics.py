@@ -45,7 +45,7 @@ class Health(NamedTuple):
 
 
 class Stopwatch:
-    """Times this rank's updates, and tells other ranks where it is.
+    """Times this rank's updates, and reports each phase to the heartbeat.
 
     Args:
         seconds: that the run took before this start.

@@ -1,4 +1,4 @@
-"""The content of DeepSpeed's checkpoint files: where in them which elements of which parameter lie.
+"""The content of DeepSpeed's checkpoint files: which elements of each parameter are where.
 
 Every rank keeps float32 weights and the optimizer's moments in flat tensors: at ZeRO-0 everything, at ZeRO-1 and 2 an
 equal piece of all parameters laid end to end, at ZeRO-3 an equal piece of each parameter.
@@ -46,7 +46,7 @@ SAVED_CLASSES += [(enumeration_member, "builtins.getattr")]
 
 
 class Share(NamedTuple):
-    """Elements `first` to `first + count` of a parameter lie in a rank's flat tensor number `group`, from `at` on."""
+    """Elements `first` to `first + count` of a parameter are in a rank's flat tensor number `group`, from `at` on."""
 
     group: int
     at: int
@@ -80,7 +80,8 @@ def find_shares(
     """
     shares = {}
     for group, named in enumerate(shapes):
-        end = 0  # of the previous parameter: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
+        # where the previous parameter ends: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
+        end = 0
         for number, (name, shape) in enumerate(named.items()):
             total = math.prod(shape)
             if stage == 3:

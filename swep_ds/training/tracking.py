@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds.console import Console, Progress
-from swep_ds.errors import InputError, RunExit
+from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
 from swep_ds.recipe import Recipe
@@ -173,7 +173,7 @@ class WandbRun:
             step()
         except Exception as error:
             if not self.warned:
-                log.warning("wandb fails and may miss data from now on; the run continues (%s)", _in_short(error))
+                log.warning("wandb fails and may miss data from now on; the run continues (%s)", reason(error))
             self.warned = True
 
 
@@ -213,14 +213,10 @@ def _start_wandb(recipe: Recipe, folder: Path, before: TrainState) -> WandbRun |
     except Exception as error:  # a broken installation and an absent server raise anything
         if first and fixable:
             raise InputError(
-                f"tracking.wandb: wandb cannot start ({_in_short(error)}): pip install 'swep-ds[wandb]' or log in to "
+                f"tracking.wandb: wandb cannot start ({reason(error)}): pip install 'swep-ds[wandb]' or log in to "
                 "it, or set it to offline or off"
             ) from None
-        log.warning("wandb cannot start: this run goes untracked (%s)", _in_short(error))
+        log.warning("wandb cannot start: this run goes untracked (%s)", reason(error))
         return None
     write_atomically(known, run_id)
     return WandbRun(run)
-
-
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -290,7 +290,7 @@ def test_a_data_set_without_a_heat_map_is_named(run, monkeypatch):
     monkeypatch.setattr(example_maps, "TRIED", 0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
-    assert "There are only 0 of squad: at most 24 are drawn, if one window holds the answer." in page.texts["maps"]
+    assert "Only 0 of squad: at most 24 are drawn, and only where one window holds the answer." in page.texts["maps"]
 
 
 def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):
@@ -330,7 +330,7 @@ def test_damaged_lines_are_left_out(run):
     assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in " ".join(page.texts["cost"].split())
 
 
-def test_what_the_other_run_lacks_is_said(run, home, tmp_path):
+def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     """A set that it did not answer, and one on which it was tested with fewer questions."""
     shutil.copy(home / "test.json", tmp_path / "second.json")
     tree = yaml.safe_load((run / "recipe.yaml").read_text())

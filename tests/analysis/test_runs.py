@@ -1,6 +1,7 @@
-"""Which runs come into a table, and how the others are named."""
+"""Which runs go into a table, and how the others are named."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -166,6 +167,20 @@ def test_folders_without_runs_are_refused(cells, tmp_path):
         (tmp_path / "runs" / "sweep.json").write_text(content)
         with pytest.raises(InputError, match=rf"sweep\.json: damaged \({fault}\){fix}"):
             runs.find_runs([tmp_path / "runs"])
+
+
+def test_a_folder_that_cannot_be_searched_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.parent.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\): name another folder"):
+        runs.find_runs([tmp_path])
 
 
 def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):

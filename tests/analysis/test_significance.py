@@ -177,7 +177,7 @@ def test_other_data_than_the_results_are_of_is_noticed(runs, tmp_path):
     scores = significance.QuestionScores()
     intervals = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)
     assert list(intervals["SWEP"]) == ["nyt", "amazon", None]  # None: the mean of the two
-    assert "scores 12.50 / 12.50 on the data of today, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
+    assert "scores 12.50 / 12.50 on today's data, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
     Path(tmp_path / "amazon.json").unlink()
     scores = significance.QuestionScores()
     intervals = significance.intervals(runs, "MLE", ["squad", "nyt", "amazon"], scores)

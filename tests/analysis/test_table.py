@@ -57,7 +57,7 @@ def test_no_run_at_all_still_makes_a_table():
     assert table.aggregate({"MLE": []}) == {"columns": [], "rows": [{"name": "MLE", "scores": {}}]}
 
 
-def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
+def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     across = {"model": {"ELECTRA-small": {}, "Mine": {"model.name": "mine"}}}
     variants = {"mle": {}, "SWEP": {"method.name": "swep"}, "R-Drop": {"method.name": "r_drop"}}
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 20}, across=across, variants=variants, seeds=[0, 1, 2])
@@ -85,7 +85,7 @@ def test_differences_by_hand_over_models_and_lacking_seeds(tmp_path):
     assert swep["scores"]["nyt"]["exact_match"]["paper"] == 75.18
     assert mine["rows"][1]["scores"]["squad"]["f1"]["paper"] is None
     notes = "\n".join(result["notes"])
-    assert "In round brackets the paper's number, of models trained on SQuAD v1.1." in notes
+    assert "In round brackets the paper's number, for models trained on SQuAD v1.1." in notes
     assert "The paper has no numbers for Mine." in notes
     assert [row["differences"] for row in mine["rows"]] == [{}, {}, {}]  # the base has no run there
     assert len(result["missing"]) == 1 + 3 + 3
@@ -151,7 +151,7 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     result = table.make(find_runs([tmp_path / "runs"]))
     [row] = result["blocks"][0]["rows"]
     assert row["scores"]["squad"]["f1"]["paper"] is None
-    assert any("left out: they are of training on all of SQuAD v1.1 alone" in note for note in result["notes"])
+    assert any("its models trained on all of SQuAD v1.1 and on nothing else" in note for note in result["notes"])
     assert "No differences: there is no row MLE; --against names another one." in result["notes"]
 
 

@@ -32,7 +32,7 @@ def test_figures_of_a_small_run(tmp_path):
     assert "decoding" in done.stdout
 
 
-def test_a_missing_folder_is_told_before_the_work(tmp_path):
+def test_a_missing_folder_is_reported_before_the_work(tmp_path):
     done = run_script(*BENCH, "--json", str(tmp_path / "none/figures.json"), check=False)
     assert done.returncode == 2
     assert "there is no folder" in done.stderr

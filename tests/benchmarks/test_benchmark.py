@@ -118,6 +118,18 @@ def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path, 
     assert all(f"{name} = " in printed for name in figures["assumptions"])
 
 
+def test_scaling_starts_the_loop_with_the_same_options(monkeypatch):
+    commands = []
+    monkeypatch.setattr("swep_ds.benchmarks.suite.rank_by_rank", commands.append)
+    options = {"--recipe": "quickstart", "--ds_config": "x.json", "--set": "train.precision=bf16"}
+    options |= {"--updates": "5", "--warmup": "4"}
+    monkeypatch.setattr(sys, "argv", [str(BENCH), "--scaling", *(word for pair in options.items() for word in pair)])
+    runpy.run_path(str(BENCH))["bench"]()
+    [[script, loop, *words]] = commands
+    assert (script, loop) == (str(BENCH), "--loop")
+    assert dict(zip(words[::2], words[1::2], strict=True)) == options
+
+
 # Shows a row for every operation: which ones are the slowest differs from run to run.
 BENCH_WITH_ALL_ROWS = f"""
 import runpy, sys
@@ -151,13 +163,13 @@ def test_an_update_is_profiled(tmp_path):
         (["--loop", "--methods", "published"], "published: it has no engine: leave --loop and --profile out"),
     ],
 )
-def test_bad_arguments_are_told_before_anything_is_loaded(monkeypatch, arguments, message):
+def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch, arguments, message):
     monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
     with pytest.raises(InputError, match=re.escape(message)):
         runpy.run_path(str(BENCH))["bench"]()
 
 
-def test_an_epoch_that_is_too_short_is_told(tmp_path):
+def test_an_epoch_that_is_too_short_is_reported(tmp_path):
     ended = bench(tmp_path, "--updates", "90", check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: an epoch has 6 updates, and 90 are asked for: lower --updates")

@@ -27,25 +27,25 @@ def objective(method: str) -> Objective:
     ("method", "lengths"), [("mle", (12, 12)), ("mle", (48,)), ("swep", (48,)), ("adv_aug", (48,))]
 )
 def test_they_are_those_of_the_operations_where_nothing_is_padding(method, lengths):
-    made, windows = objective(method), batch(lengths, dtype=torch.float32)
+    module, windows = objective(method), batch(lengths, dtype=torch.float32)
 
-    def update(one, number):
-        for loss, _, _ in split(made, one, number):
+    def update(windows, number):
+        for loss, _, _ in split(module, windows, number):
             loss.backward()
 
     with FlopCounterMode(display=False) as counted:
         update(windows, 0)
-    assert count(made, made.qa, update, windows).of(lengths) == pytest.approx(counted.get_total_flops(), rel=0.02)
+    assert count(module, module.qa, update, windows).of(lengths) == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
 def test_padding_is_not_counted():
-    made = objective("mle")
+    module = objective("mle")
 
-    def update(one, number):
-        made(one, MicroStep(number))[0].backward()
+    def update(windows, number):
+        module(windows, MicroStep(number))[0].backward()
 
     full, padded = (
-        count(made, made.qa, update, batch(lengths, dtype=torch.float32)) for lengths in [(12, 12), (12, 3)]
+        count(module, module.qa, update, batch(lengths, dtype=torch.float32)) for lengths in [(12, 12), (12, 3)]
     )
     assert full == pytest.approx(padded)
     d, inner, layers = 64, 256, 2

@@ -1,4 +1,4 @@
-"""Files for the readers."""
+"""Fixtures of the tests of data."""
 
 from functools import partial
 

@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_nothing(cached, monkeypatch):
 
 
 def test_a_cache_that_may_only_be_read_is_used(cached, monkeypatch):
-    """As any user but root meets it."""
+    """Root may write everywhere, so the writes are patched to fail."""
 
     def refuse(*args, **options):
         raise PermissionError(errno.EACCES, "Permission denied")

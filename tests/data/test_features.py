@@ -6,9 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import ByT5Tokenizer
 
-from swep_ds.data.features import build_features
 from swep_ds.data.windows import WindowSettings, context_windows
 from swep_ds.errors import InputError
 from tests.support import tiny
@@ -227,11 +225,6 @@ def test_a_context_without_tokens(at):
     examples.insert(at, tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a"))
     with pytest.raises(InputError, match="question 'empty': the tokenizer finds no token in its context"):
         build(examples, "wordpiece", SMALL)
-
-
-def test_a_slow_tokenizer(tmp_path):
-    with pytest.raises(InputError, match=r"model.name: its ByT5Tokenizer is a slow tokenizer"):
-        build_features(EXAMPLES, ByT5Tokenizer(), SMALL, training=False, cache_dir=tmp_path)
 
 
 def test_training_data_of_which_every_window_is_dropped():

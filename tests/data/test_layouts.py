@@ -1,4 +1,4 @@
-"""Fields of every layout: what is no text, no number or not where it says, for all questions of a file at once."""
+"""Faulty fields in every layout: text, numbers and offsets; one message names all faulty questions of a file."""
 
 import gzip
 import json
@@ -58,7 +58,7 @@ def test_all_questions_without_answers_are_named_at_once(save, layout, training)
 
 @layouts
 def test_all_wrong_offsets_are_named_at_once(save, layout):
-    """As in data whose white space changed after its offsets were computed."""
+    """Such data had its white space changed after its offsets were computed."""
     moved = [{"text": "1998", "answer_start": 18}]
     qas = [question(id=f"q{i}", answers=moved) if i in (2, 5, 6) else question(id=f"q{i}") for i in range(8)]
     message = refused(save(layout(*qas)))

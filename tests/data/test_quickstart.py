@@ -52,7 +52,7 @@ def test_same_pretraining_text_on_every_platform():
 
 
 @pytest.mark.parametrize(("domain", "split"), SHA256)
-def test_every_answer_stands_at_its_offset(corpora, domain, split):
+def test_every_answer_is_at_its_offset(corpora, domain, split):
     asked = questions(corpora[domain, split])
     assert len(asked) > (6000 if split == "train" else 400)
     for qa, context in asked:

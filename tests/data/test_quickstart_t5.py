@@ -10,6 +10,7 @@ from swep_ds.data.quickstart import DOMAINS, SOURCE, T5, corpus, pretrain_t5
 from swep_ds.data.quickstart.grammar import load_kinds
 from swep_ds.data.quickstart.pretrain import write_pair
 from swep_ds.data.quickstart.world import World
+from tests.support.fork_server import ROOT, run_script
 
 SPLITS = [(SOURCE, "train"), *((domain, "test") for domain in DOMAINS)]
 TINY = pretrain_t5.Settings(
@@ -24,6 +25,7 @@ TINY = pretrain_t5.Settings(
     intermediate=16,
     vocabulary=400,
     tokenizer_passages=100,
+    warmup=1,
 )
 
 
@@ -133,9 +135,25 @@ def test_exact_is_what_greedy_decoding_writes(tiny_tokenizer):
         assert model(batch)["exact"] == 1
 
 
+# Runs scripts/pretrain_quickstart.py with the tiny settings as its defaults.
+SCRIPT = f"""
+import runpy
+from dataclasses import replace
+from functools import partial
+from swep_ds.data.quickstart import pretrain_t5
+from tests.data.test_quickstart_t5 import TINY
+pretrain_t5.Settings = partial(replace, TINY)
+runpy.run_path({str(ROOT / "scripts" / "pretrain_quickstart.py")!r}, run_name="__main__")
+"""
+
+
 def test_pretraining_runs_and_is_repeatable(tmp_path):
-    for name in ("once", "again"):
-        pretrain_t5.pretrain(TINY, tmp_path / name)
+    pretrain_t5.pretrain(TINY, tmp_path / "once")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [tmp_path / "script.py", str(tmp_path / "again"), "--model", "t5"]
+    run_script(*command)
+    ended = run_script(*command, "--updates", "1", check=False)
+    assert (ended.returncode, ended.stderr) == (2, "error: --updates 1: the warm-up alone takes 1: give more\n")
     once, again = (
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name, dtype=torch.float32) for name in ("once", "again")
     )

@@ -61,7 +61,7 @@ def test_pieces_have_the_tokens_of_the_whole(kind, gap, small):
 @given(text=st.text(st.sampled_from("ab \n\t\u00e9e\u0301\u4e0a\u200b\U0001f600.-'"), min_size=1, max_size=60))
 @settings(deadline=None, max_examples=60)
 def test_no_cut_changes_a_token(kind, text):
-    """Each is looked at with all characters around it."""
+    """Each cut is compared with all characters around it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "CHARACTERS_AT_A_TIME", 8)
         patch.setattr(tokens, "CUTS_TRIED", 4)

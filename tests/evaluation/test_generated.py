@@ -1,4 +1,4 @@
-"""Generated token ids become the texts that the tokenizer makes of them; the surest window of a question wins."""
+"""Generated token ids become the texts that the tokenizer makes of them; a question's most probable window wins."""
 
 import torch
 
@@ -7,7 +7,7 @@ from swep_ds.evaluation.generated import GeneratedAnswers
 from tests.support import tiny
 
 
-def test_the_surest_window_wins_whatever_the_order():
+def test_the_most_probable_window_wins_whatever_the_order():
     tokenizer = tiny.wordpiece()
     examples = [tiny.example("Who?", "an abbot of the valley", "an abbot", id_=name) for name in ("a", "b")]
     texts = ["the bridge", "an abbot", "", "the river"]

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.features import build_features
 from swep_ds.data.readers import Example
+from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.predict import read_columns
 from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, window_candidates
 from tests.support import tiny
@@ -27,7 +28,7 @@ def decodings(draw):
     sizes = SpanSettings(draw(st.integers(1, 5)), draw(st.integers(1, 4)))
     windows = []
     for example in (0, 1):
-        character = 0  # tokens of later windows start behind those the earlier ones own
+        character = 0  # tokens of later windows start after those that earlier ones own
         for _ in range(draw(st.integers(0 if example else 1, 3))):
             question, context = draw(st.integers(0, 3)), draw(st.integers(1, 5))
             own = st.tuples(*[st.integers(question, question + context)] * 2).map(sorted)
@@ -82,7 +83,7 @@ def answers_by_loops(windows, sizes, example):
 
 
 def logits_of(windows, fill=9.0):
-    """Padded [B, T]; the filling would win if it were looked at."""
+    """Padded [B, T]; the filling would win if it were read."""
     longest = max(len(window["start_logits"]) for window in windows)
     return tuple(
         torch.tensor([window[name] + [fill] * (longest - len(window[name])) for window in windows])
@@ -171,7 +172,7 @@ def test_answers_have_at_most_max_answer_tokens_and_start_in_the_window_that_own
     assert [a.text for a in decode(left, right).n_best()["id0"]] == ["ab cd ef", "ab", "ab cd"]
 
 
-def test_best_starts_behind_all_best_ends_leave_no_answer():
+def test_best_starts_after_all_best_ends_leave_no_answer():
     crossed = {"start_logits": [0.0, 0.0, 0.0, 9.0, 0.0], "end_logits": [0.0, 9.0, 0.0, 0.0, 0.0]}
     decoder = decode(window(**crossed), window(**crossed, example=1), window(example=1), sizes=SpanSettings(1, 30))
     assert decoder.answers() == {"id0": "", "id1": "cd ef"}  # another window may still have one
@@ -225,7 +226,7 @@ def test_extreme_logits_and_both_zeros_are_ordered_like_numbers(logits, n_best, 
     assert candidates == expected
 
 
-def test_what_is_no_number_is_no_answer():
+def test_a_nan_logit_is_no_answer():
     unknown = {"start_logits": [0.0, -math.nan, 2.0, 1.0, 0.0], "end_logits": [0.0, math.nan, math.nan, 2.0, 0.0]}
     decoder = decode(window(**unknown))
     assert decoder.answers() == {"id0": "cd ef"}

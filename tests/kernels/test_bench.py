@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from swep_ds.kernels.tools import bench, naive
 
 from swep_ds.kernels import arguments, torch_impl
+from swep_ds.kernels.tools import bench, naive
 from tests.support import perturb_reference as reference
 
 

@@ -10,9 +10,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from swep_ds.kernels.modes import MODES
-
 from swep_ds.kernels import perturb, standard_normal, torch_impl, triton_impl
+from swep_ds.kernels.modes import MODES
 
 
 def batch(n=4, t=64, d=768, dtype=torch.bfloat16):
@@ -57,7 +56,7 @@ def test_the_interpreter_agrees(tmp_path):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-3)
 
 
-def test_a_cuda_graph_reads_seed_and_draw_anew():
+def test_a_cuda_graph_reads_seed_and_draw_again():
     embeddings, params, mask, ids = (x.detach() for x in batch())
     seed, draw = torch.tensor(7, device="cuda"), torch.tensor(0, device="cuda")
     perturb(embeddings, params, mask, ids, seed=seed, draw=draw, prior_variance=0.1)  # compiles outside the capture

@@ -3,9 +3,9 @@ import os
 
 import pytest
 import torch
-from swep_ds.kernels.dispatch import VARIABLE, implementation
 
 from swep_ds.kernels import perturb, torch_impl
+from swep_ds.kernels.dispatch import VARIABLE, implementation
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -1,4 +1,4 @@
-"""What the kernels compile to, held to the budget and to what the documentation says of it."""
+"""What the kernels compile to, compared with the budget and with what the documentation says."""
 
 import os
 import re
@@ -10,9 +10,9 @@ from tests.support import run_kernel_script as run_script
 pytest.importorskip("triton")
 
 import triton
-from swep_ds.kernels.tools import aot
 
 from swep_ds.kernels import triton_kernels
+from swep_ds.kernels.tools import aot
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton compiles nothing under TRITON_INTERPRET=1"
@@ -102,7 +102,7 @@ def test_inputs_strided_in_every_dimension_compile():
     aot.compile_kernel("backward", "sm_90", 768, mode="fixed_sigma", types=integers("backward", "T|.*_[ntd]"))
 
 
-def test_what_changes_from_call_to_call_does_not_compile_a_kernel_anew():
+def test_what_changes_from_call_to_call_compiles_no_new_kernel():
     for kernel in (triton_kernels.perturb_forward, triton_kernels.perturb_backward, triton_kernels.philox_words):
         varying = (*KEY, "k0", "k1", "T", "mask_n", "grad_kl_n")
         parameters = [p for p in kernel.params if p.name in varying]

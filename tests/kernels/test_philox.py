@@ -2,9 +2,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swep_ds.kernels.philox import noise_words, philox4x32
 
 from swep_ds.kernels import standard_normal
+from swep_ds.kernels.philox import noise_words, philox4x32
 from tests.support import perturb_reference as reference
 
 ZEROS, ONES = ([0] * 4, [0] * 2), ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2)

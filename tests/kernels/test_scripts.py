@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from swep_ds.kernels.tools import bench
 
 from swep_ds.kernels import tiles
+from swep_ds.kernels.tools import bench
 from tests.support import run_kernel_script as run_script
 
 TOKENS = "--tokens: must be from 1 to 512, or a multiple of 512; got "

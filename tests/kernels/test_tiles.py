@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
-from swep_ds.kernels.tiles import Tile, default, tile
 
 from swep_ds.kernels import tiles
+from swep_ds.kernels.tiles import Tile, default, tile
 
 
 @given(

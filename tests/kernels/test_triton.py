@@ -12,10 +12,9 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 from the start of the process", allow_module_level=True)
 
+from swep_ds.kernels import MODES, perturb, torch_impl, triton_impl
 from swep_ds.kernels.dispatch import VARIABLE, implementation
 from swep_ds.kernels.triton_kernels import philox_words
-
-from swep_ds.kernels import MODES, perturb, torch_impl, triton_impl
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALPHA, SEED, DRAW = 0.1, 2**63 + 12345, 2**31 + 9

@@ -18,28 +18,28 @@ from tests.support.tiny_objective import JOINT, MEASURED, SEED, objective, split
 PERTURBING = sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})
 
 
-def by_loop(vector: np.ndarray, own: int, table: np.ndarray) -> bool:
-    return any(vector @ row > vector @ table[own] for row in table)
+def by_loop(vector: np.ndarray, word: int, table: np.ndarray) -> bool:
+    return any(vector @ row > vector @ table[word] for row in table)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 30))
 def test_nearest_to_another_word_against_a_loop(seed, chunk, vocabulary):
     rng = np.random.default_rng(seed)
-    table, own = rng.normal(size=(vocabulary, 4)), rng.integers(0, vocabulary, 9)
-    vectors = np.stack([table[own], table[own] * rng.normal(1, 1, (9, 4)), np.zeros((9, 4))])
+    table, words = rng.normal(size=(vocabulary, 4)), rng.integers(0, vocabulary, 9)
+    vectors = np.stack([table[words], table[words] * rng.normal(1, 1, (9, 4)), np.zeros((9, 4))])
     with mock.patch.object(nearest, "CHUNK", chunk):
-        found = is_another(
-            torch.from_numpy(vectors), torch.from_numpy(own), torch.from_numpy(table).__getitem__, vocabulary
+        another = is_another(
+            torch.from_numpy(vectors), torch.from_numpy(words), torch.from_numpy(table).__getitem__, vocabulary
         )
-    expected = [[by_loop(v, w, table) for v, w in zip(rows, own, strict=True)] for rows in vectors]
-    assert found.tolist() == expected
-    assert not found[2].any()  # all words are equally near to zero
+    expected = [[by_loop(v, w, table) for v, w in zip(rows, words, strict=True)] for rows in vectors]
+    assert another.tolist() == expected
+    assert not another[2].any()  # all words are equally near to zero
 
 
 def test_a_longer_word_in_the_same_direction_is_nearer_than_the_own_one():
     table = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]])
-    found = is_another(table, torch.arange(3), table.__getitem__, 3)
-    assert found.tolist() == [True, False, False]
+    another = is_another(table, torch.arange(3), table.__getitem__, 3)
+    assert another.tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("method", PERTURBING)
@@ -47,18 +47,18 @@ def test_measuring_changes_nothing(method):
     """Loss, gradients and random state bit by bit, with dropout."""
     batch, seen = tiny_batches.batch(), []
     for measured in (False, True):
-        made = objective(method, dropout=0.1)
+        module = objective(method, dropout=0.1)
         torch.manual_seed(3)
         total = []
-        for loss, _, statistics in split(made, batch, measure=measured):
+        for loss, _, statistics in split(module, batch, measure=measured):
             total.append(loss.item())
             loss.backward()
-            names = statistics.keys()  # of the last, noisy pass
+            names = statistics.keys()  # the last pass, the noisy one, has them
         assert ("words_changed" in names) == measured
-        seen.append((total, torch.get_rng_state(), {n: p.grad for n, p in made.named_parameters()}))
-    (one, state, left), (other, state_after, right) = seen
-    assert one == other
-    assert torch.equal(state, state_after)
+        seen.append((total, torch.get_rng_state(), {n: p.grad for n, p in module.named_parameters()}))
+    (losses, state, left), (measured_losses, measured_state, right) = seen
+    assert losses == measured_losses
+    assert torch.equal(state, measured_state)
     assert all(torch.equal(left[name], right[name]) for name in left if left[name] is not None)
 
 
@@ -66,22 +66,22 @@ def test_measuring_changes_nothing(method):
 def test_the_share_is_of_the_real_tokens(architecture):
     """A batch of fewer tokens than are measured: all of them, with the same noise drawn again."""
     generative = architecture == "bart"
-    made = objective("prior_aug", architecture, prior_variance=4.0)
+    module = objective("prior_aug", architecture, prior_variance=4.0)
     batch = tiny_batches.generative() if generative else tiny_batches.batch()
-    _, _, statistics = made(batch, MEASURED)
+    _, _, statistics = module(batch, MEASURED)
     seen = {}
-    own_forward = made.qa.forward
+    own_forward = module.qa.forward
 
-    def keep(embeddings, *arguments, **how):
+    def keep(embeddings, *arguments, **options):
         seen[len(seen)] = embeddings.detach().numpy()
-        return own_forward(embeddings, *arguments, **how)
+        return own_forward(embeddings, *arguments, **options)
 
-    with mock.patch.object(made.qa, "forward", keep):
-        made(batch, JOINT)
+    with mock.patch.object(module.qa, "forward", keep):
+        module(batch, JOINT)
     every_word = batch._replace(input_ids=torch.arange(64)[None])
-    table, mask = made.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
-    own = batch.input_ids.numpy()[mask]
-    clean, noisy = (np.mean([by_loop(v, w, table) for v, w in zip(seen[k][mask], own, strict=True)]) for k in (0, 1))
+    table, mask = module.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
+    words = batch.input_ids.numpy()[mask]
+    clean, noisy = (np.mean([by_loop(v, w, table) for v, w in zip(seen[k][mask], words, strict=True)]) for k in (0, 1))
     assert statistics["words_changed"].item() == pytest.approx(noisy)
     assert statistics["words_changed_clean"].item() == pytest.approx(clean)
     assert noisy > clean
@@ -99,20 +99,20 @@ class Tail(Method):
 
 def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_windows():
     """Two micro-batches of one global batch: 20 windows of 60 tokens, and 60 of 16 in front of 60 of 60."""
-    made = Objective(objective("mle").qa, Tail(), SEED)
+    module = Objective(objective("mle").qa, Tail(), SEED)
     every_word = tiny_batches.batch((60,))._replace(input_ids=torch.arange(64)[None])
-    table = made.qa.embed(every_word)[0].detach().numpy()
+    table = module.qa.embed(every_word)[0].detach().numpy()
     products = table @ table.T
     another, turned = ((sign * products).max(1) > sign * products.diagonal() for sign in (1, -1))
     lengths = [(60,) * 20, (16,) * 60 + (60,) * 60]
     total, share, expected = sum(map(sum, lengths)), 0.0, 0.0
-    for number, several in enumerate(lengths):
-        batch = tiny_batches.batch(several, seed=number)
-        for ids, length in zip(batch.input_ids.numpy(), several, strict=True):
+    for number, counts in enumerate(lengths):
+        batch = tiny_batches.batch(counts, seed=number)
+        for ids, length in zip(batch.input_ids.numpy(), counts, strict=True):
             expected += (another[ids[: min(20, length)]].sum() + turned[ids[20:length]].sum()) / total
-        weight = torch.full((len(several),), 1 / total, dtype=torch.float64)
+        weight = torch.full((len(counts),), 1 / total, dtype=torch.float64)
         batch = batch._replace(token_weight=weight, sample_id=batch.sample_id + 1000 * number)
-        found = [made(batch, MEASURED)[2]["words_changed"].item() for _ in range(2)]
-        assert found[0] == found[1]
-        share += found[0]
+        changed, again = (module(batch, MEASURED)[2]["words_changed"].item() for _ in range(2))
+        assert changed == again
+        share += changed
     assert share == pytest.approx(expected, abs=0.05)  # 3 deviations of two shares of 512

@@ -18,16 +18,16 @@ from tests.support.perturb_reference import normal
 from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, gradients, inputs, objective, split
 
 
-def random_noise_net(made: Objective) -> None:
+def random_noise_net(module: Objective) -> None:
     """Away from the prior's initialisation, so that every gradient is different from zero."""
     torch.manual_seed(2)
-    for parameter in made.method.parameters():
+    for parameter in module.method.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
 
 
-def paper_loss(made: Objective, batch: Batch, draw: int, *, lam, beta, alpha, reduction="sum") -> torch.Tensor:
+def paper_loss(module: Objective, batch: Batch, draw: int, *, lam, beta, alpha, reduction="sum") -> torch.Tensor:
     """Eq. 1-4 as they stand in the paper: means over the batch, natural logarithms, PyTorch's own autograd."""
-    model = made.qa.model
+    model = module.qa.model
     e = model.get_input_embeddings()(batch.input_ids)
     mask = batch.attention_mask
 
@@ -40,10 +40,10 @@ def paper_loss(made: Objective, batch: Batch, draw: int, *, lam, beta, alpha, re
         return nll, h
 
     clean, h = nll_and_h(e)
-    if not hasattr(made.method, "noise"):
+    if not hasattr(module.method, "noise"):
         mu, log_variance = torch.ones_like(e), torch.full_like(e, np.log(alpha))
     else:
-        net = made.method.noise
+        net = module.method.noise
         inner = (h.detach() @ net.inner.weight.T + net.inner.bias).clamp(min=0)
         mu, log_variance = (inner @ net.outer.weight.T + net.outer.bias).chunk(2, -1)
     eps = torch.from_numpy(normal(SEED, draw, batch.sample_id.numpy(), e.shape[1], e.shape[2]))
@@ -62,13 +62,13 @@ SETTINGS = [("bert", reduction, lam) for reduction in ("sum", "mean") for lam in
     ("architecture", "reduction", "lam"), [*SETTINGS, *((name, "sum", 0.3) for name in tiny_models.ARCHITECTURES[1:])]
 )
 def test_swep_is_the_papers_equations(architecture, reduction, lam):
-    made = objective("swep", architecture, beta=0.7, mle_weight=lam, prior_variance=0.2, kl_reduction=reduction)
-    random_noise_net(made)
+    module = objective("swep", architecture, beta=0.7, mle_weight=lam, prior_variance=0.2, kl_reduction=reduction)
+    random_noise_net(module)
     batch = tiny_batches.batch()
-    loss, _, _ = made(batch, JOINT)
-    expected = paper_loss(made, batch, draw=2 * UPDATE + 1, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
+    loss, _, _ = module(batch, JOINT)
+    expected = paper_loss(module, batch, draw=2 * UPDATE + 1, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    got, reference = gradients(made, loss), gradients(made, expected)
+    got, reference = gradients(module, loss), gradients(module, expected)
     assert set(got) == set(reference)
     assert {"method.noise.inner.weight", "method.noise.outer.bias"} <= set(got)
     for name, gradient in reference.items():
@@ -76,19 +76,19 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
 
 
 def test_prior_aug_is_the_papers_equations():
-    made, batch = objective("prior_aug", prior_variance=0.2, mle_weight=0.25), tiny_batches.batch()
-    loss, _, _ = made(batch, JOINT)
-    expected = paper_loss(made, batch, draw=2 * UPDATE + 1, lam=0.25, beta=0.0, alpha=0.2)
+    module, batch = objective("prior_aug", prior_variance=0.2, mle_weight=0.25), tiny_batches.batch()
+    loss, _, _ = module(batch, JOINT)
+    expected = paper_loss(module, batch, draw=2 * UPDATE + 1, lam=0.25, beta=0.0, alpha=0.2)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    reference = gradients(made, expected)
-    for name, gradient in gradients(made, loss).items():
+    reference = gradients(module, expected)
+    for name, gradient in gradients(module, loss).items():
         torch.testing.assert_close(gradient, reference[name], rtol=1e-8, atol=1e-14)
 
 
 def test_mle_is_hugging_faces_loss():
-    made, batch = objective("mle"), tiny_batches.batch()
-    loss, carried, statistics = made(batch, JOINT)
-    plain = made.qa.model(
+    module, batch = objective("mle"), tiny_batches.batch()
+    loss, carried, statistics = module(batch, JOINT)
+    plain = module.qa.model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
         start_positions=batch.start_position,
@@ -104,38 +104,38 @@ def test_mle_is_hugging_faces_loss():
 def test_split_equals_joint(method, extra):
     if not set(extra) <= set(METHODS[method].model_fields):
         extra = {}
-    made, batch = objective(method, **extra), tiny_batches.batch()
+    module, batch = objective(method, **extra), tiny_batches.batch()
     if method == "swep":
-        random_noise_net(made)
-    joint_loss, _, joint_statistics = made(batch, MEASURED)
-    joint = gradients(made, joint_loss)
-    made.zero_grad()
+        random_noise_net(module)
+    joint_loss, _, joint_statistics = module(batch, MEASURED)
+    joint = gradients(module, joint_loss)
+    module.zero_grad()
     total, statistics = 0.0, {}
-    run_idle_networks(made)
-    for loss, _, seen in split(made, batch, measure=True):
+    run_idle_networks(module)
+    for loss, _, seen in split(module, batch, measure=True):
         loss.backward()
         # ZeRO-3 needs a gradient for every parameter of the method in every micro-step
-        assert all(p.grad is not None for p in made.method.parameters())
+        assert all(p.grad is not None for p in module.method.parameters())
         total, statistics = total + loss.item(), statistics | seen
-    assert made.micro_steps("joint") == 1
+    assert module.micro_steps("joint") == 1
     assert total == pytest.approx(joint_loss.item(), rel=1e-12)
     assert statistics == joint_statistics
-    for name, parameter in made.named_parameters():
+    for name, parameter in module.named_parameters():
         torch.testing.assert_close(parameter.grad, joint[name], rtol=1e-10, atol=1e-15)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "t5"])
 def test_micro_steps_of_swep_take_the_modules_in_one_order(architecture):
     make = tiny_batches.generative if architecture == "t5" else tiny_batches.batch
-    made, batch = objective("swep", architecture), make()
-    run_idle_networks(made)
+    module, batch = objective("swep", architecture), make()
+    run_idle_networks(module)
     called: list[tuple[str, str]] = []
-    for name, module in made.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            module.register_forward_pre_hook(lambda *_, name=name: called.append(("forward", name)))
-            module.register_full_backward_pre_hook(lambda *_, name=name: called.append(("backward", name)))
+    for name, part in module.named_modules():
+        if any(True for _ in part.parameters(recurse=False)):
+            part.register_forward_pre_hook(lambda *_, name=name: called.append(("forward", name)))
+            part.register_full_backward_pre_hook(lambda *_, name=name: called.append(("backward", name)))
     orders = []
-    for loss, _, _ in split(made, batch):
+    for loss, _, _ in split(module, batch):
         loss.backward()
         orders.append(list(called))
         called.clear()
@@ -145,17 +145,17 @@ def test_micro_steps_of_swep_take_the_modules_in_one_order(architecture):
 
 def test_h_receives_no_gradient():
     """With the noisy term alone, the encoder's gradient must not change when h becomes a constant of its value."""
-    made, batch = objective("swep", mle_weight=0.0, beta=3.0), tiny_batches.batch()
-    random_noise_net(made)
-    through = gradients(made, made(batch, JOINT)[0])
+    module, batch = objective("swep", mle_weight=0.0, beta=3.0), tiny_batches.batch()
+    random_noise_net(module)
+    through = gradients(module, module(batch, JOINT)[0])
     with torch.no_grad():
-        h = made.qa(made.qa.embed(batch), batch, hidden=True).hidden
-    noisy = made.method.passes(0.0)[1]
+        h = module.qa(module.qa.embed(batch), batch, hidden=True).hidden
+    noisy = module.method.passes(0.0)[1]
     constant = torch.full_like(h, 0.0) + h
-    noise = noisy.perturb(inputs(made, batch, 2 * UPDATE + 1, constant))
-    nll = made.qa(noise.embeddings, batch).nll
+    noise = noisy.perturb(inputs(module, batch, 2 * UPDATE + 1, constant))
+    nll = module.qa(noise.embeddings, batch).nll
     loss = (nll * batch.weight).sum() + 3.0 * (noise.kl.sum(1) * batch.weight).sum()
-    for name, gradient in gradients(made, loss).items():
+    for name, gradient in gradients(module, loss).items():
         torch.testing.assert_close(through[name], gradient, rtol=1e-10, atol=1e-15)
 
 
@@ -173,38 +173,38 @@ def rows(batch: Batch, chosen: list[int], padding: int) -> Batch:
 @settings(max_examples=20, deadline=None)
 @given(order=st.permutations(range(4)), cut=st.integers(1, 3), method=st.sampled_from(["swep", "prior_aug"]))
 def test_the_loss_does_not_depend_on_how_a_batch_is_split(order, cut, method):
-    made, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
+    module, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
     if method == "swep":
-        random_noise_net(made)
-    whole = made(batch, JOINT)[0].item()
+        random_noise_net(module)
+    whole = module(batch, JOINT)[0].item()
     parts = [rows(batch, chosen, 0) for chosen in (list(order[:cut]), list(order[cut:]))]
-    assert sum(made(part, JOINT)[0].item() for part in parts) == pytest.approx(whole, rel=1e-10)
+    assert sum(module(part, JOINT)[0].item() for part in parts) == pytest.approx(whole, rel=1e-10)
 
 
 @pytest.mark.parametrize("method", ["swep", "prior_aug"])
 def test_a_windows_noise_does_not_depend_on_padding(method):
-    made, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
-    draw = made.method.passes(0.0)[-1].perturb
+    module, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
+    draw = module.method.passes(0.0)[-1].perturb
     hidden = torch.randn(4, 12, 16, dtype=torch.float64)
-    narrow = draw(inputs(made, batch, 3, hidden)).embeddings
+    narrow = draw(inputs(module, batch, 3, hidden)).embeddings
     wide_batch = rows(batch, [2, 0], 5)
     wide_hidden = torch.nn.functional.pad(hidden[[2, 0]], (0, 0, 0, 5))
-    wide = draw(inputs(made, wide_batch, 3, wide_hidden)).embeddings
+    wide = draw(inputs(module, wide_batch, 3, wide_hidden)).embeddings
     assert torch.equal(wide[:, :12], narrow[[2, 0]])
 
 
 def test_noise_is_new_in_every_update_and_pass():
-    made, batch = objective("prior_aug"), tiny_batches.batch()
-    losses = [made(batch, MicroStep(update))[0].item() for update in (0, 1, 2, 0)]
+    module, batch = objective("prior_aug"), tiny_batches.batch()
+    losses = [module(batch, MicroStep(update))[0].item() for update in (0, 1, 2, 0)]
     assert losses[0] == losses[3]
     assert all(a != b for a, b in itertools.combinations(losses[:3], 2))
 
 
 def test_statistics_of_the_noise():
-    made, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
-    random_noise_net(made)
-    _, carried, statistics = made(batch, MEASURED)
-    mu, log_variance = made.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
+    module, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
+    random_noise_net(module)
+    _, carried, statistics = module(batch, MEASURED)
+    mu, log_variance = module.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
     assert statistics["mu"].item() == pytest.approx(mu.mean().item(), rel=1e-6)
     assert statistics["mu_distance"].item() == pytest.approx((mu - 1).abs().mean().item(), rel=1e-6)
     assert statistics["sigma"].item() == pytest.approx((log_variance / 2).exp().mean().item(), rel=1e-6)
@@ -214,9 +214,9 @@ def test_statistics_of_the_noise():
 
 
 def test_without_an_update_it_is_the_plain_model():
-    made, batch = objective("swep").eval(), tiny_batches.batch()
-    start, end = made(batch)
-    plain = made.qa.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    module, batch = objective("swep").eval(), tiny_batches.batch()
+    start, end = module(batch)
+    plain = module.qa.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
     assert torch.equal(start, plain.start_logits)
     assert torch.equal(end, plain.end_logits)
 
@@ -225,10 +225,10 @@ def test_compiled_training_has_the_same_losses():
     """Through the registered operator, five updates with AdamW, on the graphs that torch.compile traces."""
 
     def losses(run_compiled: bool) -> list[float]:
-        made, batch = objective("swep"), tiny_batches.batch()
-        random_noise_net(made)
-        forward = torch.compile(made, backend="aot_eager") if run_compiled else made
-        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+        module, batch = objective("swep"), tiny_batches.batch()
+        random_noise_net(module)
+        forward = torch.compile(module, backend="aot_eager") if run_compiled else module
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
         seen = []
         for _ in range(5):
             loss, _, _ = forward(batch, JOINT)

@@ -10,42 +10,42 @@ from swep_ds.methods.swep import NoiseGenerator, Swep, SwepSettings
 
 def test_prior_initialisation_starts_at_the_prior():
     torch.manual_seed(0)
-    made = NoiseGenerator(SwepSettings(), 24, 16)
-    mu, log_variance = made(torch.randn(5, 7, 24)).chunk(2, -1)
+    module = NoiseGenerator(SwepSettings(), 24, 16)
+    mu, log_variance = module(torch.randn(5, 7, 24)).chunk(2, -1)
     assert (mu - 1).abs().max() < 0.02
     assert (log_variance - math.log(0.1)).abs().max() < 0.02
 
 
 def test_default_initialisation_is_pytorchs():
     torch.manual_seed(0)
-    made = NoiseGenerator(SwepSettings(initialisation="default"), 24, 16)
+    module = NoiseGenerator(SwepSettings(initialisation="default"), 24, 16)
     torch.manual_seed(0)
     inner, outer = torch.nn.Linear(24, 16), torch.nn.Linear(16, 32)
-    assert torch.equal(made.inner.weight, inner.weight)
-    assert torch.equal(made.outer.bias, outer.bias)
+    assert torch.equal(module.inner.weight, inner.weight)
+    assert torch.equal(module.outer.bias, outer.bias)
 
 
 @pytest.mark.parametrize("d", [16, 48])
 def test_extra_parameters_are_the_papers(d):
-    made = NoiseGenerator(SwepSettings(), d, d)
-    assert sum(p.numel() for p in made.parameters()) == 3 * d**2 + 3 * d
+    module = NoiseGenerator(SwepSettings(), d, d)
+    assert sum(p.numel() for p in module.parameters()) == 3 * d**2 + 3 * d
 
 
 def test_beta_annealing_ends_near_zero():
-    made = Swep(SwepSettings(beta=2.0, beta_schedule="linear_to_zero"), 16, 16)
-    weights = [made.passes(progress)[-1].kl_weight for progress in (0.0, 0.5, 0.99)]
+    module = Swep(SwepSettings(beta=2.0, beta_schedule="linear_to_zero"), 16, 16)
+    weights = [module.passes(progress)[-1].kl_weight for progress in (0.0, 0.5, 0.99)]
     assert weights == pytest.approx([1.0, 0.5, 0.01])  # (1 - lambda) * beta * (1 - progress)
 
 
 def test_beta_annealing_in_the_second_half():
-    made = Swep(SwepSettings(beta=2.0, beta_schedule="second_half_to_zero"), 16, 16)
-    weights = [made.passes(progress)[-1].kl_weight for progress in (0.0, 0.3, 0.5, 0.6, 0.75, 0.99)]
+    module = Swep(SwepSettings(beta=2.0, beta_schedule="second_half_to_zero"), 16, 16)
+    weights = [module.passes(progress)[-1].kl_weight for progress in (0.0, 0.3, 0.5, 0.6, 0.75, 0.99)]
     assert weights == pytest.approx([1.0, 1.0, 1.0, 0.8, 0.5, 0.02])  # (1 - lambda) * beta * 2 * (1 - progress)
 
 
 def test_official_order_of_passes():
-    made = Swep(SwepSettings(separate_hidden_pass=True), 16, 16)
-    passes = made.passes(0.0)
+    module = Swep(SwepSettings(separate_hidden_pass=True), 16, 16)
+    passes = module.passes(0.0)
     assert [(p.name, p.weight, p.keeps_hidden) for p in passes] == [
         ("hidden", 0.0, True),
         ("noisy", 0.5, False),
@@ -54,10 +54,10 @@ def test_official_order_of_passes():
 
 
 def test_remark_only_when_the_noise_is_its_prior():
-    made = Swep(SwepSettings(prior_variance=0.25), 16, 16)
+    module = Swep(SwepSettings(prior_variance=0.25), 16, 16)
     collapsed = {"mu_distance": 0.001, "sigma": 0.5001}
-    assert made.remark(collapsed, 0.05) is None  # it starts there
-    assert "lower method.beta" in made.remark(collapsed, 0.5)
-    assert made.remark({"mu_distance": 0.2, "sigma": 0.5}, 0.5) is None
-    assert made.remark({"mu_distance": 0.001, "sigma": 0.7}, 0.5) is None
-    assert made.remark({}, 0.5) is None
+    assert module.remark(collapsed, 0.05) is None  # it starts there
+    assert "lower method.beta" in module.remark(collapsed, 0.5)
+    assert module.remark({"mu_distance": 0.2, "sigma": 0.5}, 0.5) is None
+    assert module.remark({"mu_distance": 0.001, "sigma": 0.7}, 0.5) is None
+    assert module.remark({}, 0.5) is None

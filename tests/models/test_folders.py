@@ -70,7 +70,7 @@ def test_a_file_and_no_folder(folder):
         assert refused(loader, str(file)).startswith(f"model.name {file}: is not a folder: name the folder that holds")
 
 
-def test_a_folder_of_ones_home(folder, monkeypatch):
+def test_a_folder_in_the_home_directory(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     assert resolve_model("~/model") == str(folder)
     load_tokenizer("~/model")

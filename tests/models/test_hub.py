@@ -7,7 +7,7 @@ import re
 import pytest
 from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window
 from tests.support import tiny, tiny_models
@@ -37,6 +37,13 @@ def test_a_sentencepiece_model_alone_gives_a_fast_tokenizer(architecture, file, 
     assert tokenizer.pad_token_id == 0
     covered = {place for begin, end in encoding.offset_mapping for place in range(begin, end)}
     assert covered >= {place for place, letter in enumerate(text) if letter != " "}
+
+
+def test_a_slow_tokenizer(tmp_path):
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    tiny_models.config("t5").save_pretrained(tmp_path)
+    message = refused(load_tokenizer, str(tmp_path))
+    assert message.startswith(f"model.name {tmp_path}: its tokenizer has no fast version")
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
@@ -130,7 +137,7 @@ def test_token_types_of_a_model_without_any_are_left_out(architecture, tmp_path)
 
 
 @pytest.mark.parametrize("length", ["512", [512], {}, True, 0, -5])
-def test_lengths_that_are_none(length, tmp_path):
+def test_lengths_that_are_no_numbers(length, tmp_path):
     tiny.wordpiece().save_pretrained(tmp_path)
     change_json(tmp_path / "tokenizer_config.json", model_max_length=length)
     assert "tokenizer_config.json has model_max_length" in refused(load_tokenizer, str(tmp_path))

@@ -1,8 +1,5 @@
 """Windows in one row without padding: losses, gradients and hidden states of the padded model."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -130,9 +127,9 @@ def ampere(monkeypatch):
     """A machine that has the kernel."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    packing._has_kernel.cache_clear()
+    packing._has_flash_attention.cache_clear()
     yield
-    packing._has_kernel.cache_clear()
+    packing._has_flash_attention.cache_clear()
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -149,14 +146,8 @@ def test_what_keeps_windows_from_one_kernel_is_named(architecture, ampere):
 
 
 def test_a_machine_without_the_kernel_is_named(ampere, monkeypatch):
-    plain = tiny_models.config("bert")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "an Ampere GPU" in packing.slow_because(plain, "fp16", GPU)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    for lacking in (SimpleNamespace(varlen_attn=lambda query, is_causal=False: None), None):  # PyTorch 2.10, and 2.9
-        packing._has_kernel.cache_clear()
-        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", lacking)
-        assert "PyTorch 2.11" in packing.slow_because(plain, "fp16", GPU)
+    assert "an Ampere GPU" in packing.slow_because(tiny_models.config("bert"), "fp16", GPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,6 +1,7 @@
 """What a run trains on: the same questions for every method, nested fractions, samples of nothing else."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,9 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
+from swep_ds.pipeline.run import _pretraining, _report
 from swep_ds.recipe import Recipe
 from tests.support import tiny, tiny_models
 from tests.support.tiny_run import squad
@@ -31,10 +34,10 @@ def folder(tmp_path_factory):
 
 
 def training(folder, method: str = "mle", **data) -> list[Example]:
-    made = {"train": str(folder / "train.json"), "eval": {"test": str(folder / "train.json")}, **data}
+    data = {"train": str(folder / "train.json"), "eval": {"test": str(folder / "train.json")}, **data}
     if method == "ssmba":
-        made["augmented"] = str(folder / "augmented.json")
-    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": method}, "data": made, "seed": 3})
+        data["augmented"] = str(folder / "augmented.json")
+    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": method}, "data": data, "seed": 3})
     return load_examples(recipe)[0]
 
 
@@ -51,20 +54,21 @@ def test_fractions_are_nested_and_the_same_for_every_method(folder, holdout):
         assert len(chosen) == round(fraction * len(whole))
         assert {e.id for e in chosen} < {e.id for e in larger}
         for method in METHODS:
-            made = training(folder, method, train_fraction=fraction, holdout_fraction=holdout)
-            assert originals(made) == chosen
+            examples = training(folder, method, train_fraction=fraction, holdout_fraction=holdout)
+            assert originals(examples) == chosen
         larger = chosen
 
 
 @pytest.mark.parametrize("data", [{}, {"train_fraction": 0.1}, {"max_train_examples": 7}, {"holdout_fraction": 0.3}])
-def test_samples_come_behind_the_questions_they_are_of(folder, data):
+def test_samples_follow_their_questions(folder, data):
     plain = training(folder, **data)
     for method in ("ssmba", "swep"):
-        made = training(folder, method, augmented=str(folder / "augmented.json"), **data)
-        assert made[: len(plain)] == plain
-        assert [e.id for e in made[len(plain) :]] == [f"{e.id}-ssmba{k}" for e in plain for k in range(2)]
-        assert made[len(plain)].context == plain[0].context + " again"
-        assert made[len(plain)].span == plain[0].span
+        examples = training(folder, method, augmented=str(folder / "augmented.json"), **data)
+        samples = examples[len(plain) :]
+        assert examples[: len(plain)] == plain
+        assert [e.id for e in samples] == [f"{e.id}-ssmba{k}" for e in plain for k in range(2)]
+        assert samples[0].context == plain[0].context + " again"
+        assert samples[0].span == plain[0].span
 
 
 def test_training_data_that_is_missing_names_the_field_it_was_given_in(folder):
@@ -87,6 +91,29 @@ def test_samples_that_are_missing_broken_or_of_other_data(folder):
     (folder / "broken.json").write_text(json.dumps(broken))
     with pytest.raises(InputError, match=r"^data\.augmented: .*broken\.json: question 'q0-0-ssmba0': the answer"):
         training(folder, augmented=str(folder / "broken.json"))
+
+
+def test_damaged_results_of_a_first_stage_are_deleted_not_run_again(tmp_path):
+    data, pretrain = {"train": "t", "eval": {}}, {"train": "generated.json"}
+    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": data, "pretrain": pretrain}
+    recipe, folder = Recipe.model_validate(tree), RunFolder(tmp_path)
+    assert _pretraining(recipe, folder) == {"data": "generated.json"}
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / "results.json").write_text("{")
+    with pytest.raises(InputError, match=r"pretrain/results\.json: is damaged: delete it, and the first stage writes"):
+        _pretraining(recipe, folder)
+
+
+def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):
+    def report(_):
+        raise KeyError("of the test")
+
+    finished = []
+    monkeypatch.setattr("swep_ds.ranks.group.rank", lambda: 0)
+    _report(report, RunFolder(tmp_path / "a run"), SimpleNamespace(finish=lambda: finished.append(True)), print)
+    assert finished == [True]
+    said = "no report.html (KeyError: 'of the test'); the run is done, and `python scripts/report.py '"
+    assert said in caplog.text
 
 
 def model_recipe(folder, **train) -> Recipe:

@@ -150,10 +150,10 @@ def test_auto_with_nothing_but_damaged_checkpoints(used):
 
 
 def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
-    there = tmp_path / "there" / "checkpoints"
-    older, newest = write_checkpoint(there, 1), write_checkpoint(there, 2)
+    other = tmp_path / "other" / "checkpoints"
+    older, newest = write_checkpoint(other, 1), write_checkpoint(other, 2)
     assert take(tmp_path / "a", resume=str(older))[1] == older
-    assert RunFolder(tmp_path / "b").take(recipe(), str(there)) == [newest]  # and no other
+    assert RunFolder(tmp_path / "b").take(recipe(), str(other)) == [newest]  # and no other
 
 
 def test_a_path_without_a_checkpoint(tmp_path):
@@ -201,7 +201,7 @@ def test_another_process_holds_the_folder(used, monkeypatch, capsys):
 
 def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatch):
     setups = [{"training data": "a"}, {"training data": "a"}, {"training data": "b"}]
-    monkeypatch.setattr(run_folder, "ranks", SimpleNamespace(gather=lambda own: [*setups, own], host="n{}".format))
+    monkeypatch.setattr(run_folder, "ranks", SimpleNamespace(gather=lambda mine: [*setups, mine], host="n{}".format))
     said = (
         r"rank 2 \(here, host n2\) starts with other settings than rank 0 \(there, host n0\): training data 'a' there"
     )
@@ -276,14 +276,14 @@ def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path)
     folder, tag = take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2))
     assert tag is None
     assert folder.began([]) is None
-    own = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
-    folder.keep(own)
-    assert folder.began([]) == own
-    there = write_checkpoint(tmp_path / "there", 3)
+    batch = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
+    folder.keep(batch)
+    assert folder.began([]) == batch
+    other = write_checkpoint(tmp_path / "other", 3)
     of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
-    change_manifest(there, lambda content: content.update(batch=of_checkpoint))
-    assert folder.began([there]) == own
-    assert RunFolder(tmp_path / "new").began([there]) == Batch(**of_checkpoint)
+    change_manifest(other, lambda content: content.update(batch=of_checkpoint))
+    assert folder.began([other]) == batch
+    assert RunFolder(tmp_path / "new").began([other]) == Batch(**of_checkpoint)
 
 
 # What a killed start leaves, and what is in the way

@@ -10,7 +10,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from safetensors.torch import load_file
 
 from tests.support.fork_server import run_script
-from tests.support.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare, squad
+from tests.support.tiny_run import SEVERAL_RUNS, complete, ds_config, losses, metrics, prepare, squad
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def two(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
 
 def make(folder: Path, ranks: int, runs: list[dict], check: bool = True) -> None:
     # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
-    (folder / "runs.json").write_text(json.dumps(sorted(runs, key=lambda one: "zero3" in one["ds_config"])))
+    (folder / "runs.json").write_text(json.dumps(sorted(runs, key=lambda run: "zero3" in run["ds_config"])))
     ended = run_script(SEVERAL_RUNS, str(folder / "runs.json"), ranks=ranks, check=check)
     assert check or ended.returncode != 0
 
@@ -151,19 +151,18 @@ def test_of_equal_scores_the_earlier_checkpoint_is_chosen_and_outlives_the_other
     selection = results(run)["selection"]
     assert len({(score["f1"], score["exact_match"]) for score in selection["checkpoints"].values()}) == 1
     assert selection["update"] == EVERY
-    kept = sorted(int(f.parent.name.split("-")[1]) for f in run.glob("checkpoints/update-*/complete.json"))
-    assert kept == [EVERY, UPDATES - EVERY, UPDATES]
+    assert complete(run) == [EVERY, UPDATES - EVERY, UPDATES]
     last, exported = saved_weights(run, UPDATES, 3), weights(run)
     assert not all(torch.equal(exported[name], last[name]) for name in exported)
 
 
 def test_one_half_chooses_and_the_other_is_reported(folder):
-    found = results(folder / "select-0")
-    assert list(found) == ["method", "model", "seed", "world_size", "train", "selection", "eval", "versions"]
-    assert found["selection"]["data_set"] == "test"
-    assert found["selection"]["total"] + found["eval"]["test"]["total"] == 60
-    assert abs(found["selection"]["total"] - found["eval"]["test"]["total"]) <= 15  # articles of 15 questions
-    assert found["eval"]["other"]["total"] == 7
+    whole = results(folder / "select-0")
+    assert list(whole) == ["method", "model", "seed", "world_size", "train", "selection", "eval", "versions"]
+    assert whole["selection"]["data_set"] == "test"
+    assert whole["selection"]["total"] + whole["eval"]["test"]["total"] == 60
+    assert abs(whole["selection"]["total"] - whole["eval"]["test"]["total"]) <= 15  # articles of 15 questions
+    assert whole["eval"]["other"]["total"] == 7
     reported = json.loads((folder / "select-0" / "predictions" / "test.json").read_text())
     document = json.loads((folder / "test.json").read_text())
     articles = [{qa["id"] for p in article["paragraphs"] for qa in p["qas"]} for article in document["data"]]

@@ -30,12 +30,12 @@ def windows(architecture: str):
 
 
 def count(architecture: str, method: str = "mle", on_gpu: bool = False, **settings):
-    made = objective(architecture, method, "meta")
-    return count_activations(made, windows(architecture), TrainSection(**settings), on_gpu=on_gpu)
+    module = objective(architecture, method, "meta")
+    return count_activations(module, windows(architecture), TrainSection(**settings), on_gpu=on_gpu)
 
 
-def really_saved(made: Objective, batch, part: int | None) -> int:
-    weights = {parameter.data_ptr() for parameter in made.parameters()}
+def really_saved(module: Objective, batch, part: int | None) -> int:
+    weights = {parameter.data_ptr() for parameter in module.parameters()}
     saved = {}
 
     def pack(tensor):
@@ -45,7 +45,7 @@ def really_saved(made: Objective, batch, part: int | None) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        made(batch, MicroStep(0, part=part))
+        module(batch, MicroStep(0, part=part))
     return sum(saved.values())
 
 
@@ -98,12 +98,12 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer(architecture):
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])
 @pytest.mark.parametrize("method", ["mle", "swep"])
 def test_autocast_copies_every_weight_once(architecture, method):
-    made = objective(architecture, method)
+    module = objective(architecture, method)
     with torch.autocast("cpu", torch.bfloat16):
-        real = really_saved(made, windows(architecture), None)
+        real = really_saved(module, windows(architecture), None)
     counted = count(architecture, method, precision="autocast", execution="joint")
     assert counted.plain + counted.casts == pytest.approx(real, rel=0.01)
-    cast = [m for m in made.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv1d)]
+    cast = [m for m in module.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv1d)]
     assert counted.casts == 2 * sum(p.numel() for m in cast for p in m.parameters(recurse=False))
     assert count(architecture).casts == 0
 
@@ -116,6 +116,6 @@ def test_an_answer_keeps_what_generation_really_caches(architecture):
     output = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **generation)
     cache = output.past_key_values
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-    made, settings = objective(architecture, device="meta"), TrainSection()
-    counted = count_activations(made, windows(architecture), settings, on_gpu=False, generation=Generation(40, 6, 4))
+    module, settings = objective(architecture, device="meta"), TrainSection()
+    counted = count_activations(module, windows(architecture), settings, on_gpu=False, generation=Generation(40, 6, 4))
     assert counted.answer == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)

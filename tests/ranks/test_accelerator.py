@@ -10,7 +10,7 @@ import torch
 from swep_ds.benchmarks import candidates as benchmark
 from swep_ds.planning.capacity import GIB, Devices
 from swep_ds.ranks import accelerator
-from swep_ds.training import tracking
+from swep_ds.training import metrics
 from tests.support.tiny_run import ROOT
 
 # what PyTorch sees, whether or not it is what computes; packing.py asks about the device that it is given
@@ -47,7 +47,7 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     assert not accelerator.on_gpu()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
     assert "CPU threads" in benchmark.hardware()
-    assert tracking.peak_memory_bytes() > 2**20
+    assert metrics.peak_memory_bytes() > 2**20
     assert Devices.parse("") == Devices(1, psutil.virtual_memory().total, False, psutil.virtual_memory().total)
 
     def build():
@@ -62,7 +62,7 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
 @pytest.mark.parametrize("has_names", [True, False])
 def test_a_gpu_that_deepspeed_uses_is(monkeypatch, has_names):
     monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
-    monkeypatch.setattr(tracking, "get_accelerator", Gpus)
+    monkeypatch.setattr(metrics, "get_accelerator", Gpus)
     vendor = ModuleType("vendor")
     if has_names:
         vendor.get_device_name = lambda: "NVIDIA H200"
@@ -71,5 +71,5 @@ def test_a_gpu_that_deepspeed_uses_is(monkeypatch, has_names):
     assert accelerator.product_name() == ("NVIDIA H200" if has_names else "cuda")
     assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
     assert Devices.parse("") == Devices(2, 79 * GIB, True, psutil.virtual_memory().total)
-    assert tracking.peak_memory_bytes() == 123
+    assert metrics.peak_memory_bytes() == 123
     assert benchmark.hardware() == accelerator.product_name()

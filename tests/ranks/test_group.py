@@ -28,7 +28,7 @@ def become(case: str, rank: int) -> None:
     from swep_ds.errors import InputError
     from swep_ds.ranks import group
 
-    if case == "few devices" and rank:  # of a node that has lost some; rank 0 is on another
+    if case == "few devices" and rank:  # their node has lost some; rank 0 is on another
         group.get_accelerator = OneGpu
     if case == "no way to rank 0" and rank == 2:
 
@@ -69,7 +69,7 @@ CASES = ("few devices", "no way to rank 0", "alone")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> dict[str, tuple[list[int], list[str]]]:
+def ended(tmp_path_factory) -> dict[str, tuple[list[int], list[str]]]:
     folder = tmp_path_factory.mktemp("distributed")
     run_script(Path(__file__), str(folder))
     return json.loads((folder / "results.json").read_text())
@@ -78,23 +78,23 @@ def made(tmp_path_factory) -> dict[str, tuple[list[int], list[str]]]:
 pytestmark = pytest.mark.slow
 
 
-def test_a_rank_without_a_device_is_told_by_all(made):
-    codes, said = made["few devices"]
+def test_a_rank_without_a_device_is_reported_by_all(ended):
+    codes, said = ended["few devices"]
     assert codes == [2, 2, 2]
-    told = "error: rank 2 wants device 1 of a node with 1: start fewer ranks\n"
-    assert said == [told, told, ""]
+    reported = "error: rank 2 wants device 1 of a node with 1: start fewer ranks\n"
+    assert said == [reported, reported, ""]
 
 
-def test_a_rank_that_cannot_reach_rank_0_is_told_and_the_others_take_leave(made):
-    codes, said = made["no way to rank 0"]
+def test_a_rank_that_cannot_reach_rank_0_is_reported_and_the_others_leave(ended):
+    codes, said = ended["no way to rank 0"]
     assert codes == [2, 2, 2]
     assert "port " in said[0]
     assert said[0].endswith(f"on all ports (on rank 2, host {os.uname().nodename})\n")
     assert said[1:] == ["", ""]
 
 
-def test_a_rank_that_ends_alone_ends_the_others(made):
-    codes, said = made["alone"]
+def test_a_rank_that_ends_alone_ends_the_others(ended):
+    codes, said = ended["alone"]
     assert codes == [1, 1, 1]
     assert "InputError: seen by one rank" in said[1]
     assert "ended with InputError: seen by one rank in set-up\n" in said[0]

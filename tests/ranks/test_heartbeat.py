@@ -140,7 +140,7 @@ def test_a_killed_rank_is_named_and_all_end(ranks, victim):
     assert said == [expected, "", expected, ""]  # one rank of each machine tells
 
 
-def test_the_death_of_rank_0_is_told_by_one_rank_of_each_machine(ranks):
+def test_the_death_of_rank_0_is_reported_by_one_rank_of_each_machine(ranks):
     ranks.tell("progress update 7, data")
     ranks.tell("progress update 7, step", 2)
     ranks.processes[0].kill()
@@ -151,7 +151,7 @@ def test_the_death_of_rank_0_is_told_by_one_rank_of_each_machine(ranks):
     assert said[3] == ""
 
 
-def test_ranks_that_die_together_are_told_together(ranks):
+def test_ranks_that_die_together_are_reported_together(ranks):
     ranks.processes[0].send_signal(signal.SIGSTOP)  # so that it sees both at once
     for rank in (2, 3):
         ranks.processes[rank].kill()
@@ -173,7 +173,7 @@ def test_an_exception_shows_its_traceback_and_the_others_say_where_it_was(ranks,
     assert "out of luck" in said[2]
 
 
-def test_an_exception_that_a_death_caused_is_not_told(ranks):
+def test_an_exception_that_a_death_caused_is_not_reported(ranks):
     ranks.tell("patience 3600", 1, 2)
     ranks.processes[0].send_signal(signal.SIGSTOP)  # so that it sees all at once
     ranks.tell("raise connection closed by peer", 1, 2)

@@ -53,12 +53,12 @@ def test_a_fault_of_one_is_that_of_all():
     assert ends == ["no device"] * 3
 
 
-def test_two_processes_of_one_rank_are_told_at_once():
+def test_two_processes_of_one_rank_are_reported_at_once():
     ends = meet(*(launch(rank, 3) for rank in (0, 1, 1)))
     assert all(end.startswith("RANK: two processes have 1 (host ") for end in ends)
 
 
-def test_other_numbers_of_ranks_are_told_at_once():
+def test_other_numbers_of_ranks_are_reported_at_once():
     ends = meet(launch(0, 2), launch(1, 3))
     assert all(end.startswith("WORLD_SIZE: ") for end in ends)
 
@@ -73,7 +73,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch, capsys):
     assert " for rank 0 at MASTER_ADDR 127.0.0.1, MASTER_PORT " in alone
 
 
-def test_a_port_in_use_is_told_by_rank_0():
+def test_a_port_in_use_is_reported_by_rank_0():
     with socket.create_server((HERE, 0)) as server:
         port = server.getsockname()[1]
         [end] = meet(launch(0, 2), port=port)
@@ -119,7 +119,7 @@ def test_ranks_of_another_job_do_not_mix():
     assert "rank 0 of another run" in ends[2]
 
 
-def test_an_address_of_another_machine_is_told_by_rank_0(monkeypatch):
+def test_an_address_of_another_machine_is_reported_by_rank_0(monkeypatch):
     monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     with pytest.raises(InputError, match=r"^MASTER_ADDR 192\.0\.2\.1: rank 0 cannot reach itself there"):
         rendezvous.meet(launch(0, 1), "192.0.2.1", free_port(), "")

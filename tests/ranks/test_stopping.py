@@ -1,4 +1,4 @@
-"""Runs that are stopped, killed and halted: how all ranks end, what they say, and that what goes on is the same run.
+"""Runs that are stopped, killed and halted: how all ranks end, what they say, and that a resumed run is the same run.
 
 Ranks are real processes; most are forked from one that has imported everything (`forked_ranks.py`).
 """
@@ -15,19 +15,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from safetensors.torch import load_file
 
 from swep_ds.errors import EXIT_LOST, InputError
 from swep_ds.ranks.vote import _over_gloo
 from tests.support.fork_server import HANGS, ROOT, run_script
 from tests.support.ports import free_port
-from tests.support.tiny_run import DEEPSPEED, TORCHRUN, ds_config, metrics, prepare
+from tests.support.tiny_run import DEEPSPEED, TORCHRUN, assert_same, complete, ds_config, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
 UPDATES, EVERY = 10, 4  # logged after updates 1, 4, 8, 10
 SET = [f"train.max_updates={UPDATES}", f"train.log_every={EVERY}", "train.micro_batch_size=4"]
-EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate")
 KILLED = -signal.SIGKILL
 
 
@@ -38,7 +36,7 @@ def on(ranks: int, name: str, output_dir: str, faults: dict[int, list] | None = 
 RUNS = [
     on(2, "whole", "whole"),
     on(2, "stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
-    on(2, "go on", "stopped", {0: ["evaluation, batch 1", "SIGTERM", "wait"]}),
+    on(2, "continue", "stopped", {0: ["evaluation, batch 1", "SIGTERM", "wait"]}),
     on(2, "finish", "stopped"),
     on(2, "twice", "twice", {0: ["update 3, data", "SIGTERM", "SIGTERM", "wait"]}, repeat_seconds=0),
     on(2, "early", "early", {1: ["imports", "SIGUSR1"]}, repeat_seconds=0),
@@ -51,7 +49,7 @@ RUNS = [
     on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
     on(1, "two whole", "two-whole", recipe="two.yaml"),
     on(1, "two first", "two", {0: ["update 3, data", "SIGTERM", "SIGTERM"]}, recipe="two.yaml", repeat_seconds=3600),
-    on(1, "two go on", "two", recipe="two.yaml"),
+    on(1, "two continue", "two", recipe="two.yaml"),
 ]
 
 
@@ -66,86 +64,72 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder) -> dict[str, dict]:
+def ended(folder) -> dict[str, dict]:
     (folder / "runs.json").write_text(json.dumps(RUNS))
     run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(folder / "runs.json"))
     return json.loads((folder / "results.json").read_text())
 
 
-def complete(run: Path) -> list[int]:
-    return sorted(int(file.parent.name.split("-")[1]) for file in run.glob("checkpoints/update-*/complete.json"))
-
-
-def assert_same(run: Path, whole: Path) -> None:
-    """Every line of metrics.jsonl once, with the same numbers to the last bit; the same weights and answers."""
-    mine, other = ([{key: line.get(key) for key in EXACT} for line in metrics(folder)] for folder in (run, whole))
-    assert mine == other
-    left, right = (load_file(folder / "model" / "model.safetensors") for folder in (run, whole))
-    assert all((left[key] == right[key]).all() for key in right)
-    answers = Path("predictions") / "test.json"
-    assert (run / answers).read_text() == (whole / answers).read_text()
-
-
 # Requests to stop
 
 
-def test_one_rank_that_is_asked_stops_all_at_one_update(made, folder):
-    assert made["whole"]["codes"] == [0, 0]
-    result = made["stop"]
+def test_one_rank_that_is_asked_stops_all_at_one_update(ended, folder):
+    assert ended["whole"]["codes"] == [0, 0]
+    result = ended["stop"]
     assert result["codes"] == [75, 75]
     [line] = [line for line in result["said"][0].splitlines() if line.startswith("stopped: ")]
     assert line.startswith("stopped: on request (SIGINT) after update 6 of 10; its checkpoint is saved, and the same")
     assert "Traceback" not in result["said"][0] + result["said"][1]
 
 
-def test_a_stop_between_two_logged_updates_leaves_no_trace(made, folder):
+def test_a_stop_between_two_logged_updates_leaves_no_trace(ended, folder):
     run = folder / "stopped"
-    assert made["finish"]["codes"] == [0, 0]
+    assert ended["finish"]["codes"] == [0, 0]
     assert [line["update"] for line in metrics(run)] == [1, 4, 8, 10]
     assert_same(run, folder / "whole")
     assert complete(run) == [6, 10]
 
 
-def test_a_request_during_a_checkpoint_needs_no_other_one(made, folder):
-    assert made["in save"]["codes"] == [75, 75]
-    assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in made["in save"]["said"][0]
+def test_a_request_during_a_checkpoint_needs_no_other_one(ended, folder):
+    assert ended["in save"]["codes"] == [75, 75]
+    assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in ended["in save"]["said"][0]
     assert complete(folder / "in-save") == [4]
 
 
-def test_a_wrong_network_interface_is_told_in_a_line(monkeypatch):
+def test_a_wrong_network_interface_is_reported_in_one_line(monkeypatch):
     def refuse(**_) -> None:
         raise RuntimeError("Gloo connectFullMesh failed:\n[connect] timed out")
 
     monkeypatch.setattr("swep_ds.ranks.vote.dist.new_group", refuse)
-    with pytest.raises(InputError, match=r"\(Gloo .* timed out\): export GLOO_SOCKET_IFNAME on all nodes") as caught:
+    with pytest.raises(InputError, match=r"Gloo .* timed out\): export GLOO_SOCKET_IFNAME on all nodes") as caught:
         _over_gloo()
     assert "\n" not in str(caught.value)
 
 
-def test_after_training_a_stop_is_served_at_once(made):
-    result = made["go on"]
+def test_after_training_a_stop_is_served_at_once(ended):
+    result = ended["continue"]
     assert result["codes"] == [75, 75]  # though the main thread of the rank waits
     assert result["said"][0].startswith("stopped: on request (SIGTERM to rank 0, ")
 
 
-def test_a_second_signal_leaves_at_once_and_keeps_what_is_there(made, folder):
-    result = made["twice"]
+def test_a_second_signal_leaves_at_once_and_keeps_what_is_there(ended, folder):
+    result = ended["twice"]
     assert result["codes"] == [128 + signal.SIGTERM, EXIT_LOST]
     assert "rank 0 " in result["said"][1]
     assert " died" in result["said"][1]
 
 
-def test_a_signal_before_the_ranks_know_each_other_is_kept(made, folder):
-    assert made["early"]["codes"] == [75, 75]
-    assert made["early"]["said"][0].startswith("stopped: on request (SIGUSR1 to rank 1, ")
+def test_a_signal_before_the_ranks_know_each_other_is_kept(ended, folder):
+    assert ended["early"]["codes"] == [75, 75]
+    assert ended["early"]["said"][0].startswith("stopped: on request (SIGUSR1 to rank 1, ")
     assert complete(folder / "early") == []
 
 
-def test_a_first_stage_stops_and_goes_on_too(made, folder):
-    result = made["two first"]
+def test_a_first_stage_stops_and_resumes_too(ended, folder):
+    result = ended["two first"]
     assert result["codes"] == [75]
     assert "after update 3 of 6" in result["said"][0]  # two signals in a row are one request
-    assert made["two whole"]["codes"] == made["two go on"]["codes"] == [0]
+    assert ended["two whole"]["codes"] == ended["two continue"]["codes"] == [0]
     assert_same(folder / "two", folder / "two-whole")
     assert metrics(folder / "two" / "pretrain")[-1]["loss"] == metrics(folder / "two-whole" / "pretrain")[-1]["loss"]
 
@@ -153,8 +137,8 @@ def test_a_first_stage_stops_and_goes_on_too(made, folder):
 # Deaths
 
 
-def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
-    result = made["halted"]
+def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(ended):
+    result = ended["halted"]
     assert result["codes"] == [EXIT_LOST, KILLED]
     lines = result["said"][0].splitlines()
     silent = r"warning: no progress for \d+ s: rank 1 \(.* has been silent for .*; rank 0 waits in update 5, "
@@ -164,18 +148,18 @@ def test_the_watchdog_names_a_halted_rank_and_its_death_ends_the_others(made):
     assert " died, last seen in " in error  # a rank tells where it is once a second: updates here are faster
 
 
-def test_a_run_that_loses_a_rank_at_any_point_is_the_run_it_would_have_been(made, folder):
+def test_a_run_that_loses_a_rank_at_any_point_is_the_run_it_would_have_been(ended, folder):
     """While it trains, evaluates and exports; in tests/training/test_resume.py, while a checkpoint is written."""
-    assert made["kill 1"]["codes"] == made["kill in evaluation"]["codes"] == [EXIT_LOST, KILLED]
-    assert made["kill in export"]["codes"] == [KILLED, EXIT_LOST]
-    [error] = [line for line in made["kill in export"]["said"][1].splitlines() if line.startswith("error: ")]
+    assert ended["kill 1"]["codes"] == ended["kill in evaluation"]["codes"] == [EXIT_LOST, KILLED]
+    assert ended["kill in export"]["codes"] == [KILLED, EXIT_LOST]
+    [error] = [line for line in ended["kill in export"]["said"][1].splitlines() if line.startswith("error: ")]
     assert error.startswith("error: rank 0 (")
-    assert made["after kills"]["codes"] == [0, 0]
+    assert ended["after kills"]["codes"] == [0, 0]
     assert_same(folder / "killed", folder / "whole")
 
 
-def test_an_exception_on_one_rank_ends_all(made):
-    result = made["raise"]
+def test_an_exception_on_one_rank_ends_all(ended):
+    result = ended["raise"]
     assert result["codes"] == [1, 1]
     assert "ZeroDivisionError: of the test" in result["said"][1]
     assert "Traceback" not in result["said"][0]
@@ -185,7 +169,7 @@ def test_an_exception_on_one_rank_ends_all(made):
 # Health
 
 
-def test_every_logged_update_has_a_line_of_each_ranks_numbers(made, folder):
+def test_every_logged_update_has_a_line_of_each_ranks_numbers(ended, folder):
     lines = [json.loads(line) for line in (folder / "stopped" / "health.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 4, 8, 10]
     for line in lines:
@@ -226,7 +210,7 @@ def start(folder: Path, output: str, *launcher: str) -> tuple[subprocess.Popen, 
 
 
 def end(process: subprocess.Popen) -> tuple[int, str]:
-    """Exit code, and what was said; of a run that would go on for hours."""
+    """Exit code and stderr of a run that would last for hours."""
     try:
         _, said = process.communicate(timeout=HANGS)
     finally:

@@ -16,7 +16,7 @@ from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 
 def on_rank(monkeypatch, rank: int, others: list[RunExit | None]) -> None:
     alone = SimpleNamespace(
-        rank=lambda: rank, is_main=lambda: rank == 0, gather=lambda own: [*others, pickle.loads(pickle.dumps(own))]
+        rank=lambda: rank, is_main=lambda: rank == 0, gather=lambda mine: [*others, pickle.loads(pickle.dumps(mine))]
     )
     monkeypatch.setattr(writing, "ranks", alone)
 

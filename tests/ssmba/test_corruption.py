@@ -84,7 +84,7 @@ def test_a_word_piece_reads_as_its_letters():
     for token, number in ids.items():
         if token not in tiny.wordpiece().all_special_tokens:
             assert vocabulary.texts[number] == token.removeprefix("##")
-            # the decoder sets these behind a word without a space
+            # the decoder puts these after a word without a space
             assert vocabulary.spaced[number] == (not token.startswith("##") and token not in "!,.?")
     assert len(vocabulary.candidates) == len(ids) - 5
 

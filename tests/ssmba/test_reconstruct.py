@@ -23,7 +23,7 @@ TEXT = " ".join(tiny.SENTENCES[:3])
 LONG = " ".join([TEXT] * 6)
 EXAMPLES = [
     tiny.example(tiny.SENTENCES[1], TEXT, "northern valley", "a", "first"),
-    tiny.example("Who  founded it?", TEXT, "abbot", "b", "first"),  # of the same paragraph
+    tiny.example("Who  founded it?", TEXT, "abbot", "b", "first"),  # the same paragraph
     tiny.example("Big or small?", LONG, "not too big", "c", "second"),  # longer than the model takes
     Example("d", LONG, LONG, ("small",), (LONG.rindex("small"), LONG.rindex("small") + 5), "second"),
     tiny.example("Was it?", "It was.", "It", "e", "third"),

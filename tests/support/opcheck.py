@@ -5,9 +5,9 @@ std::bad_alloc before it reaches the operator; in a process of its own it never 
 """
 
 import torch
-from swep_ds.kernels.op import perturb_backward_op, perturb_op
 
 from swep_ds.kernels import MODES
+from swep_ds.kernels.op import perturb_backward_op, perturb_op
 from tests.kernels.test_op import batch
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def run(name: str, *arguments: str) -> tuple[int, str, str]:
         contextlib.redirect_stderr(complaint),
     ):
         try:
-            code = load(name).main()
+            load(name).main()
+            code = 0
         except SystemExit as stop:
             code = stop.code
     return code, printed.getvalue(), complaint.getvalue()

@@ -7,7 +7,7 @@ Each run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
     "full"        [rank, n]: files of that rank cannot grow beyond 20 kB while update n is saved; n = "model": while
                   the model is exported
-    "blocked"     n: a file lies where the folder of the checkpoint of update n should be; a name: a folder lies where
+    "blocked"     n: a file is where the folder of the checkpoint of update n should be; a name: a folder is where
                   the file of that name should be in the run's folder
     "set_on_1"    as "set", for rank 1 alone
     "saves_first" true: what was resumed is saved again before anything else

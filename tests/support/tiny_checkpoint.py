@@ -58,3 +58,9 @@ def rewrite_state(tag: Path, name: str, state: Any) -> Path:
 
     change_manifest(tag, note)
     return tag / name
+
+
+def flip(file: Path) -> None:
+    """Wrong bytes, right size."""
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + b"\xff" * 400 + content[500:])

@@ -20,26 +20,26 @@ def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **s
     qa_class = GenerativeQA if architecture in tiny_models.SEQ2SEQ else ExtractiveQA
     qa = qa_class(tiny_models.model(architecture, dropout))
     torch.manual_seed(1)
-    made = build(METHODS[method](name=method, **settings), qa.hidden_size, qa.embedding_size)
-    return Objective(qa, made, SEED).double().train()
+    module = build(METHODS[method](name=method, **settings), qa.hidden_size, qa.embedding_size)
+    return Objective(qa, module, SEED).double().train()
 
 
 def split(
-    made: Objective, batch: Batch, update: int = UPDATE, *, measure: bool = False
+    module: Objective, batch: Batch, update: int = UPDATE, *, measure: bool = False
 ) -> Iterator[tuple[torch.Tensor, PassState, dict[str, torch.Tensor]]]:
     """The micro-steps of `split` execution one after the other; the caller goes backward between two."""
     carried = PassState()
-    for part in made.parts("split"):
-        loss, carried, statistics = made(batch, MicroStep(update, 0.0, part, carried, measure))
+    for part in module.parts("split"):
+        loss, carried, statistics = module(batch, MicroStep(update, 0.0, part, carried, measure))
         yield loss, carried, statistics
 
 
-def gradients(made: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    made.zero_grad()
+def gradients(module: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    module.zero_grad()
     loss.backward()
-    return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def inputs(made: Objective, batch: Batch, draw: int, hidden: torch.Tensor | None = None) -> Inputs:
+def inputs(module: Objective, batch: Batch, draw: int, hidden: torch.Tensor | None = None) -> Inputs:
     """The inputs of a perturbation that does not run the model."""
-    return Inputs(made.qa.embed(batch), batch, NoiseKey(SEED, draw), PassState(hidden), forward=None)
+    return Inputs(module.qa.embed(batch), batch, NoiseKey(SEED, draw), PassState(hidden), forward=None)

@@ -17,6 +17,8 @@ from tests.support.ports import free_port
 DEEPSPEED = Path(sys.executable).parent / "deepspeed"
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 SEVERAL_RUNS = ROOT / "tests" / "support" / "several_runs.py"
+# fields of metrics.jsonl that do not depend on the clock
+EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate")
 
 
 def squad(count: int, seed: int = 0) -> dict:
@@ -109,13 +111,21 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder)]
 
 
+def assert_same(run: Path, whole: Path) -> None:
+    """Both have the same lines of metrics, weights and answers, to the last bit."""
+    mine, other = ([{key: line.get(key) for key in EXACT} for line in metrics(folder)] for folder in (run, whole))
+    assert mine == other
+    for file in ("model/model.safetensors", "predictions/test.json"):
+        assert (run / file).read_bytes() == (whole / file).read_bytes(), file
+
+
 def complete(folder: Path) -> list[int]:
-    """The updates of its whole checkpoints."""
+    """The updates of the run's complete checkpoints."""
     return sorted(int(f.parent.name.split("-")[1]) for f in folder.glob("checkpoints/update-*/complete.json"))
 
 
 def error(folder: Path) -> str:
-    """What `several_runs.py` says that the run in this folder ended with: one line."""
+    """The error, one line, that ended a run of `several_runs.py` in this folder."""
     text = folder.with_name(f"{folder.name}.error").read_text()
     assert "\n" not in text
     return text

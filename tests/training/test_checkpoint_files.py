@@ -71,6 +71,11 @@ def test_signed_manifests_with_any_value_changed_are_damage_or_of_the_same_meani
     content = json.loads(file.read_text())
     del content["checksum"]
     content |= {"scores": {"1": {"exact_match": 1.5, "f1": 2.5, "total": 7}}}
+    content["done"]["unlogged"] = {
+        "accumulation": 2,
+        "counts": {"loss": 1, "mu": 3},
+        "sums": {"loss": [1.0], "mu": [0.5]},
+    }
     write_manifest(tags[1], content)
     whole, accepted, refused = read_manifest(tags[1]), [], []
     for changed in with_every_value_changed(content):
@@ -84,6 +89,9 @@ def test_signed_manifests_with_any_value_changed_are_damage_or_of_the_same_meani
         assert manifest.done.updates == 2
         assert manifest.files == whole.files
         assert manifest.layout.zero_stage in (0, 1, 2, 3)
+        if unlogged := manifest.done.unlogged:  # as `Meter` reads it
+            assert unlogged["accumulation"] > 0
+            assert unlogged["counts"].keys() == unlogged["sums"].keys()
         assert all(number > 0 for number in manifest.batch.values())
 
 

@@ -15,7 +15,7 @@ from swep_ds.ranks import writing
 from swep_ds.training import checkpoint_files, checkpoints
 from swep_ds.training.checkpoint_files import find_checkpoints
 from swep_ds.training.checkpoints import Checkpoints, TrainState, Writer
-from tests.support.tiny_checkpoint import BATCH, LAYOUT, described, state
+from tests.support.tiny_checkpoint import BATCH, LAYOUT, described, flip, state
 
 
 class Engine:
@@ -125,13 +125,6 @@ def test_loading_the_best_forgets_no_score(tmp_path):
     mine.load(engine, [mine.tag(mine.best())])
     assert engine.loaded == tmp_path / "update-00000001"
     assert sorted(mine.scores) == [1, 2]
-
-
-def flip(file: Path) -> None:
-    """Wrong bytes, right size."""
-    content = file.read_bytes()
-    middle = len(content) // 2
-    file.write_bytes(content[:middle] + b"\xff" * 8 + content[middle + 8 :])
 
 
 def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog):

@@ -33,7 +33,8 @@ BY_RANKS = {f"ranks-{stage}": [(2, stage), (1, stage), (2, stage)] for stage in 
 BY_RANKS |= {"both": [(2, 1), (1, 3), (2, 2)], "offload": [(2, "3-offload"), (1, 2), (2, "3-offload")]}
 BY_RANKS |= {"t5": [(2, 3), (1, 1), (2, 3)], "bf16": [(2, 2), (1, 3), (2, 1)]}
 BY_STAGE = {"stages-020": [(2, 0), (2, "2-aligned"), (2, 0)]}
-# of losses; in bf16 a right conversion differed by 2.5e-4, one that zeroes moments or rounds weights by 7e-3 or more
+# largest difference of losses; in bf16 a right conversion differed by 2.5e-4, and one that zeroes moments or rounds
+# weights by 7e-3 or more
 TOLERANCE = {"bf16": 1e-3}
 
 
@@ -173,7 +174,7 @@ def folder(tmp_path_factory) -> Path:
     for number, stop in enumerate((*STOPS, None)):
         for name, starts in BY_RANKS.items():
             launches[number].append(start(folder, name, *starts[number], stop_after=stop))
-    launches[0].append(two_stages(folder, "stages", 2, 1, stop_after=3))  # of the first stage
+    launches[0].append(two_stages(folder, "stages", 2, 1, stop_after=3))  # in the first stage
     launches[1].append(two_stages(folder, "stages", 1, 3, stop_after=5))
     launches[2].append(two_stages(folder, "stages", 2, 1))
     for name, starts in BY_STAGE.items():
@@ -197,7 +198,7 @@ def column(run: Path, key: str) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_RANKS | BY_STAGE)
-def test_a_run_that_resumes_otherwise_is_the_uninterrupted_one(folder, name):
+def test_a_run_that_resumes_in_another_layout_is_the_uninterrupted_one(folder, name):
     run, whole = folder / name, folder / f"whole-{name if name in ('t5', 'bf16') else 'bert'}"
     assert column(run, "update") == list(range(1, UPDATES + 1))
     assert column(run, "learning_rate") == column(whole, "learning_rate")
@@ -263,9 +264,9 @@ def test_what_cannot_resume_is_refused_in_one_line(folder):
 
 @pytest.mark.slow
 def test_ranks_without_a_window_wait_for_nobody(folder):
-    two, one = folder / "uneven-2", folder / "uneven-1"
+    two, single = folder / "uneven-2", folder / "uneven-1"
     assert len(losses(two)) == 3  # updates, each with fewer windows than the ranks' micro-batches could take
-    assert losses(two) == pytest.approx(losses(one), rel=0, abs=1e-5)
-    answers = [json.loads((run / "predictions" / "test.json").read_text()) for run in (two, one)]
+    assert losses(two) == pytest.approx(losses(single), rel=0, abs=1e-5)
+    answers = [json.loads((run / "predictions" / "test.json").read_text()) for run in (two, single)]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 1

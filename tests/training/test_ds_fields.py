@@ -72,7 +72,7 @@ def test_every_field_is_of_its_type(resolve):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_misspelt_field_is_named_wherever_it_stands(path):
+def test_a_misspelt_field_is_named_wherever_it_is(path):
     def misspelt(node: dict) -> list[dict]:
         """Copies, each with one name that lacks its last letter."""
         copies = []

@@ -70,7 +70,7 @@ def folder(tmp_path_factory) -> Path:
 
 def runs(folder: Path, world_size: int) -> dict[str, dict]:
     """The runs of one launch, by name. Every run has the same global batch."""
-    made = {}
+    finished = {}
 
     def add(name: str, config: Path, accumulation: int = 1, **settings) -> None:
         settings |= {
@@ -79,8 +79,8 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         }
         output = folder / f"{name}-on{world_size}"
         overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        one = {"recipe": str(folder / "recipe.yaml"), "set": overrides}
-        made[name] = one | {"ds_config": str(config), "output_dir": str(output)}
+        run = {"recipe": str(folder / "recipe.yaml"), "set": overrides}
+        finished[name] = run | {"ds_config": str(config), "output_dir": str(output)}
 
     zero = {stage: ds_config(folder, stage) for stage in STAGES}
     for stage in STAGES:
@@ -110,7 +110,7 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         for name in ("dropout", "dropout-again"):
             add(name, zero[2], **{"model.name": str(folder / "dropout")})
         add("ds_adam", deepspeeds_own_adam(folder))
-    return made
+    return finished
 
 
 def deepspeeds_own_adam(folder: Path) -> Path:
@@ -123,7 +123,7 @@ def deepspeeds_own_adam(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder) -> dict[tuple[str, int], Path]:
+def finished(folder) -> dict[tuple[str, int], Path]:
     """The folders of all runs by name and world size."""
     folders = {}
     for world_size in WORLD_SIZES:
@@ -135,35 +135,37 @@ def made(folder) -> dict[tuple[str, int], Path]:
         )
         (folder / f"runs{world_size}.json").write_text(json.dumps(ordered))
         run_script(SEVERAL_RUNS, str(folder / f"runs{world_size}.json"), ranks=world_size)
-        folders |= {(name, world_size): Path(one["output_dir"]) for name, one in listed.items()}
+        folders |= {(name, world_size): Path(run["output_dir"]) for name, run in listed.items()}
     return folders
 
 
 @pytest.fixture(scope="module")
-def reference(made) -> Path:
-    return made["zero0-joint", 1]
+def reference(finished) -> Path:
+    return finished["zero0-joint", 1]
 
 
-def assert_same_run(one: Path, other: Path, tolerance: float = 1e-5) -> None:
+def assert_same_run(run: Path, expected: Path, tolerance: float = 1e-5) -> None:
     """Losses of all updates, relative, and the exported weights."""
-    assert len(losses(one)) == UPDATES
-    np.testing.assert_allclose(losses(one), losses(other), rtol=tolerance, atol=0)
-    assert_same_weights(exported(one), exported(other))
+    assert len(losses(run)) == UPDATES
+    np.testing.assert_allclose(losses(run), losses(expected), rtol=tolerance, atol=0)
+    assert_same_weights(exported(run), exported(expected))
 
 
-def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """To 3e-5, where the learning rates add up to 5.5e-3."""
-    assert one.keys() == other.keys()
-    for name in one:
+def assert_same_weights(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Equal to 3e-5, where the learning rates add up to 5.5e-3."""
+    assert weights.keys() == expected.keys()
+    for name in weights:
         if not name.endswith(WITHOUT_GRADIENT):
-            torch.testing.assert_close(one[name], other[name], rtol=0, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                weights[name], expected[name], rtol=0, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def exported(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
-def test_the_runs_are_worth_comparing(reference, made, folder):
+def test_the_runs_are_worth_comparing(reference, finished, folder):
     first, *_, last = losses(reference)
     assert abs(last - first) > 0.1  # a wrong update would show
     before, after = exported(folder), exported(reference)
@@ -173,7 +175,7 @@ def test_the_runs_are_worth_comparing(reference, made, folder):
     assert train["examples"] == 42
     assert train["features"] % GLOBAL_BATCH  # an update with an unequal batch ...
     assert train["features"] < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
-    norms = [line["grad_norm"] for line in metrics(made["zero2-joint", 1])]
+    norms = [line["grad_norm"] for line in metrics(finished["zero2-joint", 1])]
     assert max(norms) > 1.0  # clipped
 
 
@@ -184,8 +186,8 @@ AGREEING += [("zero2_offload", 1), ("zero3_offload", 1), ("ds_adam", 1)]  # the 
 
 
 @pytest.mark.parametrize(("name", "world_size"), AGREEING)
-def test_every_way_to_carry_a_run_out_agrees(made, reference, name, world_size):
-    assert_same_run(made[name, world_size], reference)
+def test_every_way_to_carry_a_run_out_agrees(finished, reference, name, world_size):
+    assert_same_run(finished[name, world_size], reference)
 
 
 def training_batches(folder: Path) -> tuple[PreTrainedTokenizerFast, TrainingBatches]:
@@ -221,43 +223,43 @@ def without_an_engine(folder: Path, settings: dict) -> list[float]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_method_is_its_passes_at_every_stage(made, folder, reference, variant):
+def test_every_method_is_its_passes_at_every_stage(finished, folder, reference, variant):
     expected = without_an_engine(folder, VARIANTS[variant])
     for stage in stages(variant):
-        assert losses(made[f"zero{stage}-{variant}", 2]) == pytest.approx(expected, rel=1e-5)
-        assert_same_run(made[f"zero{stage}-{variant}", 2], made[f"zero0-{variant}", 2])
+        assert losses(finished[f"zero{stage}-{variant}", 2]) == pytest.approx(expected, rel=1e-5)
+        assert_same_run(finished[f"zero{stage}-{variant}", 2], finished[f"zero0-{variant}", 2])
     assert expected != pytest.approx(losses(reference), rel=1e-4)
 
 
 @pytest.mark.parametrize("variant", ACCUMULATED)
-def test_what_a_pass_carries_on_belongs_to_its_micro_batch(made, variant):
-    assert_same_run(made[f"zero2-{variant}-accumulation", 2], made[f"zero0-{variant}", 2])
+def test_what_a_pass_carries_on_belongs_to_its_micro_batch(finished, variant):
+    assert_same_run(finished[f"zero2-{variant}-accumulation", 2], finished[f"zero0-{variant}", 2])
 
 
-def test_statistics_do_not_depend_on_the_split(made, reference):
+def test_statistics_do_not_depend_on_the_split(finished, reference):
     for name, world_size in (("zero3-split", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
-        for mine, other in zip(metrics(made[name, world_size]), metrics(reference), strict=True):
+        for mine, other in zip(metrics(finished[name, world_size]), metrics(reference), strict=True):
             for key in ("nll_clean", "nll_noisy", "kl_per_token", "mu", "mu_distance", "sigma", "learning_rate"):
                 # 3e-5 is what two runs' weights may differ by, and mu's mean is a small sum of large terms
                 assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=3e-5), key
 
 
-def test_changed_words_and_the_saved_generator_are_the_same_at_every_stage(made):
+def test_changed_words_and_the_saved_generator_are_the_same_at_every_stage(finished):
     for name in ("split", "joint"):
-        one, other = (made[f"zero{stage}-{name}", 2] for stage in (0, 3))
-        shares = [[line["words_changed"] for line in metrics(run)] for run in (one, other)]
+        runs_of_swep = [finished[f"zero{stage}-{name}", 2] for stage in (0, 3)]
+        shares = [[line["words_changed"] for line in metrics(run)] for run in runs_of_swep]
         np.testing.assert_allclose(*shares, atol=0.03)  # a tie may fall either way
         assert max(shares[0]) > 0
-        generators = [load_file(run / "noise.safetensors") for run in (one, other)]
+        generators = [load_file(run / "noise.safetensors") for run in runs_of_swep]
         assert set(generators[0]) == {
             f"noise.{layer}.{kind}" for layer in ("inner", "outer") for kind in ("weight", "bias")
         }
         assert_same_weights(*generators)
-    assert not (made["mle", 2] / "noise.safetensors").exists()
+    assert not (finished["mle", 2] / "noise.safetensors").exists()
 
 
-def test_loss_is_its_parts(made):
-    for line in metrics(made["zero0-prior_aug", 2]):
+def test_loss_is_its_parts(finished):
+    for line in metrics(finished["zero0-prior_aug", 2]):
         assert line["loss"] == pytest.approx((line["nll_clean"] + line["nll_noisy"]) / 2, rel=1e-6)
 
 
@@ -265,30 +267,30 @@ def test_loss_is_its_parts(made):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bf16_is_close_to_fp32(made, reference, stage):
-    run = made[f"zero{stage}-bf16", 1]
+def test_bf16_is_close_to_fp32(finished, reference, stage):
+    run = finished[f"zero{stage}-bf16", 1]
     np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
     assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_autocast_is_close_to_fp32_and_keeps_float32_weights(made, reference, stage):
-    run = made[f"zero{stage}-autocast", 1]
+def test_autocast_is_close_to_fp32_and_keeps_float32_weights(finished, reference, stage):
+    run = finished[f"zero{stage}-autocast", 1]
     np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
     assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
     assert {value.dtype for value in exported(run).values()} == {torch.float32}
     assert any((value.bfloat16().float() != value).any() for value in exported(run).values())
 
 
-def test_bf16_runs_at_stage_0(made):
+def test_bf16_runs_at_stage_0(finished):
     # no reference: DeepSpeed takes one optimizer step on zero gradients there when it starts
-    assert len(losses(made["zero0-bf16", 1])) == UPDATES
-    assert np.isfinite(losses(made["zero0-bf16", 1])).all()
+    assert len(losses(finished["zero0-bf16", 1])) == UPDATES
+    assert np.isfinite(losses(finished["zero0-bf16", 1])).all()
 
 
-def test_dropout_is_on_and_keyed_by_the_seed(made, reference):
-    assert losses(made["dropout", 1]) == losses(made["dropout-again", 1])
-    assert not np.allclose(losses(made["dropout", 1]), losses(reference), rtol=1e-3)
+def test_dropout_is_on_and_keyed_by_the_seed(finished, reference):
+    assert losses(finished["dropout", 1]) == losses(finished["dropout-again", 1])
+    assert not np.allclose(losses(finished["dropout", 1]), losses(reference), rtol=1e-3)
 
 
 # MLE is plain fine-tuning
@@ -321,7 +323,7 @@ def plain_fine_tuning(folder) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(("name", "world_size"), [("mle-zero0", 1), ("mle-zero3", 1), ("mle", 2)])
-def test_mle_is_plain_fine_tuning_step_for_step(made, plain_fine_tuning, name, world_size):
+def test_mle_is_plain_fine_tuning_step_for_step(finished, plain_fine_tuning, name, world_size):
     expected, weights = plain_fine_tuning
-    np.testing.assert_allclose(losses(made[name, world_size]), expected, rtol=1e-5, atol=0)
-    assert_same_weights(exported(made[name, world_size]), weights)
+    np.testing.assert_allclose(losses(finished[name, world_size]), expected, rtol=1e-5, atol=0)
+    assert_same_weights(exported(finished[name, world_size]), weights)

@@ -97,7 +97,7 @@ def test_a_model_that_cannot_be_written(folder):
         assert not (run / ".model.unfinished").exists()
         assert not (run / "results.json").exists()
     assert not (folder / "no-model" / "model").exists()
-    assert (folder / "whole" / "model" / "model.safetensors").is_file()  # of an earlier start
+    assert (folder / "whole" / "model" / "model.safetensors").is_file()  # an earlier start's
 
 
 def test_a_file_system_that_is_full(folder, disk):

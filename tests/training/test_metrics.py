@@ -16,7 +16,7 @@ def _hosts(monkeypatch):
 
 
 def health(data: list[float], forward: list[float]) -> list[Health]:
-    return [Health(1.0, one, other, 500.123456, True) for one, other in zip(data, forward, strict=True)]
+    return [Health(1.0, *seconds, 500.123456, True) for seconds in zip(data, forward, strict=True)]
 
 
 ALIKE = health([0.01] * 4, [0.4, 0.41, 0.39, 0.4])
@@ -35,8 +35,8 @@ def test_a_rank_that_is_slow_twice_in_a_row_is_named_once(others):
 
 def test_one_slow_line_or_a_small_share_or_waiting_for_others_is_nothing():
     outliers = Outliers(forward=True)
-    for one in (ALIKE, health([0.01] * 4, [0.4, 0.4, 0.4, 0.9]), ALIKE, health([0.05, 0.01, 0.01, 0.01], [0.4] * 4)):
-        assert outliers.news(one) == []
+    for line in (ALIKE, health([0.01] * 4, [0.4, 0.4, 0.4, 0.9]), ALIKE, health([0.05, 0.01, 0.01, 0.01], [0.4] * 4)):
+        assert outliers.news(line) == []
     at_zero_3 = Outliers(forward=False)
     for _ in range(3):
         assert at_zero_3.news(health([0.01] * 4, [0.4, 0.4, 0.4, 0.9])) == []
@@ -57,7 +57,7 @@ def test_a_line_has_a_list_over_ranks_for_each_number_and_names_ranks_that_are_n
 
 
 class Event:
-    """Of a device whose clock ticks with every event, and which nobody waits for but `synchronize`."""
+    """An event of a device whose clock ticks with every event; only `synchronize` waits for the device."""
 
     ticks, waited = 0, 0
 
@@ -92,7 +92,7 @@ def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
 def test_a_loss_that_is_not_finite_names_the_ranks_it_began_on():
     check_finite(7, {"loss": 1.0}, ALIKE, skipped=0)
     with pytest.raises(TrainingDiverged, match=r"by update 7 \(loss nan, .* not finite on rank 2, host b\): lower"):
-        check_finite(7, {"loss": math.nan}, [one._replace(finite=k != 2) for k, one in enumerate(ALIKE)], skipped=0)
+        check_finite(7, {"loss": math.nan}, [rank._replace(finite=k != 2) for k, rank in enumerate(ALIKE)], skipped=0)
     with pytest.raises(TrainingDiverged, match=r"gradient norm 3\.0, 1 updates skipped\): lower"):
         check_finite(7, {"loss": 1.0, "grad_norm": 3.0}, ALIKE, skipped=1)
 
@@ -117,7 +117,7 @@ def meter(monkeypatch, world: int, accumulation: int, state: dict) -> Everyone:
 OWN = [1.0, 0.1, 0.2, 300.0]
 
 
-def test_a_meter_goes_on_where_another_stood(monkeypatch):
+def test_a_meter_continues_from_the_state_of_another(monkeypatch):
     first = meter(monkeypatch, 2, 1, {})
     first.add([{"loss": torch.tensor(1.0), "mu": torch.tensor(5.0)}, {"loss": torch.tensor(2.0)}])
     first.others = ([7.0, 9.0, *OWN, 1.0],)
@@ -138,15 +138,15 @@ def test_a_meter_goes_on_where_another_stood(monkeypatch):
 
 
 def test_an_empty_meter_has_no_state_and_a_rank_of_its_own_may_be_not_finite(monkeypatch):
-    one = meter(monkeypatch, 2, 1, {})
-    one.add([{"loss": torch.tensor(1.0)}])
-    one.others = ([math.inf, *OWN, 1.0],)
-    means, everyone = one.read(OWN, True)
+    first = meter(monkeypatch, 2, 1, {})
+    first.add([{"loss": torch.tensor(1.0)}])
+    first.others = ([math.inf, *OWN, 1.0],)
+    means, everyone = first.read(OWN, True)
     assert math.isinf(means["loss"])
     assert [rank.finite for rank in everyone] == [True, False]
-    one.others = ([2.0, *OWN, 0.0],)  # its loss was finite before its weights ceased to be
-    means, everyone = one.read(OWN, True)
+    first.others = ([2.0, *OWN, 0.0],)  # its loss was finite before its weights ceased to be
+    means, everyone = first.read(OWN, True)
     with pytest.raises(TrainingDiverged, match="not finite on rank 1, host a"):
         check_finite(7, means, everyone, skipped=0)
-    one.empty()
-    assert one.state() == {}
+    first.empty()
+    assert first.state() == {}

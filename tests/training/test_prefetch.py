@@ -13,8 +13,8 @@ from tests.data.test_batches import ranks, windows
 CPU = torch.device("cpu")
 
 
-def same(one: Batch, other: Batch) -> bool:
-    pairs = zip(one, other, strict=True)
+def same(batch: Batch, expected: Batch) -> bool:
+    pairs = zip(batch, expected, strict=True)
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
@@ -23,13 +23,13 @@ def test_they_are_those_of_the_data_set_in_its_order(first):
     [batches] = ranks(windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
     [asked] = ranks(windows(19), micro=2, epochs=3)
     expected = [asked[number] for number in range(first, 30)]
-    made = []
-    for number, one in enumerate(prefetch(batches, first, CPU)):
-        made.append(one)
+    yielded = []
+    for number, batch in enumerate(prefetch(batches, first, CPU)):
+        yielded.append(batch)
         # the caller's epoch is another one than the thread's, which makes the next batches meanwhile
         assert batches.windows(first + number).tolist() == asked.windows(first + number).tolist()
-    assert len(made) == len(expected)
-    assert all(same(one, other) for one, other in zip(made, expected, strict=True))
+    assert len(yielded) == len(expected)
+    assert all(map(same, yielded, expected))
 
 
 def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread():
@@ -43,12 +43,12 @@ def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread():
 
     batches.__class__ = Noted
     before = threading.active_count()
-    made = prefetch(batches, 0, CPU)
+    yielded = prefetch(batches, 0, CPU)
     for _ in range(3):
-        next(made)
+        next(yielded)
     while len(asked) < 3 + AHEAD:  # the thread makes them when it comes to run
         time.sleep(0.01)
-    made.close()
+    yielded.close()
     assert threading.active_count() == before
     assert asked == list(range(3 + AHEAD))
 

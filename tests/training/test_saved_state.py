@@ -149,7 +149,7 @@ def test_files_are_named_by_rank(stage, ranks):
             name_files([*models, *optimizers, "more.pt"], stage, ranks)
 
 
-def test_models_of_as_many_weights_are_told_apart():
+def test_models_of_as_many_weights_are_distinguished():
     mine = objective("mle")
     saved = prepare.architecture(mine)
     assert prepare.architecture(objective("mle")) == saved

@@ -17,16 +17,12 @@ The corpus is a function of a fixed seed: `random.Random` gives the same numbers
 make them.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Literal
 
 from swep_ds.data.quickstart.grammar import load_kinds, write_passage, write_questions
 from swep_ds.data.quickstart.world import World
-
-__all__ = ["DOMAINS", "ENCODER", "SOURCE", "T5", "corpus"]
 
 SOURCE = "encyclopedia"
 DOMAINS = (SOURCE, "news", "forum", "reviews", "biomedicine")

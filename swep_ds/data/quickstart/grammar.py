@@ -5,8 +5,6 @@ and questions that ask for one field. A passage is about two or three things of 
 relations of each, so the relation narrows the answer to a few candidates and the entity decides between them.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -152,7 +150,7 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
             template = rng.choice(fitting)
             where = [m for m in passage.mentions if m.record == record and m.field == asked]
             if asked == "name":
-                # Of several mentions of the name, the answer is the one beside the fact that the question states.
+                # a name may recur: the answer is the mention beside the fact that the question states
                 beside = {m.sentence for m in passage.mentions if m.record == record and m.field in slots(template)[0]}
                 where = [m for m in where if m.sentence in beside and m.end - m.start == len(values["name"])]
             if where:

@@ -20,8 +20,6 @@ tokens attend to each other, and positions start as sinusoids (Vaswani et al., 2
 Only the encoder is saved. The heads are discarded, and fine-tuning starts from a fresh one.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import time
@@ -29,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -130,18 +129,17 @@ def tokenizer_texts(passages: int, seed: int) -> Iterator[str]:
     return (write_passage(kinds[i % len(kinds)], world).text for i in range(passages))
 
 
-def draw_batches(
-    world: World, *, batch_size: int, brief_updates: int, left_out_rate: float, filler: str = "[MASK]"
-) -> Iterator[list[Pair]]:
-    """Endless batches of pairs; the pairs of a batch are of similar length."""
+def draw_batches(world: World, settings: Any, filler: str = "[MASK]") -> Iterator[list[Pair]]:
+    """Endless batches of pairs; the pairs of a batch are of similar length. `settings` are those of either model."""
+    size = settings.batch_size
     for update in itertools.count():
         if update % _POOL == 0:
-            brief = update < brief_updates
-            pool = [write_pair(world, left_out_rate, brief, filler) for _ in range(_POOL * batch_size)]
+            brief = update < settings.brief_updates
+            pool = [write_pair(world, settings.left_out_rate, brief, filler) for _ in range(_POOL * size)]
             pool.sort(key=lambda pair: len(pair.statement) + len(pair.passage))
             order = world.rng.sample(range(_POOL), _POOL)
-        first = order[update % _POOL] * batch_size
-        yield pool[first : first + batch_size]
+        first = order[update % _POOL] * size
+        yield pool[first : first + size]
 
 
 def train_tokenizer(settings: Settings) -> BertTokenizer:
@@ -173,12 +171,7 @@ def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, 
     """
     world = World(random.Random(f"swep-ds quickstart pretraining {settings.seed}"), "pretrain")
     special = torch.tensor(tokenizer.all_special_ids)
-    for pairs in draw_batches(
-        world,
-        batch_size=settings.batch_size,
-        brief_updates=settings.brief_updates,
-        left_out_rate=settings.left_out_rate,
-    ):
+    for pairs in draw_batches(world, settings):
         encoded = tokenizer(
             [pair.statement for pair in pairs], [pair.passage for pair in pairs], padding=True, return_tensors="pt"
         )
@@ -261,28 +254,25 @@ class PretrainingModel(nn.Module):
 
 
 def pretrain(settings: Settings, folder: Path) -> None:
-    """Trains tokenizer and encoder, prints the losses and saves both to `folder`."""
+    """Trains tokenizer and encoder, prints the losses and saves both to `folder`: a `BertModel` in fp16."""
     torch.manual_seed(settings.seed)
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
     weights = {"language": settings.language_weight, "selection": 1.0, "restated": settings.restated_weight}
-    train(model, batches(tokenizer, settings), weights, settings.updates, settings.learning_rate, settings.warmup)
-    save(model, tokenizer, folder)
+    train(model, batches(tokenizer, settings), weights, settings)
+    bert = model.masked_lm.bert
+    bert.config.initializer_range = 0.02  # BERT's usual deviation, for the heads of fine-tuning
+    bert.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
-def train(
-    model: nn.Module,
-    data: Iterator[dict[str, Tensor]],
-    weights: dict[str, float],
-    updates: int,
-    learning_rate: float,
-    warmup: int,
-) -> None:
+def train(model: nn.Module, data: Iterator[dict[str, Tensor]], weights: dict[str, float], settings: Any) -> None:
     """AdamW with linear warm-up and decay on the weighted sum of the losses that `model(batch)` returns.
 
-    Prints the means of all values that `model` returns.
+    Prints the means of all values that `model` returns. `settings` are those of either model.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    updates, warmup = settings.updates, settings.warmup
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda done: min((done + 1) / warmup, (updates - done) / (updates - warmup))
     )
@@ -301,11 +291,3 @@ def train(
             means = "  ".join(f"{name} {value:.3f}" for name, value in sums.items())
             print(f"update {update:5d}  {means}  {time.perf_counter() - begin:5.0f} s", flush=True)
             sums.clear()
-
-
-def save(model: PretrainingModel, tokenizer: BertTokenizer, folder: Path) -> None:
-    """Writes the encoder as a `BertModel` in fp16; new heads on it start with BERT's usual deviation of 0.02."""
-    bert = model.masked_lm.bert
-    bert.config.initializer_range = 0.02
-    bert.half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

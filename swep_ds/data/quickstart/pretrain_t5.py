@@ -23,8 +23,6 @@ discarded:
 As in `pretrain.py`, the first updates see brief passages, and query and key projections start equal.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -114,13 +112,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[
         passage that the statement restates; `starts`, `ends` (B,) int64, first and last token of the hidden span.
     """
     world = World(random.Random(f"swep-ds quickstart pretraining t5 {settings.seed}"), "pretrain")
-    for pairs in draw_batches(
-        world,
-        batch_size=settings.batch_size,
-        brief_updates=settings.brief_updates,
-        left_out_rate=settings.left_out_rate,
-        filler="<extra_id_0>",
-    ):
+    for pairs in draw_batches(world, settings, filler="<extra_id_0>"):
         prefixes = [f"sentence: {pair.statement} context: " for pair in pairs]
         texts = [prefix + pair.passage for prefix, pair in zip(prefixes, pairs, strict=True)]
         encoded = tokenizer(texts, padding=True, return_tensors="pt")
@@ -237,7 +229,7 @@ class PretrainingModel(nn.Module):
 
 
 def pretrain(settings: Settings, folder: Path) -> None:
-    """Trains tokenizer and T5, prints the losses and saves both to `folder`."""
+    """Trains tokenizer and T5, prints the losses and saves both to `folder`, the model in bf16."""
     torch.manual_seed(settings.seed)
     tokenizer = train_tokenizer(settings)
     model = PretrainingModel(settings)
@@ -249,11 +241,6 @@ def pretrain(settings: Settings, folder: Path) -> None:
         "segment": settings.early_weight,
         "shared": settings.early_weight,
     }
-    train(model, batches(tokenizer, settings), weights, settings.updates, settings.learning_rate, settings.warmup)
-    save(model, tokenizer, folder)
-
-
-def save(model: PretrainingModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes the `T5ForConditionalGeneration` in bf16."""
+    train(model, batches(tokenizer, settings), weights, settings)
     model.t5.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

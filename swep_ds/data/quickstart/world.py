@@ -5,7 +5,7 @@ of three pools, `pretrain`, `train` and `test`, so a name in one pool's text nev
 share numbers and common nouns, as all text does.
 
 The fields of templates/<domain>.yaml describe their values in a small language. A list draws one of its items; text
-draws what stands in braces, from left to right:
+draws what is in braces, from left to right:
 
     {first} {surname} {place} {work} {code}     a name from the pool; a work is a title, a code a gene-like symbol
     {person}                                    a first name and a surname
@@ -16,8 +16,6 @@ draws what stands in braces, from left to right:
 
 `.lower` after the kind, as in {surname.lower}, writes the name in lower case.
 """
-
-from __future__ import annotations
 
 import random
 import re

@@ -1,0 +1,55 @@
+"""scripts/evaluate.py and scripts/answer.py on the exported model of a run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from swep_ds.data.readers import read_examples
+from swep_ds.evaluation.scores import score
+from tests.support.finished import write_reading
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import prepare
+
+EVALUATE, ANSWER = (ROOT / "scripts" / f"{name}.py" for name in ("evaluate", "answer"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds model/ and test.json."""
+    path = tmp_path_factory.mktemp("scripts")
+    prepare(path)
+    write_reading(path / "model")
+    return path
+
+
+def test_scores_and_predictions_are_written_once(folder):
+    model, source, output = str(folder / "model"), str(folder / "test.json"), folder / "scores"
+    command = [EVALUATE, model, "--data", f"test={source}", "--output_dir", str(output)]
+    ended = run_script(*command, "--doc_stride", "20", ranks=2)
+    assert "windows of 64 tokens, 20 apart" in ended.stdout  # as the run cut them, and as the option says
+    predictions = json.loads((output / "predictions" / "test.json").read_text())
+    golds = {example.id: example.answers for example in read_examples(source, training=False)}
+    assert list(predictions) == list(golds)
+    results = json.loads((output / "results.json").read_text())
+    assert list(results) == ["model", "world_size", "eval", "versions"]
+    assert (results["model"], results["world_size"]) == (model, 2)
+    assert results["eval"] == {"test": score(predictions, golds)}
+    assert f"{results['eval']['test']['f1']:.2f}" in ended.stdout
+    again = run_script(*command, check=False)
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"error: --output_dir {output}: holds results already: name another folder\n",
+    )
+
+
+def test_answers_are_printed_with_their_place_in_the_text(folder):
+    text = "It was founded\nin 1204 by an abbot."
+    (folder / "text.txt").write_text(text)
+    asked = ["--question", "Who founded it?", "--text_file", str(folder / "text.txt"), "--n_best", "3"]
+    ended = run_script(ANSWER, str(folder / "model"), *asked)
+    lines = [re.fullmatch(r" *\d+\.\d%  (.+?)    \.\.\.(.+)\.\.\.", line) for line in ended.stdout.splitlines()]
+    assert len(lines) == 3
+    assert all(match[2] == text.replace("\n", " ") for match in lines)
+    assert all(match[1] in text.replace("\n", "\\n") for match in lines)
