@@ -85,7 +85,7 @@ def test_frequency(run, tmp_path):
         (["tsne", "RUN", "--seed", str(2**32)], "scikit-learn takes numbers below 2^32"),
         (["frequency", "RUN", "--windows", "0"], "--windows 0: must be at least 1"),
         (["words", "RUN", "--output", "RUN/recipe.yaml"], "is no folder: name another one"),
-        (["words", "RUN/model"], "recipe.yaml: no such"),
+        (["words", "RUN/model"], "holds no recipe.yaml, so no run"),
     ],
 )
 def test_bad_input_is_one_line(run, words, said):
