@@ -135,7 +135,7 @@ def check_output_folder(option: str, path: Path | None) -> None:
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Writes a UTF-8 file that nobody ever sees half-written.
+    """Writes a UTF-8 file that is never visible half-written.
 
     An error on the way, also in making the pieces of text, leaves the former file and nothing beside it.
     """

@@ -1,4 +1,4 @@
-"""What is printed where nobody reads it, where it cannot be written, and where it would control the terminal."""
+"""Output without a reader, output that cannot be written, and output that would control the terminal."""
 
 import io
 import logging

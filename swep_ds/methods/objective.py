@@ -33,10 +33,6 @@ class Objective(nn.Module):
         """The micro-steps of a batch, as `MicroStep.part` names them."""
         return [None] if execution == "joint" else [*range(len(_split(self.method.passes(0.0))))]
 
-    def micro_steps(self, execution: str) -> int:
-        """Engine micro-steps per batch."""
-        return len(self.parts(execution))
-
     def passes(self, step: MicroStep) -> list[tuple[Pass, NoiseKey]]:
         """The passes of a micro-step, each with the key of its noise."""
         passes = self.method.passes(step.progress)

@@ -81,7 +81,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
             ds_config,
             recipe,
             world_size=ranks.world_size(),
-            micro_steps=objective.micro_steps(recipe.train.execution),
+            micro_steps=len(objective.parts(recipe.train.execution)),
             hidden_size=qa.hidden_size,
             on_cpu=ranks.device().type == "cpu",
         )

@@ -133,7 +133,7 @@ def _states(recipe: Recipe, objective: Objective, configs: dict[str, Path], devi
             str(path),
             recipe,
             world_size=devices.count,
-            micro_steps=objective.micro_steps(train.execution),
+            micro_steps=len(objective.parts(train.execution)),
             hidden_size=objective.qa.hidden_size,
             on_cpu=not devices.on_gpu,
         )

@@ -143,7 +143,7 @@ class Stream:
         self.flush()
 
     def flush(self) -> bool:
-        """Whether all is sent. If nobody reads any more, `receive` reports it."""
+        """Whether all is sent. `receive` reports a closed connection."""
         with suppress(OSError):
             self._out = self._out[self.socket.send(self._out) :]
         return not self._out

@@ -31,7 +31,7 @@ from swep_ds.ranks.launch import is_first_on_node
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 1.0
-LEAVE_SECONDS = 5.0  # for a process to unwind, or to print its last lines, which nobody may read
+LEAVE_SECONDS = 5.0  # for a process to unwind, or to print its last lines: a full pipe blocks
 JOIN_SECONDS = 10.0  # for the other ranks to join, once a rank that waits for them is asked to stop
 RESUMES = "the same command resumes from there (--resume auto)"
 
@@ -179,7 +179,7 @@ def leave_alone(name: str) -> NoReturn:
 def leave(text: str | None, code: int) -> NoReturn:
     """Prints why and ends the process, from any thread; the main thread may wait in a collective forever.
 
-    The process ends even if stderr is a file on a full disk, or a pipe that nobody reads.
+    The process ends even if stderr is a file on a full disk, or a full pipe without a reader.
     """
     try:
         last = threading.Timer(LEAVE_SECONDS, os._exit, (code,))

@@ -178,7 +178,11 @@ class WandbRun:
 
 
 def _start_wandb(recipe: Recipe, folder: Path, before: TrainState) -> WandbRun | None:
-    """A wandb run; None if it is off, or fails where nobody may be there to fix it: a queue resumes the run."""
+    """A wandb run; None if it is off, if its server cannot be reached, or if it fails on a resumed run.
+
+    Raises:
+        InputError: a first start fails for a reason that the user can fix. A resumed run may be unattended in a queue.
+    """
     if recipe.tracking.wandb == "off":
         return None
     known = folder / "wandb_id"  # a resumed run continues under its id

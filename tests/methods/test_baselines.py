@@ -115,7 +115,7 @@ def test_r_drop():
         expected = expected + 0.7 * both.mean() / 4  # half for the symmetry, half for start and end
     assert_same(module, loss, expected)
     assert statistics["divergence"] > 0
-    assert module.micro_steps("split") == 1
+    assert len(module.parts("split")) == 1
 
 
 def test_r_drop_says_so_where_there_is_no_dropout():
@@ -238,7 +238,7 @@ def test_the_distance_penalty_holds_h_back():
 
 
 def test_adv_aug_climbs_at_its_defaults_on_a_pretrained_encoder():
-    """Objective up, by a small change of the input: steps that overshoot would leave text that nobody can read."""
+    """Objective up, by a small change of the input: steps that overshoot would leave unreadable text."""
     qa = ExtractiveQA.load(str(ENCODER), activation_checkpointing=False)
     torch.manual_seed(0)
     torch.nn.init.normal_(qa.model.qa_outputs.weight, std=0.02)

@@ -26,7 +26,7 @@ LOADERS = {
 
 @pytest.fixture
 def trace(tmp_path, monkeypatch) -> Path:
-    """Exists once foreign code was run; nobody is there to answer questions."""
+    """Exists once foreign code was run. A question on the terminal fails the test."""
     monkeypatch.setattr(builtins, "input", lambda prompt: pytest.fail(f"asked on the terminal: {prompt}"))
     return tmp_path / "ran"
 

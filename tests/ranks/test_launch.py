@@ -128,7 +128,7 @@ def test_without_an_answer_of_scontrol_the_address_is_asked_for(answer, tmp_path
 
 
 def test_only_where_a_launcher_started_the_first_rank_the_others_keep_silent(monkeypatch, capsys):
-    """A process that somebody started by hand with a wrong port must not end without a word."""
+    """A process that was started by hand with a wrong port must end with a message."""
     for name, value in (WHOLE | {"LOCAL_RANK": "1", "MASTER_PORT": "0"}).items():
         monkeypatch.setenv(name, value)
     for launched in (False, True):

@@ -35,7 +35,7 @@ def traffic(stage: int, schedule: str, live: int | None = None) -> list:
     method, _, execution = schedule.partition(":")
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"method.name={method}"])
     objective = make_objective("bert", recipe)
-    config = make_config(recipe, stage, micro_steps=objective.micro_steps(execution))
+    config = make_config(recipe, stage, micro_steps=len(objective.parts(execution)))
     if live:
         config["zero_optimization"] |= {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
     engine = build_engine(objective, config, recipe.train, 100)

@@ -303,7 +303,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     path = write(tmp_path, **MINIMAL)
     _, [cell] = read_sweep(path, tmp_path)
     assert (cell.results(), cell.fault()) == (None, "not run")
-    for content in ("", "\n", "somebody else's notes\n"):
+    for content in ("", "\n", "unrelated notes\n"):
         cell.log.write_text(content)
         assert cell.fault() == "not run"
     cell.folder.mkdir()
