@@ -27,11 +27,12 @@ MAY_CHANGE_ON_RESUME = ("data.eval", "eval.batch_size", "tracking", "train.log_e
 MAY_CHANGE_ON_RESUME += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
 MAY_CHANGE_ON_RESUME += ("train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
-RECIPE, BATCH, LOCK, PRETRAIN, PREDICTIONS = "recipe.yaml", "batch.json", ".lock", "pretrain", "predictions"
+RECIPE, DS_CONFIG, BATCH, LOCK, PREDICTIONS = "recipe.yaml", "ds_config.json", "batch.json", ".lock", "predictions"
+PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
 # what a run writes into its folder
-FILES = (RECIPE, BATCH, "ds_config.json", "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
+FILES = (RECIPE, BATCH, DS_CONFIG, "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
-FOLDERS = (PRETRAIN, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
+FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
 REPLACED = ("model", ".model.unfinished")  # as a whole
 DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
 MOST_RANKS = 4096  # up to which a message lists numbers of ranks
@@ -103,7 +104,8 @@ class RunFolder:
     """Paths in a run's folder, and who may write there.
 
     `batch.json` in it is a `Batch`, from which a run that resumes on other ranks learns its global batch. In a run of
-    two stages `pretrain/` is the folder of the first stage.
+    two stages `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the
+    same training gives without it: recipe, model, predictions and results.
     """
 
     def __init__(self, path: Path):

@@ -18,6 +18,7 @@ from swep_ds.ranks.launch import note_checkpoint
 from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.vote import stop_vote
 from swep_ds.recipe import TrainSection
+from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import step_engine
 from swep_ds.training.metrics import Meter, Outliers, Stopwatch, check_finite, columns
@@ -33,12 +34,14 @@ def train(
     tracker: Tracker,
     before: TrainState,
     validate: Callable[[], Score] | None,
+    average: WeightAverage | None,
 ) -> TrainState:
     """Trains from `before` to the end of `batches`; logs and saves on the way.
 
     Args:
         validate: scores the engine before each checkpoint that the settings ask for. Its time is not part of the run's
             seconds.
+        average: takes in the weights after every update.
 
     Raises:
         TrainingDiverged: loss or gradient is not finite; on all ranks, when an update is logged or saved.
@@ -64,6 +67,9 @@ def train(
             watch.next_update(number)
             step = MicroStep(update, progress, measure=logs)
             meter.add(run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase))
+            if average:
+                with watch.phase("average"):
+                    average.add(number)
             state = _count(state, batches, update)
             signal = vote.asked()
             saves = due or bool(signal)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from swep_ds.errors import InputError
-from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _copy, _set_steps, find_shares, read_state
+from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _set_steps, copy_parts, find_shares, read_state
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare
 
@@ -74,7 +74,7 @@ def test_every_element_of_every_parameter_is_converted(sizes, source, target, cu
     saved = spread(source[0], whole, groups if source[0] == 3 else group, *source[1:])
     kept = spread(target[0], {name: torch.zeros_like(value) for name, value in whole.items()}, group, *target[1:])
     for part, expected in zip(kept, spread(target[0], whole, group, *target[1:]), strict=True):
-        _copy(saved, part, Path("tag"))
+        copy_parts(saved, part, Path("tag"))
         for mine, right in zip(part.flats, expected.flats, strict=True):
             assert all(torch.equal(mine[key], right[key]) for key in right)
 
@@ -107,7 +107,7 @@ def test_a_layout_that_does_not_hold_everything_is_refused():
     whole = {"a": torch.ones(7), "b": torch.ones(5)}
     saved = spread(3, whole, [["a", "b"]], 2, 0)
     with pytest.raises(InputError, match=r"tag: the checkpoint has 4 of 7 elements of a: resume on the number of"):
-        _copy(saved[:1], spread(1, whole, [["a", "b"]], 1, 0)[0], Path("tag"))
+        copy_parts(saved[:1], spread(1, whole, [["a", "b"]], 1, 0)[0], Path("tag"))
 
 
 @pytest.mark.parametrize("fused", [True, None])
