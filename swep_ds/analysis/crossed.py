@@ -11,12 +11,12 @@ questions the mean over all D_sq has the variance
     E, that of the doubly centred residuals, by clusters:               Var(mean of e), which A and B both contain
 
 With clusters of one question, B is s_question^2 / Q and E is s_resid^2 / (S Q), as in the analysis of variance of a
-crossed design; with larger clusters that E would be too small. Where A < E or B < E, the estimate of Var(a) or Var(b) is
-negative and counts as 0. The interval is Student's t with Satterthwaite's degrees of freedom
+crossed design; with larger clusters that E would be too small. Where A < E or B < E, the estimate of Var(a) or Var(b)
+is negative and counts as 0. The interval is Student's t with Satterthwaite's degrees of freedom
 
-    V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes, the effective number of clusters.
+    V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes.
 
-G is the number of clusters if all have one size. For a mean over M data sets, A is of each seed's mean over the sets,
+G, the effective number of clusters, is their number if all have one size. For a mean over M data sets, A is of each seed's mean over the sets,
 since a seed's effects on them belong together; B and E are sums over the sets divided by M^2, since questions do not.
 tests/analysis/test_crossed.py simulates the coverage.
 """
@@ -97,7 +97,7 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p values adjusted for their number by Holm's step-down rule (1979): one of them is below 0.05 by chance in 5 %."""
+    """p values adjusted by Holm's step-down rule (1979): by chance any of them is below 0.05 in at most 5 % of cases."""
     order = np.argsort(p, kind="stable")
     adjusted = np.minimum(np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)), 1.0)
     result = np.empty(len(p))

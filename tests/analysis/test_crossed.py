@@ -98,8 +98,8 @@ def draw(rng, seeds, sets=1, *, seed, question, residual, cluster=0.0, uneven=Fa
     return drawn
 
 
-# Like the measured components: 0.33 to 1.9 points for seeds; 7 to 20 points for a question's mean F1 difference over three
-# seeds, here half of it, so that 100 questions are worth the 400 of a test set.
+# Like the measured components: 0.33 to 1.9 points for seeds; 7 to 20 points for a question's mean F1 difference over
+# three seeds, here half of it, so that 100 questions are worth the 400 of a test set.
 EXPERIMENTAL = {
     "seeds differ little": {"seed": 0.33, "question": 4, "residual": 5},
     "seeds differ": {"seed": 1.0, "question": 6, "residual": 10},
