@@ -16,9 +16,9 @@ is negative and counts as 0. The interval is Student's t with Satterthwaite's de
 
     V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes.
 
-G, the effective number of clusters, is their number if all have one size. For a mean over M data sets, A is of each seed's mean over the sets,
-since a seed's effects on them belong together; B and E are sums over the sets divided by M^2, since questions do not.
-tests/analysis/test_crossed.py simulates the coverage.
+G, the effective number of clusters, is their number if all have one size. For a mean over M data sets, A is of each
+seed's mean over the sets, since a seed's effects on them belong together; B and E are sums over the sets divided by
+M^2, since questions do not. tests/analysis/test_crossed.py simulates the coverage.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p values adjusted by Holm's step-down rule (1979): by chance any of them is below 0.05 in at most 5 % of cases."""
+    """p values adjusted by Holm's step-down rule (1979): by chance, any is below 0.05 in at most 5 % of tables."""
     order = np.argsort(p, kind="stable")
     adjusted = np.minimum(np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)), 1.0)
     result = np.empty(len(p))
