@@ -147,7 +147,7 @@ def _run_stage(
         def validate() -> Score:
             engine.eval()
             with averaged():
-                _, score = job.evaluation.score(engine, job.validation)
+                score = job.evaluation.score(engine, job.validation)
             engine.train()
             return score
 
