@@ -61,6 +61,7 @@ class TrainSection(Section):
     max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
     micro_batch_size: Count = 8  # windows per rank and forward pass
     max_tokens: Many | None = None  # in its place: padded positions per rank and forward pass
+    group_by_length: bool = True  # windows of similar length share an update; false = random ones, with more padding
     gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
     learning_rate: float = Field(3e-5, gt=0, le=1000)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
