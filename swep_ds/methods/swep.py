@@ -30,7 +30,7 @@ class SwepSettings(Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["swep"] = "swep"
     noise: Literal["learned", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
-    # weight of the KL; its scale depends on d and on kl_reduction. nll is a mean over the answer's start and end or over
+    # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or
     # its K tokens, so the ELBO, with their sum, is beta 0.5 for a span and 1 / K for generated tokens
     beta: float = Field(1.0, ge=0)
     # to zero over the whole run, to zero over its second half, or zero throughout its second half: the paper's table by
