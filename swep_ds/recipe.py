@@ -136,7 +136,7 @@ class Recipe(Section):
     def _fits_together(self) -> "Recipe":
         model, method, data, train = self.model, self.method, self.data, self.train
         select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
-        generative = self.task == "generative"
+        generative, holds_kl = self.task == "generative", getattr(method, "kl_target", None) is not None
         tests = ([HOLDOUT] if data.holdout_fraction else []) + list(data.eval)
         rules = (  # (what is wrong, the field, why and the fix)
             (
@@ -151,6 +151,14 @@ class Recipe(Section):
                 method.needs_split and train.execution == "joint",
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split",
+            ),
+            (
+                holds_kl and method.beta == 0,
+                "method.beta: with method.kl_target it is where beta starts, and is then multiplied: set it above 0",
+            ),
+            (
+                holds_kl and method.beta_schedule != "constant",
+                "method.beta_schedule: method.kl_target decides beta: set it to constant, or kl_target to null",
             ),
             (
                 method.uses_model and train.activation_checkpointing,

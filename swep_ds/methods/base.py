@@ -5,7 +5,7 @@ methods: it asks for a forward and a backward per pass (`split`) or one for all 
 A new method is one small file: a `Settings` class with its fields, and a `Method` that says what its passes are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -118,7 +118,7 @@ class Pass:
     name: str
     weight: float
     perturb: Perturbation | None = None
-    kl_weight: float = 0.0
+    kl_weight: float | Tensor = 0.0
     divergence_weight: float = 0.0
     keeps_hidden: bool = False
     repeats_dropout: bool = False
@@ -132,10 +132,24 @@ class Method(nn.Module):
     """
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
+    learning_rate: float | None = None  # of the method's own parameters; None = the model's
+    max_grad_norm: float | None = None  # of their gradient; None = clipped together with the model's; 0 = no clipping
+    watches: str | None = None  # the statistic of `Objective.forward` that `observe` gets
 
     def passes(self, progress: float) -> list[Pass]:
         """The passes of one update, in order. `progress` is the share of all updates already done, in [0, 1)."""
         raise NotImplementedError
+
+    def observe(self, mean: Tensor) -> None:
+        """Takes the mean of what it `watches` over an update's global batch: 0-dim, alike on all ranks."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, float]:
+        """What it learned by `observe`, for `load` in a resumed run."""
+        return {}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Continues from a `state`, exactly."""
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """A sentence for the log where the means of `Objective.forward`'s statistics show what the user must know."""

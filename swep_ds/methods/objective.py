@@ -82,7 +82,10 @@ class Objective(nn.Module):
             if noise.kl is not None:
                 share_N = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
                 loss = loss + pass_.kl_weight * (noise.kl.sum(1) * share_N).sum()
-                statistics["kl_per_token"] = (noise.kl.detach().sum(1) * batch.token_weight).sum()
+                kl_N = noise.kl.detach().sum(1)
+                statistics["kl_per_token"] = (kl_N * batch.token_weight).sum()
+                statistics["kl_per_window"] = (kl_N * batch.weight).sum()
+                statistics["beta"] = loss.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
             if step.measure and noise.measure is not None:
                 share_NT = batch.attention_mask * batch.token_weight[:, None]
                 statistics |= {name: (value_NT * share_NT).sum() for name, value_NT in noise.measure().items()}

@@ -14,6 +14,7 @@ fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no 
 """
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -22,16 +23,19 @@ from torch import Tensor, nn
 
 from swep_ds.kernels import MODES, perturb
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings
+from swep_ds.methods.kl_control import KLController
 
 
 class SwepSettings(Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["swep"] = "swep"
     noise: Literal["learned", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
-    beta: float = Field(1.0, ge=0)  # weight of the KL; 1 = the ELBO. Its scale depends on d and on kl_reduction
-    # to zero over the whole run, or over its second half: the paper's table by word frequency anneals in the second of
-    # two epochs
-    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero"] = "constant"
+    # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or
+    # its K tokens, so the ELBO, with their sum, is beta 0.5 for a span and 1 / K for generated tokens
+    beta: float = Field(1.0, ge=0)
+    # to zero over the whole run, to zero over its second half, or zero throughout its second half: the paper's table by
+    # word frequency anneals "in the second epoch" of two
+    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero", "zero_in_second_half"] = "constant"
     prior_variance: float = Field(0.1, gt=0)  # alpha
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
     kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
@@ -40,6 +44,12 @@ class SwepSettings(Settings):
     initialisation: Literal["prior", "default"] = "prior"
     noise_dropout: float = Field(0.0, ge=0, lt=1)  # in the noise generator, after its ReLU (the published code's)
     separate_hidden_pass: bool = False  # h from a pass of its own, without gradient (the published code)
+    # nats a window, or a token with kl_reduction mean; beta then starts at `beta` and holds the KL there: kl_control.py
+    kl_target: float | None = Field(None, gt=0)
+    noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # of the noise generator; None = train.learning_rate
+    # clips the noise generator's gradient and the model's by the norm of each; None = by their common norm (the
+    # published code); 0 = the generator's is not clipped
+    noise_max_grad_norm: float | None = Field(None, ge=0)
 
 
 class NoiseGenerator(nn.Module):
@@ -70,10 +80,16 @@ class NoiseGenerator(nn.Module):
 
 
 class Swep(Method):
+    control: KLController | None = None
+
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int):
         super().__init__()
         self.settings, self.mode, self.kl_reduction = settings, MODES[settings.noise], settings.kl_reduction
         self.noise = NoiseGenerator(settings, hidden_size, embedding_size, self.mode.prior_mean)
+        self.learning_rate, self.max_grad_norm = settings.noise_learning_rate, settings.noise_max_grad_norm
+        if settings.kl_target is not None:
+            self.control = KLController(settings.kl_target, settings.beta)
+            self.watches = "kl_per_window" if self.kl_reduction == "sum" else "kl_per_token"
 
     def passes(self, progress: float) -> list[Pass]:
         """One update of Algorithm 1."""
@@ -84,9 +100,26 @@ class Swep(Method):
             return [Pass("hidden", 0.0, keeps_hidden=True), noisy, *clean]
         return [Pass("clean", weight, keeps_hidden=True), noisy]
 
-    def beta(self, progress: float) -> float:
-        shares = {"constant": 1.0, "linear_to_zero": 1 - progress, "second_half_to_zero": min(1.0, 2 * (1 - progress))}
+    def beta(self, progress: float) -> float | Tensor:
+        if self.control:
+            return self.control.beta
+        shares = {
+            "constant": 1.0,
+            "linear_to_zero": 1 - progress,
+            "second_half_to_zero": min(1.0, 2 * (1 - progress)),
+            "zero_in_second_half": float(progress < 0.5),
+        }
         return self.settings.beta * shares[self.settings.beta_schedule]
+
+    def observe(self, mean: Tensor) -> None:
+        self.control.observe(mean)
+
+    def state(self) -> dict[str, float]:
+        return self.control.state() if self.control else {}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        if self.control:
+            self.control.load(state)
 
     def _perturb(self, inputs: Inputs) -> Perturbed:
         """e~ and the KL per token. h is detached (`PassState`): no gradient of the noise reaches the encoder by it."""

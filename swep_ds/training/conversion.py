@@ -59,6 +59,7 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
     shapes = parameter_shapes(engine.module)
     _check_equal(saved_shapes(model, stage, shapes), shapes)
     whole = 3 not in (stage, engine.zero_optimization_stage())  # at ZeRO-3 the module's own tensors are empty
+    _check_equal(*(dict.fromkeys(state, True) for state in (manifest.done.method, engine.module.method.state())))
     modules = (model["module"], engine.module.state_dict())
     _check_equal(*({name: whole and tuple(tensor.shape) for name, tensor in state.items()} for state in modules))
     _check_progress(engine, model, manifest)

@@ -7,6 +7,7 @@ from signal import Signals
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from swep_ds import ranks
@@ -53,6 +54,8 @@ def train(
     meter, watch = Meter(batches.accumulation, before.unlogged), Stopwatch(before.seconds)
     outliers = Outliers(forward=engine.zero_optimization_stage() < 3)
     state = before
+    if before.updates:
+        method.load(before.method)
     engine.train()
     ranks.watch_stalls(settings.stall_seconds)
     ahead = prefetch(batches, before.updates * batches.accumulation, ranks.device())
@@ -82,8 +85,9 @@ def train(
             # fp16 skips updates that overflow by design; elsewhere a skipped update means a non-finite gradient
             check_finite(number, means, health, 0 if settings.precision == "fp16" else engine.skipped_steps)
             ranks.synchronize()
-            if not np.isfinite(means.get("grad_norm", 0.0)):
-                del means["grad_norm"]  # an overflow in fp16; JSON has no infinity
+            for name in ("grad_norm", "noise_grad_norm"):
+                if not np.isfinite(means.get(name, 0.0)):
+                    del means[name]  # an overflow in fp16; JSON has no infinity
             state = replace(state, seconds=watch.seconds)
             score = validate() if due and validate else None
             watch.reset(state.seconds)
@@ -94,7 +98,8 @@ def train(
                 meter.empty()
             if saves:
                 with watch.phase("checkpoint"):
-                    saved = checkpoints.save(engine, replace(state, unlogged=meter.state()), score)
+                    done = replace(state, unlogged=meter.state(), method=method.state())
+                    saved = checkpoints.save(engine, done, score)
                 if saved and ranks.is_main():
                     note_checkpoint(number)
                 signal = signal or max(ranks.gather(request.number))  # no second save for what came since the vote
@@ -114,7 +119,7 @@ def run_update(
 ) -> list[dict[str, Tensor]]:
     """One update of any method: for each micro-batch and each of its passes forward, backward, step.
 
-    The engine's step changes weights only after the update's last backward.
+    The engine's step changes weights only after the update's last backward. Collective.
 
     Args:
         parts: from `Objective.parts`.
@@ -138,6 +143,11 @@ def run_update(
             seen |= measured | {"loss": seen["loss"] + loss.detach()}
             del loss  # frees the pass's graph before the next forward
         statistics.append(seen)
+    method = engine.module.method
+    if method.watches:
+        mean = torch.stack([seen[method.watches].double() for seen in statistics]).mean()
+        dist.all_reduce(mean)
+        method.observe(mean / ranks.world_size())
     return statistics
 
 
@@ -155,6 +165,8 @@ def _count(state: TrainState, batches: TrainingBatches, update: int) -> TrainSta
 def _read_engine(engine, precision: str) -> dict[str, float]:
     norm = engine.get_global_grad_norm()
     numbers = {} if norm is None else {"grad_norm": float(norm)}
+    if engine.group_norms:
+        numbers["noise_grad_norm"] = engine.group_norms.method_norm()
     if precision == "fp16":
         numbers |= {"loss_scale": engine.loss_scale(), "skipped_updates": engine.skipped_steps}
     return numbers

@@ -29,6 +29,8 @@ SHOWN = (
     ("nll_clean", "clean", ".3f"),
     ("nll_noisy", "noisy", ".3f"),
     ("kl_per_token", "KL/token", ".3g"),
+    ("kl_per_window", "KL/window", ".3g"),
+    ("beta", "beta", ".2e"),
     ("mu", "mu", ".3f"),
     ("sigma", "sigma", ".3f"),
     ("validation_f1", "validation F1", ".2f"),
