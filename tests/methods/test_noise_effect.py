@@ -68,11 +68,10 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     logits, h = logits_and_h(e)
     gold = [*batch.target_ids.T] if architecture == "t5" else [batch.start_position, batch.end_position]
     counted = torch.stack([target != IGNORED for target in gold]).double()
-    guess = [one.argmax(-1) for one in logits]
+    guess = [scores.argmax(-1) for scores in logits]
     net = module.method.noise
-    mu, log_variance = (
-        torch.relu(h @ net.inner.weight.T + net.inner.bias) @ net.outer.weight.T + net.outer.bias
-    ).chunk(2, -1)
+    inner = torch.relu(h @ net.inner.weight.T + net.inner.bias)
+    mu, log_variance = (inner @ net.outer.weight.T + net.outer.bias).chunk(2, -1)
     if noise == "fixed_sigma":
         log_variance = torch.zeros_like(mu)
     eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2]))
@@ -87,12 +86,8 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     for name, z in drawn.items():
         noisy, _ = logits_and_h((e + z if noise == "additive" else e * z) * mask[:, :, None])
         for answer, targets in (("gold", gold), ("guess", guess)):
-            nll = torch.stack(
-                [
-                    -one.log_softmax(-1).gather(1, t.clamp(0)[:, None])[:, 0]
-                    for one, t in zip(noisy, targets, strict=True)
-                ]
-            )
+            pairs = zip(noisy, targets, strict=True)
+            nll = -torch.stack([scores.log_softmax(-1).gather(1, t.clamp(0)[:, None])[:, 0] for scores, t in pairs])
             expected = ((nll * counted).sum(0) / counted.sum(0)).mean()
             assert got[f"{answer}_nll_{name}"].item() == pytest.approx(expected.item(), rel=1e-6), (answer, name)
     values = {round(got[name].item(), 9) for name in NAMES}
