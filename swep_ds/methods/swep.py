@@ -9,11 +9,14 @@ Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. 
 the stop-gradient, and adds up the loss; `swep_ds.training.loop.run_update` goes forward and backward. At inference
 nothing is perturbed.
 
+With `divergence_weight` the loss also has R-Drop's divergence between p(y | e) and p(y | e~); the paper has none.
+
 The ablations of Section 4.4 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
 """
 
 import math
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -40,6 +43,7 @@ class SwepSettings(Settings):
     initialisation: Literal["prior", "default"] = "prior"
     noise_dropout: float = Field(0.0, ge=0, lt=1)  # in the noise generator, after its ReLU (the published code's)
     separate_hidden_pass: bool = False  # h from a pass of its own, without gradient (the published code)
+    divergence_weight: float = Field(0.0, ge=0)  # of R-Drop's symmetric KL between clean and noisy predictions
 
 
 class NoiseGenerator(nn.Module):
@@ -77,12 +81,12 @@ class Swep(Method):
 
     def passes(self, progress: float) -> list[Pass]:
         """One update of Algorithm 1."""
-        weight = self.settings.mle_weight
+        weight, divergence = self.settings.mle_weight, self.settings.divergence_weight
         noisy = Pass("noisy", 1 - weight, self._perturb, kl_weight=(1 - weight) * self.beta(progress))
         if self.settings.separate_hidden_pass:
-            clean = [Pass("clean", weight)] if weight else []
+            clean = [Pass("clean", weight, divergence_weight=divergence)] if weight else []
             return [Pass("hidden", 0.0, keeps_hidden=True), noisy, *clean]
-        return [Pass("clean", weight, keeps_hidden=True), noisy]
+        return [Pass("clean", weight, keeps_hidden=True), replace(noisy, divergence_weight=divergence)]
 
     def beta(self, progress: float) -> float:
         shares = {"constant": 1.0, "linear_to_zero": 1 - progress, "second_half_to_zero": min(1.0, 2 * (1 - progress))}
