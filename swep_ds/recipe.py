@@ -165,6 +165,11 @@ class Recipe(Section):
                 f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
                 "keeps all activations: it would save nothing; set it to false",
             ),
+            (
+                method.name == "swep" and method.divergence_weight > 0 and method.mle_weight == 0,
+                "method.divergence_weight: it compares the noisy pass with the clean one, which does not train where "
+                "method.mle_weight is 0: set method.divergence_weight to 0, or method.mle_weight above 0",
+            ),
             (generative and train.packing, "train.packing: is for extractive models: set it to false"),
             (generative and train.compile, "train.compile: is for extractive models: set it to false"),
             (

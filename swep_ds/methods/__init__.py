@@ -6,14 +6,19 @@ from swep_ds.errors import InputError
 from swep_ds.methods.adv_aug import AdvAug, AdvAugSettings
 from swep_ds.methods.base import Method, Settings
 from swep_ds.methods.bernoulli_dropout import BernoulliDropout, BernoulliDropoutSettings
+from swep_ds.methods.fgm import Fgm, FgmSettings
 from swep_ds.methods.freelb import Freelb, FreelbSettings
 from swep_ds.methods.gaussian_dropout import GaussianDropout, GaussianDropoutSettings
+from swep_ds.methods.lnsr import Lnsr, LnsrSettings
 from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.methods.neftune import Neftune, NeftuneSettings
+from swep_ds.methods.pdr import Pdr, PdrSettings
 from swep_ds.methods.prior_aug import PriorAug, PriorAugSettings
+from swep_ds.methods.r3f import R3f, R3fSettings
 from swep_ds.methods.r_drop import RDrop, RDropSettings
 from swep_ds.methods.ssmba import Ssmba, SsmbaSettings
 from swep_ds.methods.swep import Swep, SwepSettings
+from swep_ds.methods.symnoise import Symnoise, SymnoiseSettings
 from swep_ds.methods.word_dropout import WordDropout, WordDropoutSettings
 
 _CLASSES: dict[type[Settings], type[Method]] = {
@@ -28,6 +33,11 @@ _CLASSES: dict[type[Settings], type[Method]] = {
     NeftuneSettings: Neftune,
     RDropSettings: RDrop,
     FreelbSettings: Freelb,
+    R3fSettings: R3f,
+    PdrSettings: Pdr,
+    FgmSettings: Fgm,
+    SymnoiseSettings: Symnoise,
+    LnsrSettings: Lnsr,
 }
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in _CLASSES}
 MethodSettings = Union[tuple(_CLASSES)]  # noqa: UP007 (a union made from a tuple has no other spelling)

@@ -7,7 +7,7 @@ A new method is one small file: a `Settings` class with its fields, and a `Metho
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -115,11 +115,13 @@ class Pass:
     """One forward of the model in an update.
 
     name: "clean", "noisy" ...; the log's `nll_<name>`.
-    weight: weight of this pass's negative log-likelihood in the loss; 0 = run without gradient, only for its h.
+    weight: weight of this pass's negative log-likelihood in the loss.
     perturb: changes the word embeddings first; None = leaves them.
     kl_weight: weight of the perturbation's KL in the loss.
     divergence_weight: weight of the symmetric KL between this pass's answer distributions and those of the pass before
-        it, with which it then shares a micro-step.
+        it (`models.outputs.symmetric_divergence`).
+    hidden_distance_weight: weight of the squared distance between this pass's hidden states and those of the pass
+        before it (`models.outputs.hidden_distance`).
     keeps_hidden: whether later passes see this pass's last hidden state.
     repeats_dropout: whether all such passes of an update drop the same units.
     """
@@ -131,6 +133,17 @@ class Pass:
     divergence_weight: float = 0.0
     keeps_hidden: bool = False
     repeats_dropout: bool = False
+    hidden_distance_weight: float = 0.0
+
+    @property
+    def compares(self) -> bool:
+        """Whether the loss compares this pass with the one before it; both then share a micro-step."""
+        return self.divergence_weight > 0 or self.hidden_distance_weight > 0
+
+    @property
+    def trains(self) -> bool:
+        """Whether the loss depends on this pass. Otherwise it runs without gradient, only for its h."""
+        return self.weight > 0 or self.compares
 
 
 class Method(nn.Module):
@@ -189,6 +202,13 @@ def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
         mode="prior",
     )
     return perturbed
+
+
+def gaussian(inputs: Inputs) -> Tensor:
+    """Numbers from N(0, 1), [N, T, d] in float32 or better; zero at padding."""
+    mask_NT1 = inputs.batch.attention_mask[..., None]
+    ones = torch.ones_like(inputs.embeddings, dtype=torch.promote_types(inputs.embeddings.dtype, torch.float32))
+    return (multiply_by_gaussian(replace(inputs, embeddings=ones), 1.0) - 1) * mask_NT1
 
 
 def uniform(inputs: Inputs, width: int | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState, without_dropout
 from swep_ds.methods.nearest import words_changed
-from swep_ds.models.outputs import QAOutput, symmetric_divergence
+from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
 
 Statistics = dict[str, Tensor]
 
@@ -17,8 +17,9 @@ Statistics = dict[str, Tensor]
 class Objective(nn.Module):
     """Runs a method's passes over a batch.
 
-    One call is one micro-step of the engine: all passes (`joint`), or one weighted pass together with the weightless
-    ones right before it (`split`). Both give the same gradients, to rounding.
+    One call is one micro-step of the engine. It runs all passes (`joint`), or one pass that trains and those before it
+    that it needs: passes without gradient, and the pass that it is compared with (`split`). Both give the same
+    gradients, to rounding.
 
     Args:
         qa: the model (`swep_ds.models`).
@@ -54,11 +55,13 @@ class Objective(nn.Module):
             return self.qa.predict(batch)
         loss, carried, output = torch.zeros((), device=batch.input_ids.device), step.carried, None
         statistics: Statistics = {}
-        for pass_, key in self.passes(step):
+        passes = self.passes(step)
+        layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
+        for pass_, key in passes:
             previous, noise = output, None
             if pass_.repeats_dropout:
                 carried = _repeat_dropout(carried, batch.input_ids.device)
-            with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.weight > 0):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
                 embeddings = self.qa.embed(batch)
                 if pass_.perturb is not None:
                     inputs = Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
@@ -68,18 +71,23 @@ class Objective(nn.Module):
                     if step.compare and noise.compare is not None:  # here: the pass holds no activations yet
                         statistics |= _means(noise.compare(), batch)
                     embeddings = noise.embeddings
-                output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden)
+                output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
-            if pass_.weight == 0:
+            if not pass_.trains:
                 continue
             nll = (output.nll * batch.weight).sum()
-            loss = loss + pass_.weight * nll
+            if pass_.weight > 0:
+                loss = loss + pass_.weight * nll
             statistics[f"nll_{pass_.name}"] = nll.detach()
             if pass_.divergence_weight:
                 divergence = (symmetric_divergence(output, previous) * batch.weight).sum()
                 loss = loss + pass_.divergence_weight * divergence
                 statistics["divergence"] = divergence.detach()
+            if pass_.hidden_distance_weight:
+                distance = (hidden_distance(output, previous, batch.attention_mask) * batch.weight).sum()
+                loss = loss + pass_.hidden_distance_weight * distance
+                statistics["hidden_distance"] = distance.detach()
             if noise is None:
                 continue
             if noise.delta is not None:
@@ -107,13 +115,13 @@ def _means(values: Statistics, batch: Batch) -> Statistics:
 
 
 def _split(passes: list[Pass]) -> list[list[int]]:
-    """The passes' numbers by micro-step, which ends with a weighted pass, unless the next pass is compared with it."""
+    """The passes' numbers by micro-step, which ends with a pass that trains, unless the next is compared with it."""
     groups: list[list[int]] = [[]]
     for number, pass_ in enumerate(passes):
-        if pass_.divergence_weight:
+        if pass_.compares:
             groups[-2:] = [groups[-2] + groups[-1]]
         groups[-1].append(number)
-        if pass_.weight > 0:
+        if pass_.trains:
             groups.append([])
     return groups[:-1]
 

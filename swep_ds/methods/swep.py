@@ -9,6 +9,8 @@ Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. 
 the stop-gradient, and adds up the loss; `swep_ds.training.loop.run_update` goes forward and backward. At inference
 nothing is perturbed.
 
+With `divergence_weight` the loss also has R-Drop's divergence between p(y | e) and p(y | e~); the paper has none.
+
 The ablations of Section 4.4 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
 A further one is not the paper's: `shuffled` gives the mu and sigma of a window's tokens to other tokens of the window,
@@ -17,6 +19,7 @@ so that noise of the same strength and the same KL no longer depends on the word
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -48,6 +51,7 @@ class SwepSettings(Settings):
     initialisation: Literal["prior", "default"] = "prior"
     noise_dropout: float = Field(0.0, ge=0, lt=1)  # in the noise generator, after its ReLU (the published code's)
     separate_hidden_pass: bool = False  # h from a pass of its own, without gradient (the published code)
+    divergence_weight: float = Field(0.0, ge=0)  # of R-Drop's symmetric KL between clean and noisy predictions
     # nats a window, or a token with kl_reduction mean; beta then starts at `beta` and holds the KL there: kl_control.py
     kl_target: float | None = Field(None, gt=0)
     noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # of the noise generator; None = train.learning_rate
@@ -98,12 +102,12 @@ class Swep(Method):
 
     def passes(self, progress: float) -> list[Pass]:
         """One update of Algorithm 1."""
-        weight = self.settings.mle_weight
+        weight, divergence = self.settings.mle_weight, self.settings.divergence_weight
         noisy = Pass("noisy", 1 - weight, self._perturb, kl_weight=(1 - weight) * self.beta(progress))
         if self.settings.separate_hidden_pass:
-            clean = [Pass("clean", weight)] if weight else []
+            clean = [Pass("clean", weight, divergence_weight=divergence)] if weight else []
             return [Pass("hidden", 0.0, keeps_hidden=True), noisy, *clean]
-        return [Pass("clean", weight, keeps_hidden=True), noisy]
+        return [Pass("clean", weight, keeps_hidden=True), replace(noisy, divergence_weight=divergence)]
 
     def beta(self, progress: float) -> float | Tensor:
         if self.control:

@@ -49,28 +49,32 @@ class ExtractiveQA(QAModel):
         """Word embeddings e [N, T, d]; the model adds position and type embeddings later."""
         return self.model.get_input_embeddings()(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
 
-    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> QAOutput:
-        """-log p(y | embeddings) per window, never computed in half precision; with h if `hidden`.
+    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
+        """-log p(y | embeddings) per window, never computed in half precision; with h if `hidden`, with the states
+        after every layer if `layers`.
 
         It is the mean of the start's and the end's cross-entropy over all positions, as in Hugging Face's heads; if
         packed, over the window's positions (`packing`).
         """
         run = self._padded if self.first_position is None else self._packed
-        start, end, states = run(embeddings, batch, hidden)
+        # hidden_states begin with the input of the first layer
+        kept = slice(1, None) if layers else slice(-1, None) if hidden else None
+        start, end, states = run(embeddings, batch, kept)
         logits_NKT = torch.stack([start, end], 1)
         precision = torch.promote_types(logits_NKT.dtype, torch.float32)
         target_NK = torch.stack([batch.start_position, batch.end_position], 1)
         nll_NK = cross_entropy(logits_NKT.to(precision).transpose(1, 2), target_NK, reduction="none")
-        return QAOutput(nll_NK.mean(1), logits_NKT, torch.full_like(nll_NK, 0.5), states)
+        h = states[-1] if hidden else None
+        return QAOutput(nll_NK.mean(1), logits_NKT, torch.full_like(nll_NK, 0.5), h, states if layers else ())
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Start and end logits [N, T] of the plain model, as it will be exported."""
         output = self._run(batch, input_ids=batch.input_ids)
         return output.start_logits, output.end_logits
 
-    def _padded(self, embeddings: Tensor, batch: Batch, hidden: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        output = self._run(batch, inputs_embeds=embeddings, output_hidden_states=hidden)
-        return output.start_logits, output.end_logits, output.hidden_states[-1] if hidden else None
+    def _padded(self, embeddings: Tensor, batch: Batch, kept: slice | None) -> tuple[Tensor, Tensor, tuple]:
+        output = self._run(batch, inputs_embeds=embeddings, output_hidden_states=kept is not None)
+        return output.start_logits, output.end_logits, output.hidden_states[kept] if kept else ()
 
     def _run(self, batch: Batch, **inputs: Any):
         if batch.token_type_ids is not None:
@@ -80,17 +84,17 @@ class ExtractiveQA(QAModel):
         mask = batch.attention_mask if compiled else batch.padding_mask
         return self.model(attention_mask=mask, return_dict=True, **inputs)
 
-    def _packed(self, embeddings: Tensor, batch: Batch, hidden: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _packed(self, embeddings: Tensor, batch: Batch, kept: slice | None) -> tuple[Tensor, Tensor, tuple]:
         windows = packing.Windows.of(batch)
         types = {} if batch.token_type_ids is None else {"token_type_ids": windows.pack(batch.token_type_ids)}
         output = self.model(
             inputs_embeds=windows.pack(embeddings),
             position_ids=windows.columns[None] + self.first_position,
             windows=windows,
-            output_hidden_states=hidden,
+            output_hidden_states=kept is not None,
             return_dict=True,
             **types,
         )
         like, lowest = batch.input_ids, torch.finfo(output.start_logits.dtype).min
         start, end = (windows.unpack(logits, like, lowest) for logits in (output.start_logits, output.end_logits))
-        return start, end, windows.unpack(output.hidden_states[-1], like, 0.0) if hidden else None
+        return start, end, tuple(windows.unpack(h, like, 0.0) for h in output.hidden_states[kept]) if kept else ()

@@ -16,12 +16,14 @@ class QAOutput(NamedTuple):
     logits: [N, K, V].
     shares: [N, K], the weights of a window's predictions; they sum to 1.
     hidden: h [N, T, hidden], the encoder's last hidden state, or None if it was not requested.
+    layers: the encoder's hidden states after each of its layers, [N, T, hidden] each; empty if not requested.
     """
 
     nll: Tensor
     logits: Tensor
     shares: Tensor
     hidden: Tensor | None = None
+    layers: tuple[Tensor, ...] = ()
 
 
 class QAModel(nn.Module):
@@ -49,3 +51,12 @@ def symmetric_divergence(first: QAOutput, second: QAOutput) -> Tensor:
     # both sums at once: sum_v (p - q) (log p - log q)
     divergence_NK = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
     return (divergence_NK * first.shares).sum(-1)
+
+
+def hidden_distance(first: QAOutput, second: QAOutput, mask_NT: Tensor) -> Tensor:
+    """Squared Euclidean distance between the hidden states of two passes, [N]: the mean over a window's tokens (where
+    `mask_NT` is 1) and over the encoder's layers. Both passes were asked for their `layers`."""
+    precision = torch.promote_types(first.layers[0].dtype, torch.float32)
+    pairs = zip(first.layers, second.layers, strict=True)
+    distance_NT = sum((a.to(precision) - b.to(precision)).square().sum(-1) for a, b in pairs) / len(first.layers)
+    return (distance_NT * mask_NT).sum(1) / mask_NT.sum(1)

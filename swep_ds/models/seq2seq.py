@@ -82,13 +82,17 @@ class GenerativeQA(QAModel):
         # the module, not its weight: ZeRO-3 shards it
         return self.model.get_encoder().get_input_embeddings()(batch.input_ids)
 
-    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False) -> QAOutput:
-        """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included."""
+    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
+        """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included.
+
+        With h if `hidden`, with the encoder's states after every layer if `layers`.
+        """
         output = self.model(
             inputs_embeds=embeddings,
             attention_mask=batch.attention_mask,
             decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels=batch.target_ids),
             use_cache=False,
+            output_hidden_states=layers,
             return_dict=True,
         )
         precision = torch.promote_types(output.logits.dtype, torch.float32)
@@ -99,7 +103,9 @@ class GenerativeQA(QAModel):
         real_NK = (batch.target_ids != IGNORED).to(precision)
         shares_NK = real_NK / real_NK.sum(1, keepdim=True)
         nll_N = (nll_NK * shares_NK).sum(1)
-        return QAOutput(nll_N, output.logits, shares_NK, output.encoder_last_hidden_state if hidden else None)
+        h = output.encoder_last_hidden_state if hidden else None
+        states = output.encoder_hidden_states[1:] if layers else ()  # without the input of the first layer
+        return QAOutput(nll_N, output.logits, shares_NK, h, states)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Generates answers by beam search. Collective: a rank that has finished keeps generating until all have.

@@ -20,13 +20,16 @@ def test_from_embeddings_equals_the_plain_model(architecture):
     embeddings = qa.embed(batch)
     assert embeddings.shape == (3, 12, qa.embedding_size)
     with torch.no_grad():
-        nll, _, _, hidden = qa(embeddings, batch, hidden=True)
-        expected = plain(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+        nll, _, _, hidden, layers = qa(embeddings, batch, hidden=True, layers=True)
+        expected = plain(input_ids=batch.input_ids, attention_mask=batch.attention_mask, output_hidden_states=True)
         states = plain.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
         start, end = qa.predict(batch)
     real = batch.attention_mask.bool()
     torch.testing.assert_close(hidden[real], states[real])
     assert hidden.shape[-1] == qa.hidden_size
+    assert len(layers) == plain.config.num_hidden_layers
+    for mine, other in zip(layers, expected.hidden_states[1:], strict=True):
+        torch.testing.assert_close(mine[real], other[real])
     for predicted, logits in ((start, expected.start_logits), (end, expected.end_logits)):
         torch.testing.assert_close(predicted, logits, rtol=0, atol=0)
     by_hand = cross_entropy(expected.start_logits, batch.start_position, reduction="none")

@@ -48,7 +48,7 @@ def test_losses_gradients_and_states_are_the_padded_ones(architecture, checkpoin
         if model is plain:
             nll, hidden = masked_nll(plain, batch, leaf)
         else:
-            nll, _, _, hidden = qa(leaf, batch, hidden=True)
+            nll, _, _, hidden, _ = qa(leaf, batch, hidden=True)
         # weights that differ, so that a gradient in the wrong window shows
         ((nll * torch.arange(1, 5)).sum() + hidden[batch.attention_mask.bool()].square().sum()).backward()
         results.append((nll, hidden[batch.attention_mask.bool()]))

@@ -18,8 +18,8 @@ def test_from_embeddings_equals_the_plain_model(architecture):
     embeddings = qa.embed(batch)
     assert embeddings.shape == (3, 12, qa.embedding_size)
     with torch.no_grad():
-        output = qa(embeddings, batch, hidden=True)
-        states = plain.get_encoder()(batch.input_ids, batch.attention_mask).last_hidden_state
+        output = qa(embeddings, batch, hidden=True, layers=True)
+        states = plain.get_encoder()(batch.input_ids, batch.attention_mask, output_hidden_states=True).hidden_states
         for row in range(3):  # transformers' own loss of one window is the mean over its target tokens
             alone = plain(
                 input_ids=batch.input_ids[row : row + 1],
@@ -28,7 +28,9 @@ def test_from_embeddings_equals_the_plain_model(architecture):
             )
             torch.testing.assert_close(output.nll[row], alone.loss)
     real = batch.attention_mask.bool()
-    torch.testing.assert_close(output.hidden[real], states[real])
+    assert len(output.layers) == len(states) - 1 == 2
+    for mine, other in zip((*output.layers, output.hidden), (*states[1:], states[-1]), strict=True):
+        torch.testing.assert_close(mine[real], other[real])
     assert output.hidden.shape[-1] == qa.hidden_size
     assert output.shares.sum(1).tolist() == pytest.approx([1, 1, 1])
 

@@ -1,0 +1,39 @@
+"""FGM: a second pass on embeddings that one ascent step made worse (Miyato, Dai, Goodfellow, ICLR 2017).
+
+    loss = nll(e) + nll(e + epsilon * g / ||g||_F),   g = gradient of nll(e) with respect to e, per window
+
+The ascent is a by-product of the clean pass's backward, which trains the model.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction
+
+
+class FgmSettings(Settings):
+    needs_split: ClassVar[bool] = True
+    name: Literal["fgm"] = "fgm"
+    epsilon: float = Field(0.5, gt=0)  # Frobenius norm of a window's perturbation
+
+
+class Fgm(Method):
+    def __init__(self, settings: FgmSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.epsilon = settings.epsilon
+
+    def passes(self, progress: float) -> list[Pass]:
+        return [Pass("clean", 1.0, self._watch), Pass("adversarial", 1.0, self._ascend)]
+
+    def _watch(self, inputs: Inputs) -> Perturbed:
+        """The embeddings as they are, with a leaf for their gradient."""
+        delta = torch.zeros_like(inputs.embeddings, dtype=torch.float32).requires_grad_()
+        return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)
+
+    def _ascend(self, inputs: Inputs) -> Perturbed:
+        # only the direction counts: the length depends on the window's weight and the loss scale
+        gradient_NTd = inputs.carried.delta.grad * inputs.batch.attention_mask[..., None]
+        delta = self.epsilon * direction(gradient_NTd)
+        return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype))

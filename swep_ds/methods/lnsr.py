@@ -1,0 +1,37 @@
+"""LNSR: noise on the embeddings should change the hidden states of no layer (Hua et al., NAACL 2021; 2022).
+
+    loss = nll(e) + weight * 1/R sum_r 1/L sum_t ||h_rt(e + delta) - h_rt(e)||^2
+    delta_t = noise_scale * ||e_t|| / sqrt(d) * xi_t,   xi_t ~ N(0, I)
+
+L tokens in the window, R layers of the encoder. Both passes drop the same units, so that the distance is the noise's.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, gaussian
+
+
+class LnsrSettings(Settings):
+    draws_noise: ClassVar[bool] = True
+    name: Literal["lnsr"] = "lnsr"
+    noise_scale: float = Field(0.05, gt=0)  # root mean square length of a token's noise, share of its embedding's
+    distance_weight: float = Field(1.0, gt=0)
+
+
+class Lnsr(Method):
+    def __init__(self, settings: LnsrSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.settings = settings
+
+    def passes(self, progress: float) -> list[Pass]:
+        weight = self.settings.distance_weight
+        clean = Pass("clean", 1.0, repeats_dropout=True)
+        return [clean, Pass("noisy", 0.0, self._add, hidden_distance_weight=weight, repeats_dropout=True)]
+
+    def _add(self, inputs: Inputs) -> Perturbed:
+        embeddings = inputs.embeddings
+        length_NT1 = embeddings.detach().float().norm(dim=-1, keepdim=True)
+        scale_NT1 = self.settings.noise_scale * length_NT1 / embeddings.shape[-1] ** 0.5
+        return Perturbed(embeddings + (scale_NT1 * gaussian(inputs)).to(embeddings.dtype))

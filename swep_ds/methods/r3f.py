@@ -1,0 +1,36 @@
+"""R3F: what small noise on the embeddings does to the predictions costs (Aghajanyan et al., ICLR 2021).
+
+    loss = nll(e) + lambda (KL(p || q) + KL(q || p)),   p = p(y | e),   q = p(y | e + sigma u)
+    u ~ U(-1, 1)^(L x d) or N(0, I)
+
+Both distributions receive the gradient, and their dropout differs, as in the authors' code. The divergence of a window
+is the mean over its predictions (start and end; the target tokens).
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, gaussian, uniform
+
+
+class R3fSettings(Settings):
+    draws_noise: ClassVar[bool] = True
+    name: Literal["r3f"] = "r3f"
+    noise: Literal["uniform", "normal"] = "uniform"
+    noise_size: float = Field(1e-5, gt=0)  # sigma
+    divergence_weight: float = Field(1.0, gt=0)  # lambda; the paper tries 0.1 to 5
+
+
+class R3f(Method):
+    def __init__(self, settings: R3fSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.settings = settings
+
+    def passes(self, progress: float) -> list[Pass]:
+        weight = 2 * self.settings.divergence_weight  # a pass halves the sum of both directions
+        return [Pass("clean", 1.0), Pass("noisy", 0.0, self._add, divergence_weight=weight)]
+
+    def _add(self, inputs: Inputs) -> Perturbed:
+        noise_NTd = gaussian(inputs) if self.settings.noise == "normal" else 2 * uniform(inputs) - 1
+        return Perturbed(inputs.embeddings + (self.settings.noise_size * noise_NTd).to(inputs.embeddings.dtype))

@@ -1,0 +1,37 @@
+"""SymNoise: noise added to the embeddings and subtracted from them (Yadav and Singh 2023; arXiv 2605.23171).
+
+    loss = 1/2 (nll(e + delta) + nll(e - delta)),   delta = alpha / sqrt(L d) * s,   s ~ U{-1, 1}^(L x d)
+
+L tokens in the window (padding is not counted), as in NEFTune, whose scale this is.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+
+
+class SymnoiseSettings(Settings):
+    draws_noise: ClassVar[bool] = True
+    name: Literal["symnoise"] = "symnoise"
+    noise_alpha: float = Field(5.0, gt=0)  # alpha
+
+
+class Symnoise(Method):
+    def __init__(self, settings: SymnoiseSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.alpha = settings.noise_alpha
+
+    def passes(self, progress: float) -> list[Pass]:
+        return [Pass("plus", 0.5, self._add), Pass("minus", 0.5, self._add)]
+
+    def _add(self, inputs: Inputs) -> Perturbed:
+        """The first pass draws delta; the second one takes its negative, whatever its own key."""
+        delta = self._draw(inputs) if inputs.carried.delta is None else -inputs.carried.delta
+        return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)
+
+    def _draw(self, inputs: Inputs) -> torch.Tensor:
+        scale_N = self.alpha / (inputs.batch.attention_mask.sum(1) * inputs.embeddings.shape[-1]).sqrt()
+        return torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None]
