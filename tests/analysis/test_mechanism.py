@@ -106,10 +106,10 @@ def test_a_study_resumes(run, monkeypatch):
     monkeypatch.setattr(mechanism, "effects", lambda *_: {"kl_per_window": 1.0})
     windows = {"source": sample_windows(run, run.test_examples(), 2)}
     settings = {"ratios": [1.0, 10.0], "factors": [1.0, 2.0], "updates": 5}
-    first, *_ = study(run, windows, 3.0, **settings)
+    first = next(study(run, windows, 3.0, **settings))
     *_, table = study(run, windows, 3.0, **settings, done=first)
     rate = run.recipe.train.learning_rate
-    expected = [(0.3, rate), (0.3, rate), (0.3, 2 * rate), (0.03, rate), (0.03, 2 * rate)]  # the first for `first`
+    expected = [(0.3, rate), (0.3, 2 * rate), (0.03, rate), (0.03, 2 * rate)]
     assert betas == [pytest.approx(pair) for pair in expected]
     assert table[SETTING].drop_duplicates().shape == (4, 4)
     assert [*study(run, windows, 3.0, **settings, done=table)] == []
