@@ -201,7 +201,7 @@ def test_noise_is_new_in_every_update_and_pass():
 
 
 def test_statistics_of_the_noise():
-    module, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
+    module, batch = objective("swep", prior_variance=0.3, beta=0.7, mle_weight=0.3), tiny_batches.batch()
     random_noise_net(module)
     _, carried, statistics = module(batch, MEASURED)
     mu, log_variance = module.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
@@ -211,6 +211,8 @@ def test_statistics_of_the_noise():
     variance = log_variance.exp()
     kl = 0.5 * ((variance + (mu - 1) ** 2) / 0.3 - 1 - torch.log(variance / 0.3))
     assert statistics["kl_per_token"].item() == pytest.approx(kl.sum(-1).mean().item(), rel=1e-6)
+    assert statistics["kl_per_window"].item() == pytest.approx(kl.sum().item() / len(batch.weight), rel=1e-6)
+    assert statistics["beta"].item() == pytest.approx(0.7)
 
 
 def test_without_an_update_it_is_the_plain_model():
