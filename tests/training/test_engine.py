@@ -102,7 +102,9 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
             add(f"zero{stage}-{execution}-checkpointing", zero[stage], **settings)
     for name, settings in VARIANTS.items():
         for stage in stages(name, world_size):
-            add(f"zero{stage}-{name}", zero[stage], **settings)
+            several = name == "controlled" and stage == 3  # flat tensors in a group
+            config = ds_config(folder, 3, sub_group_size=1000) if several else zero[stage]
+            add(f"zero{stage}-{name}", config, **settings)
     if world_size == 2:
         for name in ACCUMULATED:
             add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
@@ -321,7 +323,7 @@ def test_bf16_is_close_to_fp32(finished, reference, stage):
 def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished, stage):
     mine, whole = (metrics(finished[name, 1]) for name in (f"controlled-zero{stage}-bf16", "zero0-controlled"))
     for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):
-        np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.05)
+        np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.01)
 
 
 @pytest.mark.parametrize("stage", STAGES)
