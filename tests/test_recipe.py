@@ -363,6 +363,12 @@ def test_an_override_below_a_value(path):
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
         ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
         ("train.packing=true train.compile=true", "train.compile: with train.packing every batch has other lengths"),
+        ("method.name=swep method.kl_target=20 method.beta=0", "method.beta: with method.kl_target it is where beta"),
+        (
+            "method.name=swep method.kl_target=20 method.beta_schedule=linear_to_zero",
+            "method.beta_schedule: method.kl_target decides beta: set it to constant",
+        ),
+        ("method.name=swep method.kl_target=20 method.noise=fixed_sigma", "cannot fall below a constant"),
         ("task=generative train.packing=true", "train.packing: is for extractive models: set it to false"),
         ("task=generative train.compile=true", "train.compile: is for extractive models: set it to false"),
         ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),

@@ -54,6 +54,12 @@ VARIANTS = {
     "without_mle": {"method.mle_weight": 0.0},
     "ablation": {"method.noise": "additive"},
     "shuffled": {"method.noise": "shuffled"},
+    "controlled": {
+        "method.kl_target": 1000,  # below the KL at first
+        "method.noise_learning_rate": 5e-3,
+        "method.noise_max_grad_norm": 0.3,
+        "train.max_grad_norm": 0.5,  # each clips its group
+    },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba")},
 }
 ACCUMULATED = ("adv_aug", "freelb")
@@ -63,7 +69,7 @@ def stages(variant: str, world_size: int) -> tuple[int, ...]:
     """ZeRO stages of a variant's runs: 0 on one rank, 3 on two. Stage 2 adds to them only with three passes."""
     if world_size == 1:
         return (0,)
-    return (2, 3) if variant == "published" else (3,)
+    return {"published": (2, 3), "controlled": STAGES}.get(variant, (3,))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +109,9 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
             add(f"zero{stage}-{execution}-checkpointing", zero[stage], **settings)
     for name, settings in VARIANTS.items():
         for stage in stages(name, world_size):
-            add(f"zero{stage}-{name}", zero[stage], **settings)
+            several = name == "controlled" and stage == 3  # flat tensors in a group
+            config = ds_config(folder, 3, sub_group_size=1000) if several else zero[stage]
+            add(f"zero{stage}-{name}", config, **settings)
     for stage in (0, 2, 3):
         add(f"mle-zero{stage}", zero[stage], **MLE, **AVERAGES[stage, world_size])
     if world_size == 2:
@@ -118,6 +126,11 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         for name in ("dropout", "dropout-again"):
             add(name, zero[2], **{"model.name": str(folder / "dropout")})
         add("ds_adam", deepspeeds_own_adam(folder))
+        add("controlled-ds_adam", deepspeeds_own_adam(folder), **VARIANTS["controlled"])
+        for stage in (2, 3):
+            offload = ROOT / "ds_configs" / f"zero{stage}_offload.json"
+            add(f"controlled-zero{stage}_offload", offload, **VARIANTS["controlled"])
+            add(f"controlled-zero{stage}-bf16", zero[stage], **VARIANTS["controlled"] | {"train.precision": "bf16"})
     return finished
 
 
@@ -214,15 +227,24 @@ def without_an_engine(folder: Path, settings: dict) -> list[float]:
     torch.manual_seed(recipe.seed)
     qa = ExtractiveQA.load(str(folder / "model"), activation_checkpointing=False)
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed).train()
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-3, weight_decay=0.0)
+    model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
+    groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
+    limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
     batches, seen = training_batches(folder)[1], []
     for update in range(UPDATES):
-        total = 0.0
-        for loss, _, _ in split(objective, batches[update], update):
+        total, statistics = 0.0, {}
+        for loss, _, measured in split(objective, batches[update], update):
             loss.backward()
-            total += loss.item()
-        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+            total, statistics = total + loss.item(), statistics | measured
+        if own_limit is None:
+            torch.nn.utils.clip_grad_norm_(model + own, limit)
+        else:
+            torch.nn.utils.clip_grad_norm_(model, limit)
+            torch.nn.utils.clip_grad_norm_(own, own_limit)
+        if "method.kl_target" in settings:
+            objective.method.observe(statistics["kl_per_window"])
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -272,6 +294,27 @@ def test_changed_words_and_the_saved_generator_are_the_same_at_every_stage(finis
     assert not (finished["mle-zero2", 2] / "noise.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["controlled-ds_adam", "controlled-zero2_offload", "controlled-zero3_offload"])
+def test_groups_are_clipped_alike_by_every_optimizer(finished, name):
+    assert_same_run(finished[name, 1], finished["zero0-controlled", 1])
+
+
+def test_each_group_has_its_norm_and_its_rate(finished):
+    whole = metrics(finished["zero0-controlled", 1])
+    for stage in STAGES[1:]:
+        for mine, other in zip(metrics(finished[f"zero{stage}-controlled", 2]), whole, strict=True):
+            assert mine["noise_grad_norm"] == pytest.approx(other["noise_grad_norm"], rel=1e-4)
+            assert 0.3 < mine["noise_grad_norm"] < mine["grad_norm"]  # clipped; the second is of both groups
+            for key in ("beta", "kl_per_window"):
+                assert mine[key] == pytest.approx(other[key], rel=1e-4)
+    betas = [line["beta"] for line in whole]
+    assert betas[0] == pytest.approx(1e-3)
+    assert len(set(betas)) == UPDATES
+    shared = metrics(finished["zero2-joint", 1])
+    assert all(0 < line["noise_grad_norm"] <= line["grad_norm"] for line in shared)
+    assert {line["beta"] for line in shared} == {1e-3}
+
+
 def test_loss_is_its_parts(finished):
     for line in metrics(finished["zero0-prior_aug", 1]):
         assert line["loss"] == pytest.approx((line["nll_clean"] + line["nll_noisy"]) / 2, rel=1e-6)
@@ -285,6 +328,13 @@ def test_bf16_is_close_to_fp32(finished, reference, stage):
     run = finished[f"zero{stage}-bf16", 1]
     np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
     assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished, stage):
+    mine, whole = (metrics(finished[name, 1]) for name in (f"controlled-zero{stage}-bf16", "zero0-controlled"))
+    for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):
+        np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.01)
 
 
 @pytest.mark.parametrize("stage", STAGES)
