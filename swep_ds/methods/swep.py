@@ -172,7 +172,7 @@ class Swep(Method):
         """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. And `span_nats`, [N]."""
         mu, log_variance = parameters.float().chunk(2, -1)
         # naming the start and the end of an answer among the window's tokens
-        statistics = {"span_nats": 2 * batch.attention_mask.sum(1).to(batch.weight.dtype).log()}
+        statistics = {"span_nats": 2 * batch.attention_mask.sum(1).log()}
         if self.mode.learned_mu:
             statistics |= {"mu": mu.mean(-1), "mu_distance": (mu - self.mode.prior_mean).abs().mean(-1)}
         if self.mode.learned_sigma:
