@@ -77,6 +77,8 @@ def test_remark_where_the_kl_of_a_window_names_no_span():
     assert "KL is 1.2 nats a window, and naming an answer span takes 10.6" in remark
     assert "lower method.beta" in remark
     assert module.remark(above, 0.5) is None
+    held = Swep(SwepSettings(kl_target=1.0), 16, 16)
+    assert "raise method.kl_target" in held.remark(below, 0.5)
 
 
 def test_a_fixed_sigma_is_nothing_learned():
