@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
+from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, fault_of, identity, log_of, saved_recipe
@@ -84,16 +85,30 @@ class MissingRun:
 
 
 def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
-    """The runs of a sweep, each with the recipe that it should have."""
-    return [
-        RunRef(cell.folder, cell.variant, cell.seed, cell.recipe.model.name, cell.labels, cell.recipe) for cell in cells
-    ]
+    """The runs of a sweep, each with the recipe that it should have; behind one with `train.average` itself without."""
+    refs = []
+    for cell in cells:
+        ref = RunRef(cell.folder, cell.variant, cell.seed, cell.recipe.model.name, cell.labels, cell.recipe)
+        refs.append(ref)
+        if cell.recipe.train.average != "none":
+            refs.append(replace(_unaveraged(ref), recipe=cell.recipe.unaveraged()))
+    return refs
+
+
+def _unaveraged(ref: RunRef) -> RunRef:
+    """The same training with its last weights in place of their mean, a row of its own."""
+    return replace(ref, folder=ref.folder / UNAVERAGED, variant=f"{ref.variant}, {UNAVERAGED}")
+
+
+def _has_unaveraged(folder: Path) -> bool:
+    return (folder / UNAVERAGED / "recipe.yaml").is_file()
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunRef]:
     """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several runs.
 
     A run that no sweep describes is named by its method and by the settings in which it differs from most runs of it.
+    A run with `train.average` is followed by itself without, which is in its folder.
 
     Raises:
         InputError: no such folder, a folder without runs, or a damaged `sweep.json`.
@@ -113,7 +128,8 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
             raise InputError(f"{folder}: cannot be read ({error.strerror}): name another folder") from None
         if not runs:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
-        others += runs
+        for run in runs:
+            others += [run, run / UNAVERAGED] if _has_unaveraged(run) else [run]
     return refs + _name_runs(others)
 
 
@@ -126,7 +142,11 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with scripts/sweep.py SWEEP --table") from None
-    return [RunRef(folder / name, **dict(entry)) for name, entry in runs.items()]
+    refs = []
+    for name, entry in runs.items():
+        ref = RunRef(folder / name, **dict(entry))
+        refs += [ref, _unaveraged(ref)] if _has_unaveraged(ref.folder) else [ref]
+    return refs
 
 
 def _name_runs(folders: Iterable[Path]) -> list[RunRef]:

@@ -179,7 +179,9 @@ class RunFolder:
             file = self.path / name
             if os.path.lexists(file) and not file.is_file():
                 raise InputError(f"{file}: is not a file, but the run will write one there: move it away")
-        deleted = [*(self.path / name for name in REPLACED), *self._tags()]  # by the run, so they must not be links
+        folders = (self.path, self.path / UNAVERAGED)
+        # by the run, so they must not be links
+        deleted = [*(folder / name for folder in folders for name in REPLACED), *self._tags()]
         for folder in (self.path, *(self.path / name for name in FOLDERS), *deleted):
             if os.path.lexists(folder) and (not folder.is_dir() or (folder in deleted and folder.is_symlink())):
                 raise InputError(f"{folder}: is not a folder, but the run will write one there: move it away")
@@ -188,9 +190,11 @@ class RunFolder:
 
     def _clear_leftovers(self) -> None:
         """Deletes temporary files of processes that were killed while writing; only this process writes here now."""
-        names = {self.path: FILES, self.checkpoints: (LATEST,)} | dict.fromkeys(self._tags(), (MANIFEST,))
+        folders = (self.path, self.path / UNAVERAGED)
+        names = dict.fromkeys(folders, FILES) | {self.checkpoints: (LATEST,)} | dict.fromkeys(self._tags(), (MANIFEST,))
         left = [file for folder, known in names.items() for file in _entries(folder) if leftover_of(file.name) in known]
-        left += [f for f in _entries(self.path / PREDICTIONS) if (leftover_of(f.name) or "").endswith(".json")]
+        answers = [file for folder in folders for file in _entries(folder / PREDICTIONS)]
+        left += [file for file in answers if (leftover_of(file.name) or "").endswith(".json")]
         for file in left:
             try:
                 file.unlink()
