@@ -139,7 +139,7 @@ def infinite(content: dict) -> dict:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (nothing, "the checkpoint has 0 of 1"),
+        (nothing, f"has 0 of 3200 elements of {WORD}"),
         (shorter, f"elements of {WORD}: resume on the number of ranks"),
         (halved, "average_rank_0.pt: its mean is not of float32"),
         (infinite, "average_rank_0.pt: its mean is not finite"),
