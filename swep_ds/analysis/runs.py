@@ -100,8 +100,13 @@ def _unaveraged(ref: RunRef) -> RunRef:
     return replace(ref, folder=ref.folder / UNAVERAGED, variant=f"{ref.variant}, {UNAVERAGED}")
 
 
-def _has_unaveraged(folder: Path) -> bool:
-    return (folder / UNAVERAGED / "recipe.yaml").is_file()
+def _with_unaveraged(refs: Sequence[RunRef]) -> list[RunRef]:
+    return [
+        each
+        for ref in refs
+        for each in (ref, _unaveraged(ref))
+        if each is ref or (each.folder / "recipe.yaml").is_file()
+    ]
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunRef]:
@@ -128,9 +133,8 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
             raise InputError(f"{folder}: cannot be read ({error.strerror}): name another folder") from None
         if not runs:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
-        for run in runs:
-            others += [run, run / UNAVERAGED] if _has_unaveraged(run) else [run]
-    return refs + _name_runs(others)
+        others += runs
+    return _with_unaveraged(refs + _name_runs(others))
 
 
 def _runs_of_sweep(folder: Path) -> list[RunRef]:
@@ -142,11 +146,7 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with scripts/sweep.py SWEEP --table") from None
-    refs = []
-    for name, entry in runs.items():
-        ref = RunRef(folder / name, **dict(entry))
-        refs += [ref, _unaveraged(ref)] if _has_unaveraged(ref.folder) else [ref]
-    return refs
+    return [RunRef(folder / name, **dict(entry)) for name, entry in runs.items()]
 
 
 def _name_runs(folders: Iterable[Path]) -> list[RunRef]:

@@ -105,6 +105,7 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
     if world_size == 2:
         for name in ACCUMULATED:
             add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
+        add("mle-zero3-plain", zero[3], **MLE)
     else:
         for stage in (2, 3):
             add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
@@ -352,3 +353,14 @@ def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weig
     assert_same_weights(exported(run), mean)
     distances = {name: float((value - weights[-1][name]).abs().max()) for name, value in mean.items()}
     assert min(d for name, d in distances.items() if not name.endswith(WITHOUT_GRADIENT)) > 3e-4  # the tolerance: 3e-5
+
+
+def test_without_its_average_a_run_is_one_without(finished):
+    averaged, plain = finished["mle-zero3", 2] / "unaveraged", finished["mle-zero3-plain", 2]
+    assert losses(averaged.parent) == losses(plain)
+    for file in ("model/model.safetensors", "predictions/test.json"):
+        assert (averaged / file).read_bytes() == (plain / file).read_bytes()
+    recipes = [Recipe.load(str(run / "recipe.yaml")) for run in (averaged, plain)]
+    assert recipes[0] == recipes[1]
+    scores = [json.loads((run / "results.json").read_text())["eval"] for run in (averaged, plain)]
+    assert scores[0] == scores[1]
