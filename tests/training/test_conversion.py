@@ -213,7 +213,7 @@ def test_a_run_that_resumes_in_another_layout_is_the_uninterrupted_one(folder, n
         mine, other = (load_file(folder / model / "model.safetensors") for folder in (run, whole))
         moved = [key for key in mine if not key.endswith(WITHOUT_GRADIENT)]
         distance = max(float((mine[key].float() - other[key].float()).abs().max()) for key in moved)
-        assert distance < (3e-3 if name == "bf16" else 2e-4), model  # where the learning rates add up to 3.5e-3
+        assert distance < (3e-3 if name == "bf16" else 1e-5), model  # where the learning rates add up to 3.5e-3
     assert not list(run.rglob("*.bin")) + list((run / "model").rglob("*.pt"))
 
 
