@@ -91,6 +91,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say:
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     states = _states(recipe, objective, configs, devices)
     settings = f"{train.precision}, {train.optimizer}, {train.execution} execution"
+    settings += f", average {train.average}" if train.average != "none" else ""
     say(f"{recipe.method.name} on {recipe.model.name}: {settings}")
     say(f"devices: {devices}")
     say(f"parameters: {model:,} of the model, {method:,} of the method")
@@ -139,7 +140,12 @@ def _states(recipe: Recipe, objective: Objective, configs: dict[str, Path], devi
         )
         try:
             states[name] = model_states(
-                shapes, config, precision=train.precision, optimizer=train.optimizer, world_size=devices.count
+                shapes,
+                config,
+                precision=train.precision,
+                optimizer=train.optimizer,
+                world_size=devices.count,
+                averaged=sum(p.numel() for p in objective.qa.parameters()) if train.average != "none" else 0,
             )
         except NotImplementedError as error:
             raise InputError(f"{name}: --plan does not know the memory of {error}: leave --ds_config out") from None

@@ -121,6 +121,11 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ({"optimizer": {"type": "AdamW"}}, ADAFACTOR, "optimizer: the recipe's train.optimizer is adafactor"),
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
         ({"optimizer": {"type": "Lamb"}}, {}, 'optimizer.type = "Lamb": the recipe trains with "AdamW": name that'),
+        (
+            {"optimizer": {"type": "AdamW"}},
+            {"precision": "bf16", "average": "ema"},
+            "own optimizer keeps all weights in",
+        ),
         ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, {}, "makes another optimizer than the recipe"),
         ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
         ({"torch_autocast": {"enabled": True}}, {}, "torch_autocast.enabled"),

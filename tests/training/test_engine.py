@@ -27,7 +27,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.recipe import Recipe
 from tests.support.fork_server import run_script
 from tests.support.tiny_objective import split
-from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, metrics, prepare
+from tests.support.tiny_run import ROOT, SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -46,9 +46,6 @@ AVERAGES = {
 }
 AVERAGES |= {(2, 1): AVERAGES[0, 2], (2, 2): AVERAGES[0, 1], (3, 1): AVERAGES[0, 1], (3, 2): AVERAGES[0, 2]}
 CHECKPOINTING = [(0, "split", 1), (2, "joint", 2), (3, "split", 2), (3, "joint", 2)]  # stage, execution, world size
-# A softmax does not change when all of its inputs shift, so that these gradients are nothing but rounding errors,
-# which Adam scales up to steps of full size.
-WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
 VARIANTS = {
     "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
     "without_mle": {"method.mle_weight": 0.0},
@@ -117,6 +114,7 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
     if world_size == 2:
         for name in ACCUMULATED:
             add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
+        add("mle-zero3-plain", zero[3], **MLE)
     else:
         for stage in (2, 3):
             add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
@@ -411,3 +409,14 @@ def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weig
     assert_same_weights(exported(run), mean)
     distances = {name: float((value - weights[-1][name]).abs().max()) for name, value in mean.items()}
     assert min(d for name, d in distances.items() if not name.endswith(WITHOUT_GRADIENT)) > 3e-4  # the tolerance: 3e-5
+
+
+def test_without_its_average_a_run_is_one_without(finished):
+    averaged, plain = finished["mle-zero3", 2] / "unaveraged", finished["mle-zero3-plain", 2]
+    assert losses(averaged.parent) == losses(plain)
+    for file in ("model/model.safetensors", "predictions/test.json"):
+        assert (averaged / file).read_bytes() == (plain / file).read_bytes()
+    recipes = [Recipe.load(str(run / "recipe.yaml")) for run in (averaged, plain)]
+    assert recipes[0] == recipes[1]
+    scores = [json.loads((run / "results.json").read_text())["eval"] for run in (averaged, plain)]
+    assert scores[0] == scores[1]
