@@ -105,7 +105,7 @@ def grids(block: Block, against: str | None, style: Style) -> list[Grid]:
             )
             for entry in block["primary"]
         ]
-        result.append(Grid("primary comparison", heads, rows))
+        result.append(Grid("primary comparison", ["p" if head == "p (Holm)" else head for head in heads], rows))
     return result
 
 
