@@ -1,7 +1,7 @@
 """The paper's analyses of a finished run, as figures and tables in a folder.
 
     python scripts/analyze.py words RUN [RUN ...] [--augmented samples.json]   # words changed, over training
-    python scripts/analyze.py heatmap RUN --data news --questions ID ID        # how far each word moves
+    python scripts/analyze.py heatmap RUN --data news --questions ID ID        # how far each word moves, and to which
     python scripts/analyze.py tsne RUN --data news --first 5                   # embeddings before and after
     python scripts/analyze.py frequency RUN                                    # by word-frequency rank
     python scripts/analyze.py mechanism RUN --data held_out news               # what noise learns beside a fixed model
@@ -74,14 +74,21 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.changed import nearest_words
     from swep_ds.analysis.heatmap import page, word_distances
     from swep_ds.analysis.windows import answer_windows
 
     run, examples = load_questions(arguments)
-    texts = word_distances(run, answer_windows(examples, run.tokenizer, run.windows))
+    windows = answer_windows(examples, run.tokenizer, run.windows)
+    texts, tokens = word_distances(run, windows), nearest_words(run, windows)
     make_folder(folder)
     write_atomically(folder / "heatmap.html", page([example.id for example in examples], texts, run.title))
-    return []
+    changed = tokens["token"] != tokens["nearest_after"]
+    write_atomically(folder / "changed_words.csv", tokens[changed].to_csv(index=False))
+    counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
+    return [
+        f"{id_}: {count} of {total} tokens are nearest to another word" for id_, count, total in counts.itertuples()
+    ]
 
 
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """scripts/analyze.py itself, on a finished run: its commands, and what it refuses."""
 
 import json
+import re
 import subprocess
 
 import pandas as pd
@@ -52,7 +53,13 @@ def test_words(run, tmp_path):
 
 def test_heatmap(run):
     said = succeed("heatmap", run, "--questions", "q1-3", "q1-0")
-    assert said == f"written to {run / 'analysis'}\n"
+    table = pd.read_csv(run / "analysis" / "changed_words.csv", keep_default_na=False)
+    assert (table["token"] != table["nearest_after"]).all()
+    first, second, last = said.splitlines()
+    for line, question in ((first, "q1-3"), (second, "q1-0")):
+        count = (table["question_id"] == question).sum()
+        assert re.fullmatch(rf"{question}: {count} of \d+ tokens are nearest to another word", line)
+    assert last == f"written to {run / 'analysis'}"
     page = (run / "analysis" / "heatmap.html").read_text()
     assert page.count('class="heatmap"') == 2
     assert page.index("<h2>q1-3</h2>") < page.index("<h2>q1-0</h2>")
