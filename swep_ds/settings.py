@@ -158,7 +158,7 @@ def load(model: type[S], name_or_path: str, shipped: Path, option: str, override
         InputError: see `read_settings` and `validate`; a circle of `extends`; an override that is not `a.b=c`.
     """
     path, tree = read_settings(name_or_path, shipped, option, model)
-    tree = _inherit(path, tree, shipped, model)
+    tree = inherit(path, tree, shipped, model, _lay_over)
     unions = {section for section in model.model_fields if _kinds(model, section)}
     names = {f"{section}.name" for section in unions}
     for override in sorted(overrides, key=lambda text: text.partition("=")[0] not in unions | names):
@@ -184,8 +184,13 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
     return path, tree
 
 
-def _inherit(
-    path: Path, tree: dict[str, Any], shipped: Path, model: type[Section], above: tuple[Path, ...] = ()
+def inherit(
+    path: Path,
+    tree: dict[str, Any],
+    shipped: Path,
+    model: type[Section],
+    lay_over: Callable[[dict, dict], dict],
+    above: tuple[Path, ...] = (),
 ) -> dict[str, Any]:
     """`tree`, read from `path`, laid over the file that it extends; the files `above` extend this one."""
     if "extends" not in tree:
@@ -201,13 +206,13 @@ def _inherit(
         raise InputError(
             f"{path}: extends {shown(name, str)}, which extends this one: {kind}s cannot go round in a circle"
         )
-    base = _inherit(base_path, base, shipped, model, chain)
+    base = inherit(base_path, base, shipped, model, lay_over, chain)
     for section in model.model_fields:
         if _kinds(model, section):
             former, new = (part.get(section) if isinstance(part.get(section), dict) else {} for part in (base, tree))
             if "name" in new and new["name"] != former.get("name"):
                 base.pop(section, None)
-    return _lay_over(base, tree)
+    return lay_over(base, tree)
 
 
 def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
@@ -23,7 +24,6 @@ from swep_ds.benchmarks.candidates import (
     build_candidate,
     engine_update,
     figures,
-    hardware,
     largest_batch,
     measure,
     sample,
@@ -234,7 +234,7 @@ def _load(batches: TrainingBatches) -> list[Batch]:
 
 def _about(recipe: Recipe, job: Job) -> Figures:
     return {
-        "hardware": hardware(),
+        "hardware": accelerator.product_name() or f"{torch.get_num_threads()} CPU threads",
         "versions": versions(),
         "model": recipe.model.name,
         "micro_batch_size": recipe.train.micro_batch_size,
