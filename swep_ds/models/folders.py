@@ -68,9 +68,8 @@ def reading(label: str, fault: str, fix: str) -> Iterator[None]:
 def check_folder(source: str, label: str) -> None:
     """Checks a local folder's files before transformers opens them. A hub id passes.
 
-    Raises:
-        InputError: the folder cannot be listed; it holds a pipe or a device, a settings file that is not a JSON
-            object, or an index of weights that names missing files.
+    Raises InputError: the folder cannot be listed; it holds a pipe or a device, a settings file that is not a JSON
+    object, or an index of weights that names missing files.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -98,10 +97,7 @@ def _read_object(file: Path, what: str) -> dict[str, Any]:
 
 def weight_files(source: str, label: str) -> list[Path]:
     """The files that transformers loads the weights from: those of a local folder, or of a hub id in the hub's cache.
-
-    Raises:
-        InputError: the index of the weights is malformed, or names a file that is not in the folder.
-    """
+    Raises InputError: the index of the weights is malformed, or names a file that is not in the folder."""
     folder = Path(source)
     if not folder.is_dir():
         try:
@@ -124,10 +120,7 @@ def weight_files(source: str, label: str) -> list[Path]:
 
 def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     """The config of a hub id or a local folder; `option` is the option or field that the user named it with.
-
-    Raises:
-        InputError: there is no model, it needs its own code, or its config.json is malformed or not safe to use.
-    """
+    Raises InputError: there is no model, it needs its own code, or its config.json is malformed or not safe to use."""
     label, fault, fix = f"{option} {name}", BAD_CONFIG, CORRECT
     check_folder(name, label)
     if not Path(name, "config.json").is_file():

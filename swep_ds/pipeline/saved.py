@@ -46,11 +46,7 @@ class ReadingSettings(Section):
 
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
-        """Reads the file.
-
-        Raises:
-            InputError: not JSON, or a field that a recipe would not take either.
-        """
+        """Reads the file. Raises InputError: not JSON, or a field that a recipe would not take either."""
         try:
             tree = read_json(file)
             if not isinstance(tree, dict):
@@ -73,9 +69,8 @@ class SavedModel:
 def load_saved(name: str) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
-    Raises:
-        InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
-            reading.json is damaged.
+    Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
+    reading.json is damaged.
     """
     tokenizer, source, label = load_tokenizer(name, "model"), resolve_model(name, "model"), f"model {name}"
     config = load_config(source, "model")
@@ -165,9 +160,8 @@ def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
 def answer_question(model_name: str, question: str, context: str, count: int) -> list[Answer] | list[GeneratedAnswer]:
     """The `count` best answers to a question about a text of any length, best first.
 
-    Raises:
-        InputError: there is no such model; the question or the text is empty; or a generative model is to give several
-            answers.
+    Raises InputError: there is no such model; the question or the text is empty; or a generative model is to give
+    several answers.
     """
     for name, text in (("question", question), ("text", context)):
         if not text.strip():

@@ -25,10 +25,7 @@ class Devices:
     @staticmethod
     def parse(text: str) -> "Devices":
         """Reads --plan's value: "8x80" is 8 GPUs of 80 GiB each; "" is what this machine has.
-
-        Raises:
-            InputError: `text` is anything else.
-        """
+        Raises InputError: `text` is anything else."""
         if not text:
             ram = psutil.virtual_memory().total
             sizes = accelerator.total_memory()

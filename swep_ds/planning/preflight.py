@@ -46,9 +46,8 @@ LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Collective. Prints what the ranks see and how fast they communicate.
 
-    Raises:
-        InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
-            are missing, an output folder that is not writable or not shared by the ranks.
+    Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
+    are missing, an output folder that is not writable or not shared by the ranks.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))

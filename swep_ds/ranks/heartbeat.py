@@ -171,11 +171,7 @@ class Stream:
 
 
 class HeartbeatServer(Heartbeat):
-    """Rank 0's end. Listens until all ranks have connected.
-
-    Raises:
-        OSError: it cannot listen to any port.
-    """
+    """Rank 0's end. Listens until all ranks have connected. Raises OSError: it cannot listen to any port."""
 
     def __init__(self, world_size: int, hosts: Sequence[str], *, reports: bool = True):
         super().__init__(0, world_size, hosts, reports=reports)
@@ -281,11 +277,7 @@ class HeartbeatServer(Heartbeat):
 
 
 class HeartbeatClient(Heartbeat):
-    """Another rank's end.
-
-    Raises:
-        OSError: rank 0 cannot be reached.
-    """
+    """Another rank's end. Raises OSError: rank 0 cannot be reached."""
 
     def __init__(self, rank: int, world_size: int, hosts: Sequence[str], name: str, address: Address, *, reports: bool):
         super().__init__(rank, world_size, hosts, reports=reports)

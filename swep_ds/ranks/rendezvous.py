@@ -40,11 +40,7 @@ class Wait:
         self._began, self._printed = time.monotonic(), False
 
     def step(self, what: Callable[[], str]) -> None:
-        """Sleeps a moment.
-
-        Raises:
-            InputError: the wait has lasted for `JOIN`.
-        """
+        """Sleeps a moment. Raises InputError: the wait has lasted for `JOIN`."""
         waited = time.monotonic() - self._began
         if waited > JOIN.total_seconds():
             raise InputError(f"waited {waited / 60:.0f} minutes for {what()}: start all ranks, each with its own RANK")

@@ -19,8 +19,7 @@ class StopVote:
 
     So no rank waits: votes travel over gloo, from memory to memory, while the next update computes.
 
-    Raises:
-        InputError: the ranks cannot reach each other over gloo.
+    Raises InputError: the ranks cannot reach each other over gloo.
     """
 
     def __init__(self):

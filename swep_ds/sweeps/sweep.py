@@ -140,8 +140,7 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 def saved_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder.
 
-    Raises:
-        InputError: `recipe.yaml` is missing, damaged or from another version.
+    Raises InputError: `recipe.yaml` is missing, damaged or from another version.
     """
     file, fix = folder / "recipe.yaml", "delete the run's folder and run it again"
     if not file.is_file():
@@ -205,8 +204,7 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file: the variant, the labels
     by axis, the seed and the model of each run, by the name of its folder.
 
-    Raises:
-        InputError: the folder cannot be written to.
+    Raises InputError: the folder cannot be written to.
     """
     file = folder / DESCRIPTION
     runs = {
