@@ -10,6 +10,7 @@ Notable:
 import difflib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -230,8 +231,9 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
         raise InputError(f"--set {override}: write it as section.field=value")
     value = parse_yaml(text, f"--set {override}")
-    if isinstance(value, str):
-        value = _number(value)
+    if isinstance(value, str) and "e" in value.lower():
+        with suppress(ValueError):
+            value = float(value)  # YAML 1.1 reads 3e-5 (no dot) as a string; everyone who writes it means the number
     node = tree
     for key in parents:
         if node.get(key) is None:
@@ -242,14 +244,6 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     if field in kind_names and node.get("name") != value:
         node.clear()
     node[leaf] = value
-
-
-def _number(text: str) -> str | float:
-    """YAML 1.1 reads 3e-5 (no dot) as a string; everyone who writes it means the number."""
-    try:
-        return float(text) if "e" in text.lower() else text
-    except ValueError:
-        return text
 
 
 def flatten(tree: dict[str, Any]) -> dict[str, Any]:

@@ -135,16 +135,14 @@ def _connect(launch: Launch) -> None:
 
     def listen() -> HeartbeatServer | None:
         try:
-            return HeartbeatServer(world_size(), _hosts) if is_main() else None
+            return HeartbeatServer(_hosts) if is_main() else None
         except OSError as error:
             raise InputError(f"rank 0 cannot listen to any port ({error}): allow it to") from None
 
     def connect() -> None:
         global _heartbeat  # at once: if another rank fails here, this one says goodbye as well
         try:
-            _heartbeat = server or HeartbeatClient(
-                rank(), world_size(), _hosts, name, address, reports=is_first_on_node()
-            )
+            _heartbeat = server or HeartbeatClient(rank(), _hosts, name, address, reports=is_first_on_node())
         except OSError as error:
             raise InputError(
                 f"MASTER_ADDR {name}: port {address.port} of rank 0 cannot be reached ({error}): the nodes must reach "

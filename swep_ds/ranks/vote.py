@@ -31,19 +31,16 @@ class StopVote:
         """The signal by which any rank was asked to stop; 0 if none was. Collective, and the same on all ranks."""
         if self._group is None:
             return request.number
-        asked = self._counted()
+        if self._cast:
+            self._cast.wait()
+        asked = int(self._vote)
         self._vote.fill_(request.number)
         self._cast = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return asked
 
-    def _counted(self) -> int:
-        if self._cast is None:
-            return 0
-        self._cast.wait()
-        return int(self._vote)
-
     def close(self) -> None:
-        self._counted()
+        if self._cast:
+            self._cast.wait()
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
