@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from swep_ds.errors import InputError, printable, reason
+from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import read_text, user_path
 
 LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
@@ -97,35 +97,30 @@ def parse_yaml(text: str, what: str) -> Any:
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
-    try:
+    # beside YAMLError, PyYAML raises whatever a date like 2019-13-45 or a list as a key does
+    with parsing(f"{what}: not YAML", "correct it, or quote the value"):
         loader = _UniqueKeys(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _size(node, {}) > MOST_CHARACTERS:
-            raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
-        return loader.construct_document(node)
-    except InputError:
-        raise
-    except RecursionError:
-        raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
-    except _RepeatedKey as error:
-        raise InputError(f"{what}: {error}") from None
-    except Exception as error:  # beside YAMLError, whatever a date like 2019-13-45 or a list as a key raises
-        raise InputError(f"{what}: not YAML ({reason(error)}): correct it, or quote the value") from None
-
-
-class _RepeatedKey(ValueError):
-    pass
+        loader.what = what
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            if _size(node, {}) > MOST_CHARACTERS:
+                raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
+            return loader.construct_document(node)
+        except RecursionError:
+            raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
 
 
 class _UniqueKeys(yaml.SafeLoader):
+    what: str  # how the user named the text
+
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node, seen = super().compose_mapping_node(anchor), set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 name, line = printable(key.value[:100]), key.start_mark.line + 1
-                raise _RepeatedKey(f"line {line} gives {name} a second time: keep one")
+                raise InputError(f"{self.what}: line {line} gives {name} a second time: keep one")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return node
 

@@ -74,10 +74,8 @@ def check_folder(source: str, label: str) -> None:
     folder = Path(source)
     if not folder.is_dir():
         return
-    try:
+    with parsing(f"{label}: the folder cannot be listed", "allow it"):
         entries = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
-    except OSError as error:
-        raise InputError(f"{label}: the folder cannot be listed ({error.strerror}): allow it") from None
     for path in sorted(path for path in entries if not path.is_dir()):
         what = f"{label}: its {path.relative_to(folder)}"
         # transformers does not open other dangling links

@@ -12,7 +12,7 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, parsing
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.predict import decode
@@ -123,10 +123,8 @@ def evaluate_saved(
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
         given = {"max_length": max_length, "doc_stride": doc_stride}
         windows = replace(saved.windows, **{name: value for name, value in given.items() if value is not None})
-        try:
+        with parsing(f"--output_dir {output_dir}: cannot be made", "name another folder"):
             output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--output_dir {output_dir}: cannot be made ({error.strerror})") from None
         return tests, saved, windows
 
     tests, saved, windows = ranks.on_all_ranks(prepare)

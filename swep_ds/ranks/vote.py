@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from swep_ds import ranks
-from swep_ds.errors import InputError, RunExit, reason
+from swep_ds.errors import RunExit, parsing
 from swep_ds.ranks.signals import request
 
 CONNECT = timedelta(seconds=60)
@@ -46,14 +46,11 @@ class StopVote:
 
 
 def _over_gloo() -> dist.ProcessGroup:
-    try:
+    interface = "the name of the network interface between them (ip address lists them)"
+    fix = f"export GLOO_SOCKET_IFNAME on all nodes, as {interface}"
+    with parsing("the ranks cannot reach each other over gloo", fix):
         group = dist.new_group(backend="gloo", timeout=CONNECT)
         dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
-    except RuntimeError as error:
-        raise InputError(
-            f"the ranks cannot reach each other over gloo ({reason(error)}): export "
-            "GLOO_SOCKET_IFNAME on all nodes, as the name of the network interface between them (ip address lists them)"
-        ) from None
     return group
 
 
