@@ -11,9 +11,8 @@ from swep_ds.errors import InputError
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import training_batches, training_features
-from swep_ds.planning.capacity import GIB, Devices
 from swep_ds.planning.memory import States
-from swep_ds.planning.plan import plan
+from swep_ds.planning.plan import GIB, Devices, plan
 from swep_ds.recipe import Recipe
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import prepare

@@ -297,8 +297,11 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
     assert (sweep.ds_config, cell.variant, cell.seed) == ("base.json", "MLE", 6)
     assert (cell.recipe.train.epochs, cell.recipe.train.log_every) == (1, 7)
     assert cell.recipe.tracking.group == "more"
+    (path.parent / "third.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "set": {"train.log_every": 2}}))
+    _, [cell] = read_sweep(str(path.parent / "third.yaml"), tmp_path)
+    assert (cell.seed, cell.recipe.train.epochs, cell.recipe.train.log_every) == (6, 1, 2)
     for extends, said in (
-        ("more.yaml", f"extends {tmp_path}/below/more.yaml, which extends another sweep: extend that one"),
+        ("again.yaml", f"extends {path.parent}/again.yaml, which extends this one: sweeps cannot go round in a circle"),
         ("nothing", "extends nothing: no such sweep; known are"),
         ([1], "extends [1]: name a shipped sweep or a YAML file"),
     ):
@@ -353,10 +356,9 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
     path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
     asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
 
-    def run_queue(cells, command, folder, *, jobs, ranks):
+    def run_queue(cells, command, *, jobs, ranks):
         [cell], code = cells, codes.pop(0)
         asked.append((cell.seed, jobs, ranks))
-        folder.mkdir(exist_ok=True)
         cell.log.write_text(f"$ run\n# exit code {code}\n")
         if code == 0:
             cell.folder.mkdir()
