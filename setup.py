@@ -18,6 +18,7 @@ setup(
             "analysis/*.jinja",
             "pipeline/*.jinja",
             "analysis/paper.yaml",
+            "analysis/lines/*.yaml",
         ]
     },
 )

@@ -3,8 +3,8 @@
     python scripts/answer.py runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
     python scripts/answer.py MODEL --question "Who ...?" --text_file article.txt --n_best 3
 
-Prints the best answers, each with its probability among the best spans (20 unless the model says otherwise) and the
-text around it.
+Prints the best answers, each with its probability among all spans of the text, and the text around it. The probability
+of a generated answer is that of its tokens.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 

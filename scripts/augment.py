@@ -5,8 +5,9 @@
         --set data.train=train-v1.1.json --set data.augmented=train-ssmba.json --set data.eval.squad=dev-v1.1.json
 
 SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted again; the
-answer does not change. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks share the questions.
-Started again after a stop, it resumes.
+answer does not change. With --unprotect_answer its tokens are corrupted like all others, as SSMBA was published, and
+samples that lose it are dropped and counted. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks
+share the questions. Started again after a stop, it resumes.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
@@ -25,6 +26,9 @@ def augment() -> None:
     )
     parser.add_argument("--samples", type=int, default=8, help="samples per question (default: 8)")
     parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt (default: 0.25)")
+    parser.add_argument(
+        "--unprotect_answer", action="store_true", help="corrupt the answer as well; drop samples that lose it"
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
     parser.add_argument("--max_examples", type=int, help="use only the first questions, to try it out (default: all)")
@@ -35,7 +39,8 @@ def augment() -> None:
     from swep_ds.ssmba.augment import augment  # after the arguments: these imports take seconds
     from swep_ds.ssmba.reconstruct import Settings
 
-    settings = Settings(arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
+    sizes = (arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
+    settings = Settings(*sizes, protect_answer=not arguments.unprotect_answer)
     with process_group():
         augment(arguments.data, arguments.model, arguments.output, settings, arguments.max_examples)
 

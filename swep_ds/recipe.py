@@ -18,6 +18,7 @@ from swep_ds.settings import Section, load, shown, suggest
 
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
+AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
 LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
 # Bounds that no run reaches; above them numbers overflow or a run never ends
@@ -60,6 +61,7 @@ class TrainSection(Section):
     max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
     micro_batch_size: Count = 8  # windows per rank and forward pass
     max_tokens: Many | None = None  # in its place: padded positions per rank and forward pass
+    group_by_length: bool = True  # windows of similar length share an update; false = random ones, with more padding
     gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
     learning_rate: float = Field(3e-5, gt=0, le=1000)
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
@@ -79,6 +81,9 @@ class TrainSection(Section):
     keep_checkpoints: Count = 2
     stall_seconds: float = Field(600, gt=0, le=1_000_000)  # without progress, until rank 0 names the ranks behind
     on_checkpoint_failure: Literal["stop", "go_on"] = "stop"  # when one cannot be written; earlier ones stay
+    average: Literal["none", "ema", "last_k"] = "none"  # which mean of the weights is tested and exported
+    average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
+    average_last: float = Field(0.25, gt=0, le=1)  # last_k: the share of the updates, at the run's end, that is k
 
 
 class PretrainSection(Section):
@@ -131,7 +136,7 @@ class Recipe(Section):
     def _fits_together(self) -> "Recipe":
         model, method, data, train = self.model, self.method, self.data, self.train
         select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
-        generative = self.task == "generative"
+        generative, holds_kl = self.task == "generative", getattr(method, "kl_target", None) is not None
         tests = ([HOLDOUT] if data.holdout_fraction else []) + list(data.eval)
         rules = (  # (what is wrong, the field, why and the fix)
             (
@@ -146,6 +151,14 @@ class Recipe(Section):
                 method.needs_split and train.execution == "joint",
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split",
+            ),
+            (
+                holds_kl and method.beta == 0,
+                "method.beta: with method.kl_target it is where beta starts, and is then multiplied: set it above 0",
+            ),
+            (
+                holds_kl and method.beta_schedule != "constant",
+                "method.beta_schedule: method.kl_target decides beta: set it to constant, or kl_target to null",
             ),
             (
                 method.uses_model and train.activation_checkpointing,
@@ -178,7 +191,21 @@ class Recipe(Section):
                 "data.augmented: ssmba trains on samples of data.train: make them with `python scripts/augment.py "
                 f"--data {data.train} --model MASKED_LANGUAGE_MODEL --output FILE.json` and set this to FILE.json",
             ),
+            (
+                train.average == "last_k" and select_on is not None,
+                "train.average: last_k is a mean over the end of the run, and eval.select_on may choose an earlier "
+                "checkpoint: set train.average to ema, or eval.select_on to null",
+            ),
         )
+        for name, kind in AVERAGED_BY.items():
+            field = TrainSection.model_fields[name]
+            rules += (
+                (
+                    train.average != kind and getattr(train, name) != field.default,
+                    f"train.{name}: is a setting of average {kind}, and train.average is {train.average}: set that to "
+                    f"{kind}, or leave {name} at {field.default}",
+                ),
+            )
         for broken, fault in rules:
             if broken:
                 raise ValueError(fault)
@@ -200,7 +227,10 @@ class Recipe(Section):
         return load(Recipe, name_or_path, RECIPES, "--recipe", overrides)
 
     def first_stage(self) -> "Recipe":
-        """The run on `pretrain.train` that comes first. It tests nothing: the second stage chooses and reports."""
+        """The run on `pretrain.train` that comes first.
+
+        It tests nothing and averages no weights: the second stage chooses and reports.
+        """
         settings = self.pretrain.model_dump()
         data = {"train": settings.pop("train"), "max_train_examples": settings.pop("max_train_examples")}
         tree = self.model_dump(mode="json") | {"pretrain": None}
@@ -209,7 +239,12 @@ class Recipe(Section):
             tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
         tree["train"] |= settings
         tree["eval"] |= {"select_on": None}
-        return Recipe.model_validate(tree)
+        return Recipe.model_validate(tree).unaveraged()
+
+    def unaveraged(self) -> "Recipe":
+        """The same training, of which the last weights are tested and exported instead of a mean."""
+        plain = {name: TrainSection.model_fields[name].default for name in ("average", *AVERAGED_BY)}
+        return self.model_copy(update={"train": self.train.model_copy(update=plain)})
 
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""

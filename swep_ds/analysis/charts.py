@@ -47,14 +47,16 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
     changed = {"words_changed": "perturbed", "words_changed_clean": "clean"}
     all_charts = [
         ("Loss", "nats", {"loss": "loss", **{name: f"NLL, {name[4:]} pass" for name in passes}}, None),
-        ("KL to the prior", "nats per token", {"kl_per_token": "KL"}, None),
+        ("KL to the prior, per token", "nats per token", {"kl_per_token": "KL"}, None),
+        ("KL to the prior, per window", "nats per window", {"kl_per_window": "KL"}, None),
+        ("Weight of the KL", "beta", {"beta": "beta"}, None),
         ("Mean of the noise", "mean μ over dimensions", {"mu": "μ"}, (f"{prior_mean:g}, the prior's", prior_mean)),
         ("Distance of the mean from the prior's", f"mean |μ − {prior_mean:g}|", {"mu_distance": "|μ − prior|"}, None),
         ("Deviation of the noise", "mean σ over dimensions", {"sigma": "σ"}, sigma),
         ("Tokens whose embedding is nearest to another word's", "share of tokens", changed, None),
         ("Validation", "%", {"validation_f1": "F1", "validation_exact_match": "EM"}, None),
         ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, None),
-        ("Gradient", "global L2 norm before clipping", {"grad_norm": "norm"}, None),
+        ("Gradient", "global L2 norm before clipping", {"grad_norm": "norm", "noise_grad_norm": "noise"}, None),
     ]
     charts = []
     for title, unit, labels, level in all_charts:

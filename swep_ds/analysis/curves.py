@@ -9,9 +9,8 @@ from itertools import cycle
 from pathlib import Path
 
 from swep_ds.analysis.formats import HEADS
-from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure
+from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
 from swep_ds.analysis.table import Block, Table
-from swep_ds.errors import InputError
 from swep_ds.files import LONGEST_NAME
 from swep_ds.sweeps.sweep import slug
 
@@ -50,13 +49,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
         is_only = sum(axis == other for other, _, _ in groups) == 1
         name = "-".join(slug(part) for part in ("curve", axis, *([] if is_only else [title])))[:LONGEST_NAME]
         for metric, head in HEADS.items():
-            figure = plot(axis, title, blocks, metric)
-            for suffix in ("png", "svg"):
-                files.append(folder / f"{name}-{head.lower()}.{suffix}")
-                try:
-                    figure.savefig(files[-1], dpi=160)
-                except OSError as error:
-                    raise InputError(f"{files[-1]}: cannot be written ({error.strerror})") from None
+            files += save(plot(axis, title, blocks, metric), folder, f"{name}-{head.lower()}")
     return files
 
 

@@ -53,6 +53,11 @@ def was_trained_on(source: str) -> bool:
     return plain(name) in map(plain, _tree()["training_data"])
 
 
+def data_set_name(name: str) -> str:
+    """The paper's name of a data set, or its `plain` name if the paper does not have it."""
+    return _names(_tree()["data_sets"]).get(plain(name), plain(name))
+
+
 def frequency_table() -> dict[str, Any]:
     """The rows of the paper's table by word frequency (`swep_ds/analysis/frequency.py`), and its "model"."""
     return _tree()["by_frequency"]

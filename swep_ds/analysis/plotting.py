@@ -1,4 +1,8 @@
-"""What the figures that are written to files share: matplotlib without a window, colours and marks."""
+"""What the figures that are written to files share: matplotlib without a window, colours, marks, files."""
+
+from pathlib import Path
+
+from swep_ds.errors import InputError
 
 # The palette of Okabe and Ito, which readers with any colour vision can tell apart, without its yellow, which is pale
 # on white; the marks tell lines apart in black and white.
@@ -11,3 +15,18 @@ def new_figure(**options):
     from matplotlib.figure import Figure
 
     return Figure(**options)
+
+
+def save(figure, folder: Path, name: str) -> list[Path]:
+    """Writes the figure as `<name>.png` and `<name>.svg`; returns the files.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    for file in files:
+        try:
+            figure.savefig(file, dpi=160)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written ({error.strerror})") from None
+    return files

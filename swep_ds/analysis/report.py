@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from swep_ds.analysis.answers import most_changed, read_answered, worst
 from swep_ds.analysis.charts import is_number, learning_curves, svg, throughput
+from swep_ds.analysis.noise_effect import noise_effect
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Checked, Results, out_of_domain_mean, read_results
 from swep_ds.files import read_json, read_lines, write_atomically
@@ -112,6 +113,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "against": other and f"{other.method}, seed {other.seed}",
         "updates": lines[-1]["update"] if lines else 0,
         "charts": [(chart.title, Markup(svg(chart))) for chart in charts],
+        "effect": noise_effect(lines),
         "maps": maps,
         "no_maps": no_maps,
         "worst": worst_answers,

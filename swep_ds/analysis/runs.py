@@ -6,16 +6,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
-from swep_ds.sweeps.sweep import DESCRIPTION, Cell, fault_of, identity, log_of, saved_recipe
+from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # fields of a resolved ds_config that the recipe decides, or that do not affect training
@@ -39,6 +39,7 @@ class SweepFile(Checked):
     """`sweep.json`."""
 
     runs: dict[str, RunEntry]  # by the name of the run's folder
+    primary: Annotated[Primary, Field(strict=False)] | None = None  # a JSON list
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RunRef:
     model: str
     labels: dict[str, str] = field(default_factory=dict)  # by axis
     recipe: Recipe | None = None  # the recipe that the run should have; None = whatever its folder holds
+    primary: Primary | None = None  # its sweep's
 
     @property
     def block(self) -> tuple[str, dict[str, str]]:
@@ -86,7 +88,8 @@ class MissingRun:
 def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
     """The runs of a sweep, each with the recipe that it should have."""
     return [
-        RunRef(cell.folder, cell.variant, cell.seed, cell.recipe.model.name, cell.labels, cell.recipe) for cell in cells
+        RunRef(cell.folder, cell.variant, cell.seed, cell.recipe.model.name, cell.labels, cell.recipe, cell.primary)
+        for cell in cells
     ]
 
 
@@ -120,13 +123,13 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
 def _runs_of_sweep(folder: Path) -> list[RunRef]:
     file = folder / DESCRIPTION
     try:
-        runs = SweepFile.model_validate(read_json(file, file.name)).runs
-        if bad := [name for name in runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
+        sweep = SweepFile.model_validate(read_json(file, file.name))
+        if bad := [name for name in sweep.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
             raise InputError(f"runs.{bad[0]!r} is no folder name")
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with scripts/sweep.py SWEEP --table") from None
-    return [RunRef(folder / name, **dict(entry)) for name, entry in runs.items()]
+    return [RunRef(folder / name, **dict(entry), primary=sweep.primary) for name, entry in sweep.runs.items()]
 
 
 def _name_runs(folders: Iterable[Path]) -> list[RunRef]:

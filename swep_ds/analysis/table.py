@@ -5,64 +5,84 @@ A cell is the mean and the standard deviation over seeds, with the difference to
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from swep_ds.analysis import significance
+from swep_ds.analysis.crossed import LEAST_SEEDS, LEVEL, MARGIN, holm
 from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trained_on
-from swep_ds.analysis.runs import MissingRun, Run, RunRef, read_runs, settings_notes, version_note
+from swep_ds.analysis.questions import ARTICLES, QuestionScores
+from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted
+from swep_ds.analysis.robustness import note as line_note
+from swep_ds.analysis.runs import MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
 from swep_ds.errors import InputError
+from swep_ds.evaluation.calibration import CALIBRATION, COVERED_ACCURACY, ECE_BINS
 from swep_ds.evaluation.results import Scores, out_of_domain_mean
+from swep_ds.sweeps.sweep import SHIFTED
 
 OUT_OF_DOMAIN = "out-of-domain mean"
 METRICS = ("exact_match", "f1")
+LOWER_IS_BETTER = ("ece", "aurc")
 BASE = "MLE"
 Table = dict[str, Any]
 Block = dict[str, Any]
 
 
-def make(refs: Sequence[RunRef], against: str | None = None) -> Table:
+def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None = None) -> Table:
     """The table of the runs that are finished and comparable (`read_runs`), with the reason why others are missing.
 
     Args:
         against: the row that the others are compared with; None = MLE if there is one.
+        line: F1 on shifted data as in-domain F1 predicts it; None = fitted to the runs of the row `against`, if it can.
 
     Returns:
-        {"against", "blocks": [{"title", "model", "labels": {axis: label}, "columns": the data sets, then the
-        out-of-domain mean if there are shifted ones, "rows": [{"name", "seeds": those of its finished runs, "scores",
-        "differences"}]}], "missing": [{"name", "labels", "seed", "reason", "line"}], "notes": [lines]}.
-        "scores": by column, then "exact_match" and "f1": {"mean", "std" or None (one run), "best": in its column,
-        "paper" or None}, in percent.
-        "differences" to the base row, likewise: {"mean", "low" and "high" (None if predictions or data cannot be read),
-        "seeds": {"mean", "std" or None, "n"}}, in percentage points.
+        {"against", "line": a dumped `Line` or None, "blocks": [{"title", "model", "labels": {axis: label}, "columns":
+        the data sets, then the out-of-domain mean if there are shifted ones, "primary": [{"row", "base", "column",
+        "metric", **difference}], "rows": [{"name", "seeds": those of its finished runs, "scores", "differences"}]}],
+        "missing": [{"name", "labels", "seed", "reason", "line"}], "notes": [lines]}.
+        "scores": by column, then "exact_match", "f1" and, where known, `CALIBRATION` and `ABOVE`: {"mean", "std" or
+        None (one run), "best": in its column, "paper" or None}, in percent.
+        "differences" to the base row, by column, then "exact_match" and "f1": see `_difference`.
 
     Raises:
         InputError: no row is called `against`, or several are.
     """
     runs, missing = read_runs(refs)
     base = _base_row(list(dict.fromkeys(ref.variant for ref in refs)), against)
-    questions = significance.QuestionScores()
+    line_notes = []
+    if line is None and base is not None:
+        line, why = fitted([_scores(run) for run in runs if run.ref.variant == base], base)
+        line_notes = [why] if why else []
+    questions = QuestionScores()
     blocks, notes, keys = [], [], []
     for ref in refs:
         if ref.block in keys:
             continue
         keys.append(ref.block)
         block_runs = [run for run in runs if run.ref.block == ref.block]
-        names = dict.fromkeys(other.variant for other in refs if other.block == ref.block)
+        block_refs = [other for other in refs if other.block == ref.block]
+        names = dict.fromkeys(other.variant for other in block_refs)
         rows = {name: [run for run in block_runs if run.ref.variant == name] for name in names}
-        blocks.append(_block(*ref.block, rows, base, questions))
-        notes += [*settings_notes(rows), *_paper_notes(blocks[-1], block_runs)]
+        primaries = list(dict.fromkeys(other.primary for other in block_refs if other.primary))
+        blocks.append(_block(*ref.block, rows, _Comparison(base, primaries, line, questions)))
+        notes += [*settings_notes(rows), *_seeds_notes(blocks[-1], rows, base), *_paper_notes(blocks[-1], block_runs)]
     if base is None:
         notes.append(f"No differences: there is no row {BASE}; --against names another one.")
     elif any(row["differences"] for block in blocks for row in block["rows"]):
+        notes += _difference_notes(base)
+    cells = [cell for block in blocks for row in block["rows"] for cell in row["scores"].values()]
+    if any(CALIBRATION[0] in cell for cell in cells):
         notes.append(
-            f"Differences are to {base}, in points; in brackets the {significance.LEVEL} % interval of a paired "
-            f"bootstrap over questions ({significance.RESAMPLES:,} resamples), in bold if it excludes 0; then the "
-            "standard deviation of the difference over the n seeds in common, after its mean if that differs."
+            f"Calibration, in percent, lower is better for the first two: expected calibration error ({ECE_BINS} bins "
+            "of as many questions each), area under the risk-coverage curve (risk: 1 - EM), and the share of questions "
+            f"that can be answered, the most confident first, with {COVERED_ACCURACY} % of EM."
         )
+    notes += [line_note(line)] if any(ABOVE in cell for cell in cells) else line_notes
     return {
         "against": base,
+        "line": line and line.model_dump(),
         "blocks": blocks,
         "missing": [_missing_entry(run) for run in missing],
         "notes": [*dict.fromkeys(notes), *questions.notes, *version_note(runs)],
@@ -91,26 +111,36 @@ def _missing_entry(run: MissingRun) -> dict[str, Any]:
     return {"name": ref.variant, "labels": ref.labels, "seed": ref.seed, "reason": run.reason, "line": run.line}
 
 
-def _block(
-    model: str,
-    labels: dict[str, str],
-    rows: Mapping[str, Sequence[Run]],
-    base: str | None,
-    questions: significance.QuestionScores,
-) -> Block:
+@dataclass(frozen=True)
+class _Comparison:
+    """What the rows of a block are compared with."""
+
+    base: str | None
+    primaries: Sequence[Primary]
+    line: Line | None
+    questions: QuestionScores
+
+
+def _block(model: str, labels: dict[str, str], rows: Mapping[str, Sequence[Run]], comparison: _Comparison) -> Block:
     title = ", ".join([model, *(f"{axis} {label}" for axis, label in labels.items())])
-    scores = aggregate({name: [_scores(run) for run in runs] for name, runs in rows.items()})
-    block = {"title": title, "model": model, "labels": labels, **scores}
+    line = comparison.line
+    scored = {name: [_scores(run) for run in runs] for name, runs in rows.items()}
+    if line:
+        scored = {name: [add_points(scores, line) for scores in runs] for name, runs in scored.items()}
+    block = {"title": title, "model": model, "labels": labels, **aggregate(scored), "primary": []}
     for row, runs in zip(block["rows"], rows.values(), strict=True):
         row |= {"seeds": [run.ref.seed for run in runs], "differences": {}}
     _add_paper(block, [run for runs in rows.values() for run in runs])
-    if rows.get(base):
-        _add_differences(block, rows, base, questions)
+    if rows.get(comparison.base):
+        _add_differences(block, rows, comparison)
+    for primary in comparison.primaries:
+        _add_primary(block, rows, primary, comparison.questions)
+    _adjust(block, comparison.base)
     return block
 
 
 def _scores(run: Run) -> Scores:
-    return {name: {metric: getattr(score, metric) for metric in METRICS} for name, score in run.results.eval.items()}
+    return {name: score.model_dump(exclude_none=True) for name, score in run.results.eval.items()}
 
 
 def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
@@ -122,26 +152,31 @@ def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
 
     Returns:
         {"columns": the data sets, then the out-of-domain mean if there are shifted ones, taken run by run,
-        "rows": [{"name", "scores": {column: {"exact_match" and "f1": {"mean", "std" or None, "best"}}}}]}; a row
-        without runs has no scores. The best are those of a column as printed, if there are rows to compare.
+        "rows": [{"name", "scores": {column: {metric: {"mean", "std" or None, "best"}}}}]}, with the metrics that all of
+        a row's runs have; a row without runs has no scores. The best are those of a column as printed, if there are
+        rows to compare.
     """
     entries = []
     for name, runs in rows.items():
         full = [_with_mean(scores) for scores in runs]
-        columns = full[0] if full else []
         scores = {
-            column: {metric: _summary([run[column][metric] for run in full]) for metric in METRICS}
-            for column in columns
+            column: {
+                metric: _summary([run[column][metric] for run in full])
+                for metric in (*METRICS, *CALIBRATION, ABOVE)
+                if all(metric in run[column] for run in full)
+            }
+            for column in (full[0] if full else [])
         }
         entries.append({"name": name, "scores": scores})
     done = [entry["scores"] for entry in entries if entry["scores"]]
     columns = list(done[0]) if done else []
     for column in columns:
-        for metric in METRICS:
-            cells = [scores[column][metric] for scores in done]
-            best = f"{max(cell['mean'] for cell in cells):.2f}"
+        for metric in (*METRICS, *CALIBRATION, ABOVE):
+            cells = [scores[column][metric] for scores in done if metric in scores[column]]
+            sign = -1 if metric in LOWER_IS_BETTER else 1
+            best = f"{sign * max(sign * cell['mean'] for cell in cells):.2f}" if cells else ""
             for cell in cells:
-                cell["best"] = len(done) > 1 and f"{cell['mean']:.2f}" == best
+                cell["best"] = len(cells) > 1 and f"{cell['mean']:.2f}" == best
     return {"columns": columns, "rows": entries}
 
 
@@ -154,30 +189,107 @@ def _summary(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
 
 
-def _add_differences(
-    block: Block, rows: Mapping[str, Sequence[Run]], base: str, questions: significance.QuestionScores
-) -> None:
-    data_sets = [column for column in block["columns"] if column != OUT_OF_DOMAIN]
-    intervals = significance.intervals(rows, base, data_sets, questions)
-    by_seed = {name: {run.ref.seed: _with_mean(_scores(run)) for run in runs} for name, runs in rows.items()}
-    means = {row["name"]: row["scores"] for row in block["rows"]}
+# Differences
+
+
+def _add_differences(block: Block, rows: Mapping[str, Sequence[Run]], comparison: _Comparison) -> None:
+    base, columns = comparison.base, block["columns"]
+    data_sets = [column for column in columns if column != OUT_OF_DOMAIN]
+    compared = significance.compare(rows, base, data_sets, comparison.questions)
     for row in block["rows"]:
-        name = row["name"]
-        if name == base or not row["scores"]:
-            continue
-        seeds = [seed for seed in by_seed[name] if seed in by_seed[base]]
-        for column in block["columns"]:
-            bounds = intervals[name].get(None if column == OUT_OF_DOMAIN else column)
-            row["differences"][column] = {}
-            for number, metric in enumerate(METRICS):
-                each = [by_seed[name][seed][column][metric] - by_seed[base][seed][column][metric] for seed in seeds]
-                low, high = (None, None) if bounds is None else map(float, bounds[:, number])
-                row["differences"][column][metric] = {
-                    "mean": means[name][column][metric]["mean"] - means[base][column][metric]["mean"],
-                    "low": low,
-                    "high": high,
-                    "seeds": {**(_summary(each) if each else {"mean": None, "std": None}), "n": len(each)},
+        if row["name"] != base and significance.common_seeds(rows[row["name"]], rows[base]):
+            row["differences"] = {
+                column: {
+                    metric: _difference(rows[row["name"]], rows[base], column, metric, compared[row["name"]])
+                    for metric in METRICS
                 }
+                for column in columns
+            }
+
+
+def _difference(
+    runs: Sequence[Run], base: Sequence[Run], column: str, metric: str, compared: Mapping[str | None, Any]
+) -> dict[str, Any]:
+    """A difference in points, over the seeds in common.
+
+    Returns:
+        {"mean", "std": from seed to seed, or None (one seed), "n": seeds, "low", "high" and "p": of the crossed
+        interval, "no_difference": whether it is certainly smaller than `MARGIN`, "bootstrap_low" and "bootstrap_high"};
+        None where there is no interval.
+    """
+    scores = {id(run): _with_mean(_scores(run))[column][metric] for run in (*runs, *base)}
+    base_scores = {run.ref.seed: scores[id(run)] for run in base}
+    each = [scores[id(run)] - base_scores[run.ref.seed] for run in runs if run.ref.seed in base_scores]
+    result = dict.fromkeys(("low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
+    result = {**_summary(each), "n": len(each), **result}
+    difference, number = compared.get(None if column == OUT_OF_DOMAIN else column), METRICS.index(metric)
+    if difference is not None:
+        low, high = difference.bootstrap[:, number].tolist()
+        result |= {"bootstrap_low": low, "bootstrap_high": high}
+        if difference.crossed is not None:
+            low, high = (float(bound[number]) for bound in difference.crossed.interval())
+            result |= {"low": low, "high": high, "p": float(difference.crossed.p()[number])}
+            result["no_difference"] = bool(difference.crossed.within()[number])
+    return result
+
+
+def _add_primary(block: Block, rows: Mapping[str, Sequence[Run]], primary: Primary, questions: QuestionScores) -> None:
+    """Adds the contrast that the sweep names, if both of its rows have runs with seeds in common."""
+    name, base, metric, where = primary
+    runs, base_runs = rows.get(name, []), rows.get(base, [])
+    column = OUT_OF_DOMAIN if where == SHIFTED else where
+    if column in block["columns"] and significance.common_seeds(runs, base_runs):
+        data_sets = [other for other in block["columns"] if other != OUT_OF_DOMAIN]
+        compared = significance.compare({base: base_runs, name: runs}, base, data_sets, questions)[name]
+        difference = _difference(runs, base_runs, column, metric, compared)
+        block["primary"].append({"row": name, "base": base, "column": column, "metric": metric, **difference})
+
+
+def _adjust(block: Block, base: str | None) -> None:
+    """Adds "holm", p adjusted for all differences of the block but the primary ones, and "significant"."""
+    primaries = [(entry["row"], entry["base"], entry["column"], entry["metric"]) for entry in block["primary"]]
+    rest = []
+    for row in block["rows"]:
+        for column, by_metric in row["differences"].items():
+            for metric, entry in by_metric.items():
+                is_primary = (row["name"], base, column, metric) in primaries
+                entry |= {"holm": entry["p"] if is_primary else None}
+                rest += [] if is_primary or entry["p"] is None else [entry]
+    for entry, p in zip(rest, holm([entry["p"] for entry in rest]), strict=True):
+        entry["holm"] = p
+    for entry in block["primary"]:
+        entry["holm"] = entry["p"]
+    every = [entry for row in block["rows"] for cell in row["differences"].values() for entry in cell.values()]
+    for entry in [*every, *block["primary"]]:
+        entry["significant"] = entry["holm"] is not None and entry["holm"] < 1 - LEVEL / 100
+
+
+def _difference_notes(base: str) -> list[str]:
+    return [
+        f"Differences are to {base}, in points, seed by seed over the n seeds in common; SD is from seed to seed. The "
+        f"{LEVEL} % interval is for other seeds and other questions: crossed over both, questions by article where "
+        f"there are {ARTICLES} of them, else by paragraph; it takes {LEAST_SEEDS} seeds.",
+        "p is adjusted by Holm for all differences of the block but the sweep's primary one. Bold: p below "
+        f'{1 - LEVEL / 100:.2f}. "none": certainly smaller than {MARGIN} points (two one-sided tests).',
+        f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
+        "these trained models. It knows nothing of other seeds.",
+    ]
+
+
+def _seeds_notes(block: Block, rows: Mapping[str, Sequence[Run]], base: str | None) -> list[str]:
+    """A line for each row whose differences leave out seeds that it or the base has run."""
+    lines = []
+    for row in block["rows"]:
+        if row["differences"]:
+            common = significance.common_seeds(rows[row["name"]], rows[base])
+            alone = sorted({run.ref.seed for name in (row["name"], base) for run in rows[name]} - set(common))
+            if alone:
+                listed = ", ".join(map(str, alone))
+                lines.append(
+                    f"{block['title']}: {row['name']} is compared with {base} over the {len(common)} seeds that both "
+                    f"have run; left out: {listed}."
+                )
+    return lines
 
 
 def _paper_model(block: Block, runs: Sequence[Run]) -> PaperModel | None:

@@ -23,6 +23,7 @@ from swep_ds.benchmarks.traffic import Traffic, watch_traffic
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.recipe import Recipe
+from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker
@@ -42,7 +43,8 @@ def break_down(engine, batches: TrainingBatches, recipe: Recipe, updates: int) -
     with tempfile.TemporaryDirectory() as folder, watch_traffic() as traffic:
         timed = _TimedEngine(engine, traffic)
         with _DataTimer(recipe, Path(folder), batches.updates, TrainState(), active=ranks.is_main()) as tracker:
-            train(timed, batches, recipe.train, _NoCheckpoints(), tracker, TrainState(), None)
+            average = WeightAverage.of(engine, recipe.train, batches.updates)
+            train(timed, batches, recipe.train, _NoCheckpoints(), tracker, TrainState(), None, average)
     ranks.synchronize()
     calls_per_update = len(timed.calls) // batches.updates
     first, counted = timed.calls[calls_per_update - 1], timed.calls[calls_per_update:]

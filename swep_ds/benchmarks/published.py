@@ -7,13 +7,11 @@ padded to its longest window. Only AdamW is faster than in the published code: i
 """
 
 import math
-from copy import copy
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from swep_ds.data.batches import Batch, TrainingBatches
+from swep_ds.data.batches import Batch
 from swep_ds.recipe import TrainSection
 
 PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)
@@ -63,14 +61,3 @@ class PlainTraining:
         nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-def random_batches(batches: TrainingBatches) -> TrainingBatches:
-    """The first epoch's windows in random order, not grouped by length; each batch is padded to its longest window."""
-    windows = [batches.windows(update) for update in range(batches.updates_per_epoch)]
-    order = np.random.default_rng(batches.seed).permutation(np.concatenate(windows))
-    shuffled = np.split(order, np.cumsum([len(rows) for rows in windows])[:-1])
-    random = copy(batches)
-    random.windows = shuffled.__getitem__
-    random.updates = len(shuffled)
-    return random

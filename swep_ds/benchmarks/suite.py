@@ -30,12 +30,12 @@ from swep_ds.benchmarks.candidates import (
     table,
 )
 from swep_ds.benchmarks.flops import count
-from swep_ds.benchmarks.published import PlainTraining, Published, random_batches
+from swep_ds.benchmarks.published import PlainTraining, Published
 from swep_ds.console import Console
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
-from swep_ds.pipeline.prepare import Job, prepare
+from swep_ds.pipeline.prepare import Job, prepare, training_batches
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import zero_stage
@@ -70,7 +70,7 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
             make = _published if name == plain else _under_engine
             candidates.append(build_candidate(name, partial(make, recipe, ds_config), largest))
             if name == plain:
-                random = _load(sample(random_batches(job.batches), warmup, updates))
+                random = _load(sample(_random_batches(first, job), warmup, updates))
                 candidates.append(replace(candidates[-1], name=name + RANDOM, batches=random, seconds=[]))
         for candidate in candidates:
             candidate.batches = candidate.batches or common
@@ -226,6 +226,12 @@ def _check(job: Job, updates: int) -> None:
             f"an epoch has {job.batches.updates_per_epoch} updates, and {updates} are asked for: lower --updates, or "
             "name more data"
         )
+
+
+def _random_batches(recipe: Recipe, job: Job) -> TrainingBatches:
+    """The job's windows as the published procedure batches them, whatever their lengths."""
+    train = recipe.train.model_copy(update={"group_by_length": False})
+    return training_batches(recipe.model_copy(update={"train": train}), job.tokenizer, job.features, 0, 1)
 
 
 def _load(batches: TrainingBatches) -> list[Batch]:

@@ -13,7 +13,7 @@ from swep_ds.data.readers import Example
 
 class GeneratedAnswer(NamedTuple):
     text: str
-    probability: float  # geometric mean over its tokens
+    probability: float  # of the whole sequence, given its window
 
 
 class GeneratedAnswers:
@@ -25,21 +25,29 @@ class GeneratedAnswers:
 
     def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast):
         self.examples, self.tokenizer = examples, tokenizer
-        self._best: dict[int, tuple[float, str]] = {}  # example -> (negative log probability, text)
+        # by example: negative log probability per token, text, tokens
+        self._best: dict[int, tuple[float, str, int]] = {}
 
     def add(self, columns: Mapping[str, Iterable[int]], token_ids_NK: Tensor, log_probability_N: Tensor) -> None:
         """Adds N windows: their evaluation columns (`Features.dataset`), and the output of `GenerativeQA.predict`."""
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
         texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
-        for example, text, score in zip(map(int, columns["example"]), texts, log_probability_N.tolist(), strict=True):
-            proposal = (-score, text.strip())
+        counts, scores = (token_ids_NK != IGNORED).sum(1).tolist(), log_probability_N.tolist()
+        for example, text, score, count in zip(map(int, columns["example"]), texts, scores, counts, strict=True):
+            proposal = (-score, text.strip(), count)
             self._best[example] = min(self._best.get(example, proposal), proposal)
 
     def answers(self) -> dict[str, str]:
         """The best answer's text by example id."""
         return {id_: best[0].text for id_, best in self.n_best().items()}
 
+    def confidences(self) -> dict[str, float]:
+        """The best answer's probability by example id."""
+        return {id_: best[0].probability for id_, best in self.n_best().items()}
+
     def n_best(self) -> dict[str, list[GeneratedAnswer]]:
         """The best answer by example id, in a list as from `SpanDecoder`."""
-        best = sorted(self._best.items())
-        return {self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss))] for row, (loss, text) in best}
+        return {
+            self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count))]
+            for row, (loss, text, count) in sorted(self._best.items())
+        }

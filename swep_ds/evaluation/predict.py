@@ -25,6 +25,8 @@ class Decoder(Protocol):
 
     def answers(self) -> dict[str, str]: ...
 
+    def confidences(self) -> dict[str, float]: ...
+
 
 @torch.no_grad()
 def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:

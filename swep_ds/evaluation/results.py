@@ -1,4 +1,4 @@
-"""`results.json` (its schema, written and read), `predictions/<dataset>.json` and the printed table."""
+"""`results.json` (its schema, written and read), `predictions/`, `confidence/` and the printed table."""
 
 import json
 import platform
@@ -17,7 +17,7 @@ from swep_ds.files import read_json, write_atomically
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 FAULTS_SHOWN = 3
-Score = dict[str, float | int]  # exact_match and f1 in percent, total
+Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
 Scores = dict[str, Score]  # by data set
 Percent = Annotated[float, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -31,6 +31,10 @@ class SetScore(Checked):
     exact_match: Percent
     f1: Percent
     total: Count
+    # calibration (`calibration.py`), in percent; results of earlier versions have none
+    ece: Percent | None = None
+    aurc: Percent | None = None
+    coverage_at_80: Percent | None = None
 
 
 class Selection(Checked):
@@ -102,18 +106,22 @@ def versions() -> dict[str, str]:
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
-    """Unweighted mean over all data sets but the first, the source domain; None if there is no other."""
+    """Unweighted means over all data sets but the first, the source domain, of every score that all of them have.
+
+    None if there is no other data set.
+    """
     shifted = list(scores.values())[1:]
     if not shifted:
         return None
-    return {key: sum(s[key] for s in shifted) / len(shifted) for key in ("exact_match", "f1")}
+    shared = [key for key in shifted[0] if key != "total" and all(s.get(key) is not None for s in shifted)]
+    return {key: sum(s[key] for s in shifted) / len(shifted) for key in shared}
 
 
-def write_predictions(folder: Path, name: str, predictions: dict[str, str]) -> None:
-    """`predictions/<name>.json`: question id -> answer, as the official scorers read it."""
-    (folder / "predictions").mkdir(parents=True, exist_ok=True)
-    file = folder / "predictions" / f"{name}.json"
-    write_atomically(file, json.dumps(predictions, ensure_ascii=False, indent=0))
+def write_predictions(folder: Path, name: str, predictions: dict[str, str], confidences: dict[str, float]) -> None:
+    """`predictions/<name>.json`: question id -> answer, as the official scorers read it; `confidence/<name>.json`."""
+    for kind, content in (("predictions", predictions), ("confidence", confidences)):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))
 
 
 def print_scores(scores: Scores, title: str) -> None:

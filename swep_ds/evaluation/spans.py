@@ -3,11 +3,13 @@
 The rule is that of Google's BERT for SQuAD: every window pairs its `n_best` best starts with its `n_best` best ends,
 keeps the pairs with start <= end < start + max_answer_tokens, and scores them by start logit + end logit; the pairs of
 all windows of an example compete. A start counts only in the window that owns its token (the maximum-context rule,
-columns own_begin and own_end), so no pair of tokens competes twice.
+columns own_begin and own_end), so no pair of tokens competes twice. A span's probability is its share of the sum of
+exp(score) over all allowed spans of its example, in all windows and whatever `n_best`.
 
 Shapes: B windows of at most T tokens, W in all; K = `n_best` candidates each.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +23,7 @@ from swep_ds.data.readers import Example
 
 LOW = 0xFFFFFFFF  # the low 32 bits
 NEVER = np.float32(-np.inf)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Answer:
     start: int
     end: int
     score: float  # start logit + end logit
-    probability: float  # softmax of the scores over the n best of this question
+    probability: float  # among all spans of this question
 
 
 def window_candidates(
@@ -93,6 +96,38 @@ def window_candidates(
     return Candidates(window, score_BP[window, pair], start_BN[window, pair // best], end_BN[window, pair % best])
 
 
+def log_normaliser(
+    start_logits_BT: Tensor,
+    end_logits_BT: Tensor,
+    own_begin_B: np.ndarray,
+    own_end_B: np.ndarray,
+    context_begin_B: np.ndarray,
+    context_end_B: np.ndarray,
+    settings: SpanSettings,
+) -> np.ndarray:
+    """log of the sum of exp(start logit + end logit) over the allowed spans of each window: [B] float64.
+
+    -inf for a window without an allowed span. Arguments are those of `window_candidates`.
+    """
+    position_T = np.arange(start_logits_BT.shape[1])
+
+    def weights(logits_BT: Tensor, begin_B: np.ndarray, end_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """exp(logit - the window's highest), 0 outside; and the highest."""
+        score_BT = logits_BT.cpu().double().numpy().clip(-LARGEST, LARGEST)  # inf - inf would be NaN
+        inside_BT = (position_T >= begin_B[:, None]) & (position_T < end_B[:, None]) & ~np.isnan(score_BT)
+        score_BT = np.where(inside_BT & (score_BT > -LARGEST), score_BT, -np.inf)
+        highest_B = np.maximum(score_BT.max(axis=1), -LARGEST)
+        return np.exp(score_BT - highest_B[:, None]), highest_B
+
+    start_BT, start_B = weights(start_logits_BT, own_begin_B, own_end_B)
+    end_BT, end_B = weights(end_logits_BT, context_begin_B, context_end_B)
+    width = min(settings.max_answer_tokens, len(position_T))
+    ahead_BT = np.pad(end_BT, ((0, 0), (0, width - 1)))
+    reach_BT = sum(ahead_BT[:, k : k + len(position_T)] for k in range(width))  # ends that each start may have
+    with np.errstate(divide="ignore"):
+        return np.log((start_BT * reach_BT).sum(axis=1)) + start_B + end_B
+
+
 def _top(score: np.ndarray, count: int) -> np.ndarray:
     """Columns of the `count` largest float32 values of every row, best first; ties go to the first columns.
 
@@ -115,12 +150,12 @@ class SpanDecoder:
     form no allowed pair in any window gets "".
 
     Args:
-        best_only: keeps the best candidates alone, which is faster: for `answers`, not `n_best`.
+        best_only: keeps the best candidates alone, which is faster: for `answers` and `confidences`, not `n_best`.
     """
 
     def __init__(self, examples: Sequence[Example], settings: SpanSettings, *, best_only: bool = False):
         self.examples, self.settings, self.best_only = examples, settings, best_only
-        self._seen: set[int] = set()
+        self._log_sums: dict[int, float] = {}  # of exp(score) over the spans of an example seen so far
         # per batch: its candidates' example, score, first and end character
         self._parts = [(np.empty(0, np.int64), np.empty(0, np.float32), *np.empty((2, 0), np.int32))]
 
@@ -131,28 +166,42 @@ class SpanDecoder:
 
         The logits may have any float dtype, be on any device, and be padded on the right to any T.
         """
-        bounds = (columns[name] for name in ("own_begin", "own_end", "context_begin", "context_end"))
-        window, score, *spans = window_candidates(
-            start_logits_BT, end_logits_BT, *bounds, self.settings, best_only=self.best_only
-        )
+        bounds = [columns[name] for name in ("own_begin", "own_end", "context_begin", "context_end")]
+        logits = torch.stack((start_logits_BT, end_logits_BT)).cpu()
+        window, score, *spans = window_candidates(*logits, *bounds, self.settings, best_only=self.best_only)
         characters = []
         for name, position in zip(("offset_start", "offset_end"), spans, strict=True):
             # token t of window b is flat[first[b] + t]
             first = columns[name].offsets.to_numpy()[:-1] - columns["context_begin"]
             flat = columns[name].values.to_numpy()
             characters.append(flat[first[window] + position])
-        self._seen.update(columns["example"].tolist())
+        log_sums = log_normaliser(*logits, *bounds, self.settings).tolist()
+        for row, log_sum in zip(columns["example"].tolist(), log_sums, strict=True):
+            self._log_sums[row] = float(np.logaddexp(self._log_sums.get(row, -np.inf), log_sum))
         self._parts.append((columns["example"][window], score, *characters))
 
     def answers(self) -> dict[str, str]:
         """The best answer's text by example id."""
-        answers = {self.examples[row].id: "" for row in sorted(self._seen)}
+        answers = {self.examples[row].id: "" for row in sorted(self._log_sums)}
         example, _, begin, end = self._ordered()
         _, first = np.unique(example, return_index=True)
         for row, start, stop in zip(*(column[first].tolist() for column in (example, begin, end)), strict=True):
             source = self.examples[row]
             answers[source.id] = source.context[start:stop].strip()
         return answers
+
+    def confidences(self) -> dict[str, float]:
+        """The best answer's probability by example id; 0 without an allowed span."""
+        confidences = {self.examples[row].id: 0.0 for row in sorted(self._log_sums)}
+        example, score, _, _ = self._ordered()
+        _, first = np.unique(example, return_index=True)
+        for row, best in zip(example[first].tolist(), score[first].tolist(), strict=True):
+            confidences[self.examples[row].id] = self._probability(row, best)
+        return confidences
+
+    def _probability(self, row: int, score: float) -> float:
+        score = min(max(score, -2 * LARGEST), 2 * LARGEST)  # inf: two infinite logits
+        return math.exp(min(0.0, score - self._log_sums[row]))
 
     def n_best(self) -> dict[str, list[Answer]]:
         """At most `settings.n_best` answers by example id, best first.
@@ -162,20 +211,17 @@ class SpanDecoder:
         """
         if self.best_only:
             raise ValueError("a decoder with best_only has no other answers")
-        answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._seen)}
+        answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
         example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
         kept = np.arange(len(group)) - first[group] < self.settings.n_best
-        score = score.astype(np.float64).clip(max=np.finfo(np.float64).max)  # inf - inf would be NaN
-        weight = np.where(kept, np.exp(score - score[first][group]), 0.0)  # relative to the best, so none overflows
-        probability = weight / np.bincount(group, weight)[group]
         for i in np.flatnonzero(kept).tolist():
-            source = self.examples[int(example[i])]
+            source, probability = self.examples[int(example[i])], self._probability(int(example[i]), float(score[i]))
             start = int(begin[i])
             text = source.context[start : int(end[i])]
             start += len(text) - len(text.lstrip())
             text = text.strip()
-            answers[source.id].append(Answer(text, start, start + len(text), float(score[i]), float(probability[i])))
+            answers[source.id].append(Answer(text, start, start + len(text), float(score[i]), probability))
         return answers
 
     def _ordered(self) -> list[np.ndarray]:

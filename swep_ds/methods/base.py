@@ -5,7 +5,8 @@ methods: it asks for a forward and a backward per pass (`split`) or one for all 
 A new method is one small file: a `Settings` class with its fields, and a `Method` that says what its passes are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -29,7 +30,11 @@ class Settings(Section):
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Keys the noise of one pass: the run's seed and the draw's number. Sample ids complete the key (`kernels/`)."""
+    """Keys the noise of one pass: the run's seed and the draw's number. Sample ids complete the key (`kernels/`).
+
+    draw: update * P + k for pass k among the update's P perturbed passes, so that all methods with as many of these
+        draw the same numbers, whatever other passes they have.
+    """
 
     seed: int
     draw: int
@@ -58,6 +63,7 @@ class MicroStep:
     part: which micro-step of `split` execution (`Objective.parts`); None = all passes at once, as in `joint`.
     carried: what the micro-steps before left.
     measure: whether to compute statistics of the noise as well.
+    compare: whether to compare the noise with other noise as well (`Perturbed.compare`), which runs the model.
     """
 
     update: int
@@ -65,6 +71,7 @@ class MicroStep:
     part: int | None = None
     carried: PassState = PassState()
     measure: bool = False
+    compare: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,13 +95,15 @@ class Perturbed:
 
     embeddings: [N, T, d], in place of the word embeddings.
     kl: [N, T] float32, the KL per token (nats); None where the method's own parameters took no part.
-    measure: computes statistics per token for the log, each [N, T], by name; None where there are none.
+    measure: computes statistics for the log by name, per token [N, T] or per window [N]; None where there are none.
+    compare: the same for statistics that take forward passes of the model.
     delta: for `PassState.delta`.
     """
 
     embeddings: Tensor
     kl: Tensor | None = None
     measure: Callable[[], dict[str, Tensor]] | None = None
+    compare: Callable[[], dict[str, Tensor]] | None = None
     delta: Tensor | None = None
 
 
@@ -120,7 +129,7 @@ class Pass:
     name: str
     weight: float
     perturb: Perturbation | None = None
-    kl_weight: float = 0.0
+    kl_weight: float | Tensor = 0.0
     divergence_weight: float = 0.0
     keeps_hidden: bool = False
     repeats_dropout: bool = False
@@ -145,14 +154,39 @@ class Method(nn.Module):
     """
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
+    learning_rate: float | None = None  # of the method's own parameters; None = the model's
+    max_grad_norm: float | None = None  # of their gradient; None = clipped together with the model's; 0 = no clipping
+    watches: str | None = None  # the statistic of `Objective.forward` that `observe` gets
 
     def passes(self, progress: float) -> list[Pass]:
         """The passes of one update, in order. `progress` is the share of all updates already done, in [0, 1)."""
         raise NotImplementedError
 
+    def observe(self, mean: Tensor) -> None:
+        """Takes the mean of what it `watches` over an update's global batch: 0-dim, alike on all ranks."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, float]:
+        """What it learned by `observe`, for `load` in a resumed run."""
+        return {}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Continues from a `state`, exactly."""
+
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """A sentence for the log where the means of `Objective.forward`'s statistics show what the user must know."""
         return None
+
+
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """The module is in evaluation mode inside, and as it was after."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState
+from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState, without_dropout
 from swep_ds.methods.nearest import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
 
@@ -23,7 +23,7 @@ class Objective(nn.Module):
 
     Args:
         qa: the model (`swep_ds.models`).
-        seed: the run's; keys the noise together with the update, the pass and the window.
+        seed: the run's; keys the noise together with the update, the perturbed pass and the window.
     """
 
     def __init__(self, qa: nn.Module, method: Method, seed: int):
@@ -34,11 +34,14 @@ class Objective(nn.Module):
         """The micro-steps of a batch, as `MicroStep.part` names them."""
         return [None] if execution == "joint" else [*range(len(_split(self.method.passes(0.0))))]
 
-    def passes(self, step: MicroStep) -> list[tuple[Pass, NoiseKey]]:
-        """The passes of a micro-step, each with the key of its noise."""
+    def passes(self, step: MicroStep) -> list[tuple[Pass, NoiseKey | None]]:
+        """The passes of a micro-step, each with the key of its noise if it is perturbed."""
         passes = self.method.passes(step.progress)
+        perturbed = [number for number, pass_ in enumerate(passes) if pass_.perturb]
+        first = step.update * len(perturbed)
+        keys = {number: NoiseKey(self.seed, first + k) for k, number in enumerate(perturbed)}
         numbers = range(len(passes)) if step.part is None else _split(passes)[step.part]
-        return [(passes[number], NoiseKey(self.seed, step.update * len(passes) + number)) for number in numbers]
+        return [(passes[number], keys.get(number)) for number in numbers]
 
     def forward(self, batch: Batch, step: MicroStep | None = None) -> tuple:
         """The loss of a micro-step; without one, the plain model's predictions.
@@ -65,6 +68,8 @@ class Objective(nn.Module):
                     noise = pass_.perturb(inputs)
                     if step.measure:
                         statistics |= words_changed(self.qa, embeddings, noise.embeddings, batch, key)
+                    if step.compare and noise.compare is not None:  # here: the pass holds no activations yet
+                        statistics |= _means(noise.compare(), batch)
                     embeddings = noise.embeddings
                 output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
@@ -90,19 +95,23 @@ class Objective(nn.Module):
             if noise.kl is not None:
                 share_N = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
                 loss = loss + pass_.kl_weight * (noise.kl.sum(1) * share_N).sum()
-                statistics["kl_per_token"] = (noise.kl.detach().sum(1) * batch.token_weight).sum()
+                kl_N = noise.kl.detach().sum(1)
+                statistics["kl_per_token"] = (kl_N * batch.token_weight).sum()
+                statistics["kl_per_window"] = (kl_N * batch.weight).sum()
+                statistics["beta"] = loss.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
             if step.measure and noise.measure is not None:
-                share_NT = batch.attention_mask * batch.token_weight[:, None]
-                statistics |= {name: (value_NT * share_NT).sum() for name, value_NT in noise.measure().items()}
+                statistics |= _means(noise.measure(), batch)
         return loss, carried, statistics
 
     def _forward_without_dropout(self, batch: Batch, embeddings: Tensor) -> QAOutput:
-        training = self.qa.training
-        self.qa.eval()
-        try:
+        with without_dropout(self.qa):
             return self.qa(embeddings, batch, hidden=True)
-        finally:
-            self.qa.train(training)
+
+
+def _means(values: Statistics, batch: Batch) -> Statistics:
+    """Weighted sums of values per window [N] or per token [N, T]; over an update they add up to its means."""
+    share_NT = batch.attention_mask * batch.token_weight[:, None]
+    return {name: (value * (batch.weight if value.dim() == 1 else share_NT)).sum() for name, value in values.items()}
 
 
 def _split(passes: list[Pass]) -> list[list[int]]:

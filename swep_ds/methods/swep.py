@@ -13,9 +13,12 @@ With `divergence_weight` the loss also has R-Drop's divergence between p(y | e) 
 
 The ablations of Section 4.4 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
+A further one is not the paper's: `shuffled` gives the mu and sigma of a window's tokens to other tokens of the window,
+so that noise of the same strength and the same KL no longer depends on the word that it perturbs.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -23,18 +26,23 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from swep_ds.data.batches import Batch
 from swep_ds.kernels import MODES, perturb
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, without_dropout
+from swep_ds.methods.kl_control import KLController
+from swep_ds.methods.noise_effect import noise_effect, shuffle
 
 
 class SwepSettings(Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["swep"] = "swep"
-    noise: Literal["learned", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
-    beta: float = Field(1.0, ge=0)  # weight of the KL; 1 = the ELBO. Its scale depends on d and on kl_reduction
-    # to zero over the whole run, or over its second half: the paper's table by word frequency anneals in the second of
-    # two epochs
-    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero"] = "constant"
+    noise: Literal["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
+    # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or
+    # its K tokens, so the ELBO, with their sum, is beta 0.5 for a span and 1 / K for generated tokens
+    beta: float = Field(1.0, ge=0)
+    # to zero over the whole run, to zero over its second half, or zero throughout its second half: the paper's table by
+    # word frequency anneals "in the second epoch" of two
+    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero", "zero_in_second_half"] = "constant"
     prior_variance: float = Field(0.1, gt=0)  # alpha
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
     kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
@@ -44,6 +52,12 @@ class SwepSettings(Settings):
     noise_dropout: float = Field(0.0, ge=0, lt=1)  # in the noise generator, after its ReLU (the published code's)
     separate_hidden_pass: bool = False  # h from a pass of its own, without gradient (the published code)
     divergence_weight: float = Field(0.0, ge=0)  # of R-Drop's symmetric KL between clean and noisy predictions
+    # nats a window, or a token with kl_reduction mean; beta then starts at `beta` and holds the KL there: kl_control.py
+    kl_target: float | None = Field(None, gt=0)
+    noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # of the noise generator; None = train.learning_rate
+    # clips the noise generator's gradient and the model's by the norm of each; None = by their common norm (the
+    # published code); 0 = the generator's is not clipped
+    noise_max_grad_norm: float | None = Field(None, ge=0)
 
 
 class NoiseGenerator(nn.Module):
@@ -74,10 +88,17 @@ class NoiseGenerator(nn.Module):
 
 
 class Swep(Method):
+    control: KLController | None = None
+
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int):
         super().__init__()
-        self.settings, self.mode, self.kl_reduction = settings, MODES[settings.noise], settings.kl_reduction
+        self.kernel_mode = "learned" if settings.noise == "shuffled" else settings.noise
+        self.settings, self.mode, self.kl_reduction = settings, MODES[self.kernel_mode], settings.kl_reduction
         self.noise = NoiseGenerator(settings, hidden_size, embedding_size, self.mode.prior_mean)
+        self.learning_rate, self.max_grad_norm = settings.noise_learning_rate, settings.noise_max_grad_norm
+        if settings.kl_target is not None:
+            self.control = KLController(settings.kl_target, settings.beta)
+            self.watches = "kl_per_window" if self.kl_reduction == "sum" else "kl_per_token"
 
     def passes(self, progress: float) -> list[Pass]:
         """One update of Algorithm 1."""
@@ -88,14 +109,40 @@ class Swep(Method):
             return [Pass("hidden", 0.0, keeps_hidden=True), noisy, *clean]
         return [Pass("clean", weight, keeps_hidden=True), replace(noisy, divergence_weight=divergence)]
 
-    def beta(self, progress: float) -> float:
-        shares = {"constant": 1.0, "linear_to_zero": 1 - progress, "second_half_to_zero": min(1.0, 2 * (1 - progress))}
+    def beta(self, progress: float) -> float | Tensor:
+        if self.control:
+            return self.control.beta
+        shares = {
+            "constant": 1.0,
+            "linear_to_zero": 1 - progress,
+            "second_half_to_zero": min(1.0, 2 * (1 - progress)),
+            "zero_in_second_half": float(progress < 0.5),
+        }
         return self.settings.beta * shares[self.settings.beta_schedule]
+
+    def observe(self, mean: Tensor) -> None:
+        self.control.observe(mean)
+
+    def state(self) -> dict[str, float]:
+        return self.control.state() if self.control else {}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        if self.control:
+            self.control.load(state)
 
     def _perturb(self, inputs: Inputs) -> Perturbed:
         """e~ and the KL per token. h is detached (`PassState`): no gradient of the noise reaches the encoder by it."""
         parameters = self.noise(inputs.carried.hidden)
-        perturbed, kl = perturb(
+        if self.settings.noise == "shuffled":
+            parameters = shuffle(parameters, inputs.batch, inputs.key)
+        return Perturbed(
+            *self._draw(inputs, parameters, self.kernel_mode),
+            measure=lambda: self._statistics(parameters.detach(), inputs.batch),
+            compare=lambda: noise_effect(inputs, self._noises),
+        )
+
+    def _draw(self, inputs: Inputs, parameters: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+        return perturb(
             inputs.embeddings,
             parameters,
             inputs.batch.attention_mask,
@@ -103,14 +150,29 @@ class Swep(Method):
             seed=inputs.key.seed,
             draw=inputs.key.draw,
             prior_variance=self.settings.prior_variance,
-            mode=self.settings.noise,
+            mode=mode,
         )
-        return Perturbed(perturbed, kl, lambda: self._statistics(parameters.detach()))
 
-    def _statistics(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Means over d, [N, T], of what is learned: mu, |mu - the prior's mean| and sigma."""
+    def _noises(self, inputs: Inputs) -> dict[str, Tensor]:
+        """e~ [N, T, d] under the learned noise, the same shuffled, and noise from the prior, without dropout."""
+        with without_dropout(self.noise):
+            learned = self.noise(inputs.carried.hidden)
+        at_prior = (self.mode.prior_mean, math.log(self.settings.prior_variance))
+        precise = torch.promote_types(learned.dtype, torch.float32)
+        halves = zip(learned.chunk(2, -1), at_prior, strict=True)
+        prior = torch.cat([torch.full_like(half, value, dtype=precise) for half, value in halves], -1)
+        noises = {
+            "learned": (learned, self.kernel_mode),
+            "shuffled": (shuffle(learned, inputs.batch, inputs.key), self.kernel_mode),
+            "prior": (prior, "additive" if self.mode.additive else "learned"),
+        }
+        return {name: self._draw(inputs, *noise)[0] for name, noise in noises.items()}
+
+    def _statistics(self, parameters: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. And `span_nats`, [N]."""
         mu, log_variance = parameters.float().chunk(2, -1)
-        statistics = {}
+        # naming the start and the end of an answer among the window's tokens
+        statistics = {"span_nats": 2 * batch.attention_mask.sum(1).to(batch.weight.dtype).log()}
         if self.mode.learned_mu:
             statistics |= {"mu": mu.mean(-1), "mu_distance": (mu - self.mode.prior_mean).abs().mean(-1)}
         if self.mode.learned_sigma:
@@ -118,14 +180,21 @@ class Swep(Method):
         return statistics
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        learned = {name: means[name] for name in ("mu_distance", "sigma") if name in means}
-        prior_sigma = math.sqrt(self.settings.prior_variance)
-        sigma_ratio = learned.get("sigma", prior_sigma) / prior_sigma
-        moved = learned.get("mu_distance", 0.0) > 0.01 or abs(sigma_ratio - 1) > 0.02
-        if progress < 0.1 or not learned or moved:
+        """Judges the noise by its KL per window, which bounds what it can tell about the answer.
+
+        |mu - 1| would mislead: 0.01 in each of 768 dimensions of 384 tokens is a KL of 147 nats at alpha = 0.1.
+        """
+        if progress < 0.1:
+            return None  # the noise starts there, or far away
+        learned, span = means["kl_per_window"], means["span_nats"]
+        if not self.mode.learned_sigma:
+            # a fixed sigma's part of the KL per token is a constant, which depends on no input
+            fixed = self.noise.inner.out_features * self.mode.fixed_kl(self.settings.prior_variance) / 2
+            learned *= 1 - fixed / means["kl_per_token"] if fixed else 1
+        if learned >= span:
             return None
-        seen = ", ".join(f"{name.replace('mu_distance', 'mean |mu - prior|')} {v:.4f}" for name, v in learned.items())
         return (
-            f"the learned noise is its prior ({seen}; sqrt(alpha) {prior_sigma:.4f}): the model learns nothing about "
-            "noise now, as in Prior-Aug; lower method.beta to let it learn"
+            f"the learned noise is nearly its prior: the KL is {learned:.2g} nats a window, and naming an answer span "
+            f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; lower "
+            "method.beta to let it learn"
         )

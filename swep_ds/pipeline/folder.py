@@ -27,11 +27,13 @@ MAY_CHANGE_ON_RESUME = ("data.eval", "eval.batch_size", "tracking", "train.log_e
 MAY_CHANGE_ON_RESUME += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
 MAY_CHANGE_ON_RESUME += ("train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
-RECIPE, BATCH, LOCK, PRETRAIN, PREDICTIONS = "recipe.yaml", "batch.json", ".lock", "pretrain", "predictions"
+RECIPE, DS_CONFIG, BATCH, LOCK = "recipe.yaml", "ds_config.json", "batch.json", ".lock"
+PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
+BY_TEST = ("predictions", "confidence")  # folders with a file for each test set
 # what a run writes into its folder
-FILES = (RECIPE, BATCH, "ds_config.json", "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
+FILES = (RECIPE, BATCH, DS_CONFIG, "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
-FOLDERS = (PRETRAIN, "checkpoints", PREDICTIONS, "model", ".model.unfinished")
+FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", *BY_TEST, "model", ".model.unfinished")
 REPLACED = ("model", ".model.unfinished")  # as a whole
 DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
 MOST_RANKS = 4096  # up to which a message lists numbers of ranks
@@ -103,7 +105,8 @@ class RunFolder:
     """Paths in a run's folder, and who may write there.
 
     `batch.json` in it is a `Batch`, from which a run that resumes on other ranks learns its global batch. In a run of
-    two stages `pretrain/` is the folder of the first stage.
+    two stages `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the
+    same training gives without it: recipe, model, predictions and results.
     """
 
     def __init__(self, path: Path):
@@ -173,7 +176,7 @@ class RunFolder:
 
     def _check_names(self, recipe: Recipe) -> None:
         """Raises InputError if something is in the way of what the run will write."""
-        for name in (*FILES, *(f"{PREDICTIONS}/{test}.json" for test in tested_on(recipe))):
+        for name in (*FILES, *(f"{kind}/{test}.json" for kind in BY_TEST for test in tested_on(recipe))):
             file = self.path / name
             if os.path.lexists(file) and not file.is_file():
                 raise InputError(f"{file}: is not a file, but the run will write one there: move it away")
@@ -188,7 +191,8 @@ class RunFolder:
         """Deletes temporary files of processes that were killed while writing; only this process writes here now."""
         names = {self.path: FILES, self.checkpoints: (LATEST,)} | dict.fromkeys(self._tags(), (MANIFEST,))
         left = [file for folder, known in names.items() for file in _entries(folder) if leftover_of(file.name) in known]
-        left += [f for f in _entries(self.path / PREDICTIONS) if (leftover_of(f.name) or "").endswith(".json")]
+        by_test = [file for kind in BY_TEST for file in _entries(self.path / kind)]
+        left += [file for file in by_test if (leftover_of(file.name) or "").endswith(".json")]
         for file in left:
             try:
                 file.unlink()

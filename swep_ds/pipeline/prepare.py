@@ -148,6 +148,7 @@ def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, w
         epochs=settings.epochs,
         max_updates=settings.max_updates,
         seed=recipe.seed,
+        group_by_length=settings.group_by_length,
     )
 
 

@@ -8,8 +8,9 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,22 @@ from deepspeed.accelerator import get_accelerator
 from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.errors import InputError, RunExit, reason
-from swep_ds.evaluation.results import Results, Score, Selection, print_scores, read_results, versions, write_results
+from swep_ds.evaluation.results import (
+    Results,
+    Score,
+    Selection,
+    print_scores,
+    read_results,
+    versions,
+    write_results,
+)
 from swep_ds.files import write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
-from swep_ds.pipeline.folder import PRETRAIN, Batch, RunFolder, check_alike
+from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, Batch, RunFolder, check_alike
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
+from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import build_engine
@@ -131,16 +141,19 @@ def _run_stage(
     _say_job(recipe, job, say)
     ranks.progress("engine")
     with _engine(recipe, job) as engine:
+        average = WeightAverage.of(engine, recipe.train, updates)
+        averaged = average.applied if average else nullcontext
 
         def validate() -> Score:
             engine.eval()
-            _, score = job.evaluation.score(engine, job.validation)
+            with averaged():
+                score = job.evaluation.score(engine, job.validation)
             engine.train()
             return score
 
         batch = Batch.of(recipe, job.batches.global_batch)
         kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
-        checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure)
+        checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure, average=average)
         tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
         first = ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else None)
         pretraining = ranks.gather(first)[0]
@@ -152,16 +165,21 @@ def _run_stage(
             lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
         ) as tracker:
             scoring = validate if job.validation else None
-            done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, scoring)
+            done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, scoring, average)
             peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
             selection = select(engine, checkpoints, recipe, done, say) if job.validation else None
             engine.eval()
-            scores = job.evaluation.run(engine, job.tests, folder.path, say)
+            plain, plain_folder = recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED)
+            if average:
+                write_on_rank0(lambda: _begin_folder(plain_folder, plain, job), plain_folder.path)
+                say(f"first without train.average, in {plain_folder.path}:")
+                plain_scores = job.evaluation.run(engine, job.tests, plain_folder.path, say)
+                say(f"with train.average {recipe.train.average}:")
+            with averaged():
+                scores = job.evaluation.run(engine, job.tests, folder.path, say)
             tracker.summary(scores)
-        ranks.progress("export")
-        export_model(engine, job.tokenizer, folder.model, recipe, scores, keep_fp32)
-        export_noise(engine, folder.path / NOISE)
-        results = Results(
+        results = partial(
+            Results,
             method=recipe.method.name,
             model=recipe.model.name,
             seed=recipe.seed,
@@ -177,15 +195,28 @@ def _run_stage(
             },
             pretraining=pretraining,
             selection=selection,
-            eval=scores,
             versions=versions(),
         )
-        write_on_rank0(lambda: write_results(folder.path, results), folder.results)
+        ranks.progress("export")
+        if average:
+            export_model(engine, job.tokenizer, plain_folder.model, plain, plain_scores, keep_fp32)
+            _write_results(plain_folder, results(eval=plain_scores))
+        with averaged():
+            export_model(engine, job.tokenizer, folder.model, recipe, scores, keep_fp32)
+        export_noise(engine, folder.path / NOISE)
+        _write_results(folder, results(eval=scores))
     if ranks.is_main():
         if scores:
-            print_scores(scores, f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}")
+            title = f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}"
+            if average:
+                print_scores(plain_scores, f"{title}, without the average")
+            print_scores(scores, title)
         say(f"model in {folder.model}, results in {folder.results}")
     return tracker
+
+
+def _write_results(folder: RunFolder, results: Results) -> None:
+    write_on_rank0(lambda: write_results(folder.path, results), folder.results)
 
 
 @contextmanager
@@ -212,11 +243,17 @@ def _say_job(recipe: Recipe, job: Job, say: Say) -> None:
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
-    for file in (folder.results, folder.report):
-        file.unlink(missing_ok=True)  # an earlier start may have had other settings for testing
-    write_atomically(folder.path / "recipe.yaml", recipe.dump())
-    write_atomically(folder.path / "ds_config.json", json.dumps(job.config, indent=2) + "\n")
+    # an earlier start may have had other settings for testing
+    for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
+        file.unlink(missing_ok=True)
+    _begin_folder(folder, recipe, job)
     folder.keep(batch)
+
+
+def _begin_folder(folder: RunFolder, recipe: Recipe, job: Job) -> None:
+    folder.path.mkdir(exist_ok=True)
+    write_atomically(folder.path / RECIPE, recipe.dump())
+    write_atomically(folder.path / DS_CONFIG, json.dumps(job.config, indent=2) + "\n")
 
 
 def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """SSMBA as data: more training questions from a masked language model (Ng, Cho, Ghassemi, EMNLP 2020).
 
 Every question gives a number of samples: question and context with a share of their tokens corrupted and reconstructed
-(`swep_ds/ssmba/reconstruct.py`), and the same answer at its new offset. The result is a SQuAD v1.1 file.
+(`swep_ds/ssmba/reconstruct.py`), and the same answer at its new offset. A sample that lost its answer is dropped. The
+result is a SQuAD v1.1 file.
 
 Notable:
 - The unit of work is a chunk of consecutive questions, whose windows are batched among themselves. So a chunk does not
@@ -108,10 +109,11 @@ def _weights(model_name: str) -> str | None:
 
 
 def _summary(counts: Counter, questions: int) -> str:
-    dropped = counts["unchanged"] + counts["repeated"]
+    dropped = counts["lost"] + counts["unchanged"] + counts["repeated"]
     return (
         f"kept {counts['kept']} of {counts['kept'] + dropped} samples of {questions} questions, dropped {dropped}: "
-        f"{counts['unchanged']} came back as the original, {counts['repeated']} as another sample of their question\n"
+        f"{counts['lost']} lost their answer, {counts['unchanged']} came back as the original, {counts['repeated']} as "
+        "another sample of their question\n"
         f"{counts['corrupted'] / max(counts['tokens'], 1):.1%} of the tokens were corrupted, "
         f"{counts['changed'] / max(counts['corrupted'], 1):.1%} of those came back as another token"
     )

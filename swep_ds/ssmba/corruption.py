@@ -71,7 +71,7 @@ class Text:
     ids: [T] int64.
     starts, ends: [T] int64, a token's characters [start, end) without white space around them.
     eligible: [T] bool, whether a token may be corrupted.
-    kept: the answer, characters [start, end) that must not change; None for a question.
+    answer: its characters [start, end); None for a question.
     """
 
     text: str
@@ -79,19 +79,24 @@ class Text:
     starts: np.ndarray
     ends: np.ndarray
     eligible: np.ndarray
-    kept: tuple[int, int] | None
+    answer: tuple[int, int] | None
 
 
 def tokenise(
-    backend: Tokenizer, vocabulary: Vocabulary, texts: Sequence[str], kept: Sequence[tuple[int, int] | None]
+    backend: Tokenizer,
+    vocabulary: Vocabulary,
+    texts: Sequence[str],
+    answers: Sequence[tuple[int, int] | None],
+    *,
+    protected: bool = True,
 ) -> list[Text]:
     """Tokens without special ones around them, and which of them may be corrupted.
 
-    A token is not eligible if it overlaps the characters `kept`, is white space, shares a character with another token
-    (bytes of one character), or is a special token that the text spells out.
+    A token is not eligible if it is white space, shares a character with another token (bytes of one character), is a
+    special token that the text spells out or, with `protected`, overlaps the answer.
     """
     tokenised = []
-    for text, span, encoding in zip(texts, kept, backend.encode_batch(texts, add_special_tokens=False), strict=True):
+    for text, span, encoding in zip(texts, answers, backend.encode_batch(texts, add_special_tokens=False), strict=True):
         ids = np.array(encoding.ids, np.int64)
         offsets = np.array([_trimmed(text, *offset) for offset in encoding.offsets], np.int64).reshape(-1, 2)
         starts, ends = offsets.T
@@ -99,7 +104,7 @@ def tokenise(
         shared = starts[1:] < ends[:-1]
         eligible[1:] &= ~shared
         eligible[:-1] &= ~shared
-        if span is not None:
+        if protected and span is not None:
             eligible &= (ends <= span[0]) | (starts >= span[1])
         tokenised.append(Text(text, ids, starts, ends, eligible, span))
     return tokenised
@@ -148,9 +153,9 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
         but never the space after the answer.
 
     Returns:
-        The new text and the character where `kept` begins in it.
+        The new text and the character where the answer begins in it, or would begin if none of it was replaced.
     """
-    start = text.kept[0] if text.kept else 0
+    start = text.answer[0] if text.answer else 0
     changed = predicted != text.ids[positions]
     replacements = dict(zip(positions[changed].tolist(), predicted[changed].tolist(), strict=True))
     parts: list[str] = []
@@ -162,7 +167,7 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
         cut = begin
         before = parts[-1][-1] if parts and done == begin else text.text[max(begin - 1, 0) : begin]
         if before.isspace():
-            after_answer = text.kept and text.kept[0] < begin <= text.kept[1] + 1
+            after_answer = text.answer and text.answer[0] < begin <= text.answer[1] + 1
             cut -= bool(was_spaced and not spaced and not after_answer)
         elif before and spaced and (not was_spaced or _one_word(before, piece)):
             piece = " " + piece
@@ -171,7 +176,7 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
             piece += " " * _one_word(piece, text.text[end : end + 1])
         parts += [text.text[done:cut], piece]
         done = end
-        if text.kept and end <= text.kept[0]:
+        if text.answer and end <= text.answer[0]:
             start += len(piece) - (end - cut)
     return "".join(parts) + text.text[done:], start
 

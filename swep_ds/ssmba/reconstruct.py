@@ -29,9 +29,10 @@ class Settings:
     """What determines the samples, beside data and model."""
 
     samples: int = 8  # per question
-    share: float = 0.25  # of the tokens outside the answer that are corrupted
+    share: float = 0.25  # of the tokens that are corrupted
     seed: int = 0
     batch_size: int = 32  # windows per forward pass
+    protect_answer: bool = True  # no token of the answer is corrupted; else samples that lose it are dropped
 
 
 class Window(NamedTuple):
@@ -110,8 +111,9 @@ class Reconstructor:
     def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:
         """The samples of the questions as articles of a SQuAD document, and counts.
 
-        Counts: samples "kept", "unchanged" (equal to the original) and "repeated" (equal to an earlier sample of their
-        question); over all of them "tokens", those "corrupted", and those "changed" in the end.
+        Counts: samples "kept", "lost" (without the answer in its place), "unchanged" (equal to the original) and
+        "repeated" (equal to an earlier sample of their question); over all of them "tokens", those "corrupted", and
+        those "changed" in the end.
         """
         numbers = range(self.settings.samples)
         samples = [self._corrupt(pair, number) for pair in self._pairs(examples) for number in numbers]
@@ -125,7 +127,8 @@ class Reconstructor:
 
     def _pairs(self, examples: Sequence[Example]) -> Iterator[Pair]:
         questions = tokenise(self.backend, self.vocabulary, [e.question for e in examples], [None] * len(examples))
-        contexts = tokenise(self.backend, self.vocabulary, [e.context for e in examples], [e.span for e in examples])
+        texts, spans = [e.context for e in examples], [e.span for e in examples]
+        contexts = tokenise(self.backend, self.vocabulary, texts, spans, protected=self.settings.protect_answer)
         for example, question, context in zip(examples, questions, contexts, strict=True):
             ids = np.concatenate([question.ids, context.ids])
             yield Pair(example, question, context, ids, *cover(len(question.ids), len(context.ids), self.room))
@@ -181,11 +184,14 @@ class Reconstructor:
             seen = set()
             for sample in group:
                 question, context, start = self._reconstruct(sample)
-                assert context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
+                lost = context[start : start + len(answer)] != answer
+                assert not (lost and self.settings.protect_answer), (pair.example.id, sample.number)
                 counts["tokens"] += len(pair.owner)
                 counts["corrupted"] += len(sample.predicted)
                 counts["changed"] += int((sample.predicted != pair.ids[sample.corruption.selected]).sum())
-                if (question, context) == original:
+                if lost:
+                    counts["lost"] += 1
+                elif (question, context) == original:
                     counts["unchanged"] += 1
                 elif (question, context) in seen:
                     counts["repeated"] += 1

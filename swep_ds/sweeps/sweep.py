@@ -9,6 +9,7 @@
     across:                                 # axes, each with its points: every variant is trained at every point
       training questions: {10 %: {data.train_fraction: 0.1}, 100 %: {}}
     seeds: [0, 1, 2]
+    primary: [SWEP, MLE, f1, shifted]       # the one comparison that is decided on before the first run
 
 With `extends: NAME_OR_PATH` a sweep gives only the fields, and in `set` only the settings, that differ from another's.
 All recipes are validated before the first run starts. The folders alone say which runs are done, so a stopped sweep
@@ -23,13 +24,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked, read_json, write_atomically
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import HOLDOUT, Recipe
 from swep_ds.settings import Section, differences, flatten, read_settings, shown, validate
 
 SWEEPS = Path(__file__).parent
@@ -37,6 +38,9 @@ EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
 START_LINE = "$ "  # begins an attempt; its command follows
 DESCRIPTION = "sweep.json"  # in the sweep's folder: what each run's folder holds
 Settings = dict[str, Any]  # dotted name -> value
+# (variant, the variant it is compared with, metric, data set or "shifted": the mean over all but the first)
+Primary = tuple[str, str, Literal["exact_match", "f1"], str]
+SHIFTED = "shifted"
 MOST_RUNS = 10_000
 LONGEST_FOLDER = 200  # bytes of a run's folder name; NAME.log is beside the folder
 
@@ -53,6 +57,9 @@ class Sweep(Section):
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)
+    primary: Primary | None = (
+        None  # the comparison that the table tests alone; the others are adjusted for their number
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
@@ -60,6 +67,10 @@ class Sweep(Section):
             raise ValueError("variants names nothing to train: give each a name and its settings")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds holds a seed twice: its runs would share a folder")
+        if self.primary:
+            row, base = self.primary[:2]
+            if row == base or not {row, base} <= self.variants.keys():
+                raise ValueError(f"primary compares {row!r} with {base!r}: name two of {', '.join(self.variants)}")
         _check_settings("set", self.set)
         parts = {"variants": self.variants} | {f"across.{axis}": points for axis, points in self.across.items()}
         fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
@@ -95,6 +106,7 @@ class Cell:
     overrides: tuple[str, ...]
     folder: Path
     labels: dict[str, str] = field(default_factory=dict)  # by axis
+    primary: Primary | None = None  # the sweep's
 
     @property
     def name(self) -> str:
@@ -199,7 +211,7 @@ def _ending(attempt: Sequence[str]) -> str:
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
     """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file: the variant, the labels
-    by axis, the seed and the model of each run, by the name of its folder.
+    by axis, the seed and the model of each run, by the name of its folder; and the primary comparison, if there is one.
 
     Raises:
         InputError: the folder cannot be written to.
@@ -211,7 +223,8 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"runs": runs}, indent=1, ensure_ascii=False) + "\n"
+        tree = {"runs": runs} | ({"primary": cells[0].primary} if cells[0].primary else {})
+        text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
         if not file.is_file() or file.read_text(encoding="utf-8") != text:  # every task of a Slurm array does this
             write_atomically(file, text)
     except OSError as error:
@@ -250,8 +263,9 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         if len(name) > LONGEST_FOLDER:
             raise InputError(f"{place}: the folder {name} is too long a name: shorten them")
-        cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels))
+        cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, sweep.primary))
     _check_cells(cells, path)
+    _check_primary(cells, path)
     return sweep, cells
 
 
@@ -289,6 +303,16 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
                 f"{path}: variants.{cell.variant} is tested differently from {cells[0].variant}, but a table compares "
                 "runs on the same data: give data.eval, data.holdout_fraction, data.max_eval_examples and eval in set"
             )
+
+
+def _check_primary(cells: Sequence[Cell], path: Path) -> None:
+    """Raises InputError if the runs are not tested on the data set of the primary comparison."""
+    primary, data = cells[0].primary, cells[0].recipe.data
+    if primary:
+        tests = [HOLDOUT] * bool(data.holdout_fraction) + list(data.eval)
+        known = [*tests, *([SHIFTED] if len(tests) > 1 else [])]
+        if primary[3] not in known:
+            raise InputError(f"{path}: primary {primary[3]!r}: no such data set: name one of {', '.join(known)}")
 
 
 def _check_override(override: str, sweep: Sweep, path: Path) -> None:

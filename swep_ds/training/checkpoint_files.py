@@ -38,6 +38,7 @@ class TrainState:
     tokens: Count = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
     unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state` of the updates since the last logged line
+    method: dict[str, float] = field(default_factory=dict)  # `Method.state`
 
 
 class Unlogged(Checked):

@@ -30,6 +30,7 @@ from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.settings import differences
+from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoint_files import (
     FIX,
     LATEST,
@@ -64,6 +65,7 @@ class Checkpoints:
     batch: dict[str, int]  # `pipeline.folder.Batch`, for runs in other folders that resume from here
     on_failure: Literal["stop", "go_on"] = "stop"  # when a write fails
     scores: dict[int, Score] = field(default_factory=dict)  # by update
+    average: WeightAverage | None = None  # is saved and loaded with the engine
 
     def tag(self, update: int) -> Path:
         return self.folder / checkpoint_name(update)
@@ -86,6 +88,8 @@ class Checkpoints:
 
         def write() -> dict[str, dict[str, int]]:
             engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
+            if self.average:
+                self.average.save(tag)
             return engine.checkpoint_engine.finish()
 
         cleared = False
@@ -179,6 +183,8 @@ class Checkpoints:
         else:
             ranks.on_all_ranks(lambda: convert(engine, tag, manifest))
             refresh_weights(engine)
+        if self.average:
+            self.average.load(tag, manifest)
         self.scores = {update: score.model_dump() for update, score in manifest.scores.items()} | self.scores
         return tag, manifest.done
 
@@ -202,6 +208,7 @@ class Checkpoints:
         for find in (
             lambda: find_damage(tag, mine),
             lambda: find_mismatch(engine, tag, manifest, same_layout=self._is_same_layout(manifest)),
+            lambda: self.average.find_fault(tag, manifest) if self.average else None,
         ):
             if faults := list(filter(None, ranks.gather(ranks.on_all_ranks(find)))):
                 return faults[0]
@@ -220,7 +227,7 @@ def _delete(tag: Path) -> None:
 
 def _writer(name: str) -> int:
     """The rank that wrote a file."""
-    rank = re.search(r"zero_pp_rank_([0-9]+)_", name)
+    rank = re.match(r"(?:bf16_)?(?:zero_pp|average)_rank_([0-9]+)", name)
     return int(rank[1]) if rank else 0
 
 

@@ -59,6 +59,7 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
     shapes = parameter_shapes(engine.module)
     _check_equal(saved_shapes(model, stage, shapes), shapes)
     whole = 3 not in (stage, engine.zero_optimization_stage())  # at ZeRO-3 the module's own tensors are empty
+    _check_equal(*(dict.fromkeys(state, True) for state in (manifest.done.method, engine.module.method.state())))
     modules = (model["module"], engine.module.state_dict())
     _check_equal(*({name: whole and tuple(tensor.shape) for name, tensor in state.items()} for state in modules))
     _check_progress(engine, model, manifest)
@@ -89,8 +90,8 @@ def _check_progress(engine, model: dict[str, Any], manifest: Manifest) -> None:
 
 def _check_own_part(engine, stage: int, optimizer: dict[str, Any]) -> Part:
     """What this rank saved in the engine's own layout."""
-    flats = _flats(engine)
-    part = saved_part(stage, _shares(engine, flats), optimizer)
+    flats = engine_flats(engine)
+    part = saved_part(stage, engine_shares(engine, flats), optimizer)
     for flat, saved in zip(flats, part.flats, strict=True):
         if saved[WEIGHTS].dtype != flat.dtype or len(saved[WEIGHTS]) > flat.numel():
             raise ValueError(f"{len(saved[WEIGHTS])} weights of {saved[WEIGHTS].dtype} for {flat.numel()}")
@@ -135,7 +136,7 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     models, files = name_files(manifest.files, stage, manifest.layout.world_size)
     model = read_state(tag / models[0])
     saved, scaler = _read_parts(engine, tag, stage, model, files)
-    _copy(saved, _kept(engine), tag)
+    copy_parts(saved, _kept(engine), tag)
     _set_steps(engine, next((part.step for part in saved if part.step is not None), None))
     for name, buffer in engine.module.named_buffers():
         if name in model["module"]:
@@ -151,9 +152,15 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
 
 
 def refresh_weights(engine) -> None:
-    """Makes the module's weights from the optimizer's float32 ones. Collective."""
+    """Makes the module's weights from the optimizer's float32 ones. Collective.
+
+    At ZeRO-0 in float32 they are the same tensors.
+    """
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
-    if stage in (1, 2):
+    if stage == 0 and hasattr(optimizer, "fp32_groups"):
+        for rounded, exact in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            torch._foreach_copy_([parameter.data for parameter in rounded], exact)
+    elif stage in (1, 2):
         optimizer.update_lp_params()
     elif stage == 3:
         optimizer.checkpoint_event_prologue()
@@ -164,14 +171,15 @@ def refresh_weights(engine) -> None:
         optimizer.checkpoint_event_epilogue()
 
 
-def _flats(engine) -> list[Tensor]:
+def engine_flats(engine) -> list[Tensor]:
     """The float32 weights that this rank's optimizer updates."""
     if engine.zero_optimization_stage() == 3:
         return engine.optimizer.fp32_partitioned_groups_flat
     return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]
 
 
-def _shares(engine, flats: Sequence[Tensor]) -> dict[str, Share]:
+def engine_shares(engine, flats: Sequence[Tensor]) -> dict[str, Share]:
+    """What this rank keeps of each parameter in `flats`, which are from `engine_flats`."""
     stage, rank, world_size, gaps = engine.zero_optimization_stage(), 0, 1, None
     if stage == 0:
         shapes = [{name: flat.shape} for name, flat in zip(parameter_shapes(engine.module), flats, strict=True)]
@@ -184,20 +192,20 @@ def _shares(engine, flats: Sequence[Tensor]) -> dict[str, Share]:
 
 def _kept(engine) -> Part:
     """What this rank keeps, with zero moments where the optimizer has none yet."""
-    flats, tensors = _flats(engine), []
+    flats, tensors = engine_flats(engine), []
     for flat in flats:
         state = engine.basic_optimizer.state[flat]
         for key in MOMENTS:
             if key not in state:
                 state[key] = torch.zeros_like(flat, requires_grad=False)
         tensors.append({WEIGHTS: flat.data.view(-1)} | {key: state[key].view(-1) for key in MOMENTS})
-    return Part(_shares(engine, flats), tensors)
+    return Part(engine_shares(engine, flats), tensors)
 
 
 def _set_steps(engine, step: Any) -> None:
     """Sets Adam's step counts; if `step` is None, as before the first finite gradient, empties Adam's state."""
     fused = engine.basic_optimizer.defaults.get("fused")  # fused Adam counts on the weights' device
-    for flat in _flats(engine):
+    for flat in engine_flats(engine):
         state = engine.basic_optimizer.state[flat]
         if step is None:
             state.clear()
@@ -207,7 +215,12 @@ def _set_steps(engine, step: Any) -> None:
             state["step"] = step
 
 
-def _copy(saved: Sequence[Part], kept: Part, tag: Path) -> None:
+def copy_parts(saved: Sequence[Part], kept: Part, tag: Path) -> None:
+    """Copies into `kept` what it holds of each parameter, from the parts of all ranks that wrote the checkpoint `tag`.
+
+    Raises:
+        InputError: elements of a parameter are in none of the parts.
+    """
     for name, to in kept.shares.items():
         filled = 0
         for part in saved:

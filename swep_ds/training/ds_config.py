@@ -142,6 +142,12 @@ def _recipe_faults(
         params = optimizer.get("params", {})
         if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
             faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
+        if train.average != "none" and not stage and train.precision in ("bf16", "fp16"):
+            faults.append(
+                f"optimizer: at ZeRO-0 in {train.precision} DeepSpeed's own optimizer keeps all weights in one tensor, "
+                f"of which train.average {train.average} cannot leave out the method's: remove this block, or take "
+                "ds_configs/zero1.json"
+            )
         for name, default in (("bias_correction", True), ("amsgrad", False)):
             if params.get(name, default) not in (default, AUTO):
                 faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")

@@ -1,6 +1,7 @@
 """The DeepSpeed engine around an objective: an ordinary engine with the recipe's optimizer and schedule.
 
-What DeepSpeed 0.19 needs beyond that is in this file: `run_idle_networks`, `step_engine` and the checkpoint writer.
+What DeepSpeed 0.19 needs beyond that is in this file: `run_idle_networks`, `step_engine` and the checkpoint writer;
+and in `groups.py`, the parameter groups.
 """
 
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
+from swep_ds.training.groups import parameter_groups, watch_norms
 from swep_ds.training.metrics import DIVERGED
 from swep_ds.training.sharding import shard
 
@@ -25,7 +27,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 
     AdamW is PyTorch's, which compiles nothing, unless the ds_config names an optimizer (`"optimizer": {"type": "AdamW",
     ...}` is DeepSpeed's fused or CPU Adam). Adafactor is transformers', at the recipe's learning rate and without its
-    own schedule, as T5 is fine-tuned.
+    own schedule, as T5 is fine-tuned. A method's own parameters, if it has any, are the optimizer's second group, and
+    `engine.group_norms` has the norms of their gradients.
 
     Args:
         config: from `resolve_ds_config`.
@@ -34,15 +37,17 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     Raises:
         InputError: DeepSpeed refuses a setting; on all ranks.
     """
-    config = dict(config)
+    config, stage = dict(config), zero_stage(config)
     run_idle_networks(objective)
-    if zero_stage(config) == 3:
+    if stage == 3:
         with _refusals():
             shard(objective, config)
-    optimizer, parameters = None, [p for p in objective.parameters() if p.requires_grad]
+    if stage == 0 and objective.method.max_grad_norm is not None:
+        config["gradient_clipping"] = 0.0  # `GroupNorms` clips
+    optimizer, groups = None, parameter_groups(objective)
     if train.optimizer == "adafactor":
         optimizer = Adafactor(
-            parameters,
+            groups,
             lr=train.learning_rate,
             weight_decay=train.weight_decay,
             scale_parameter=False,
@@ -50,7 +55,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         )
     elif "optimizer" not in config:
         optimizer = torch.optim.AdamW(
-            parameters,
+            groups,
             lr=train.learning_rate,
             betas=train.adam_betas,
             eps=train.adam_epsilon,
@@ -62,11 +67,12 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     with _refusals():
         engine, *_ = deepspeed.initialize(
             model=objective,
-            model_parameters=parameters,
+            model_parameters=groups,
             optimizer=optimizer,
             lr_scheduler=lambda inner: schedule(inner, train.schedule, updates, round(train.warmup_fraction * updates)),
             config=config,
         )
+    engine.group_norms = watch_norms(engine, objective, train.max_grad_norm)
     engine.checkpoint_engine = writer = Writer(engine)
     # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
     engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]

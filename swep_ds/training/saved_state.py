@@ -115,6 +115,15 @@ def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
         ) from None
 
 
+def average_file(rank: int) -> str:
+    """The name of a rank's part of the weights' mean (`training.average`)."""
+    return f"average_rank_{rank}.pt"
+
+
+def is_average(name: str) -> bool:
+    return re.fullmatch(r"average_rank_[0-9]+\.pt", name) is not None
+
+
 def name_files(names: Collection[str], stage: int, world_size: int) -> tuple[list[str], list[str]]:
     """The names of the model's files and of the optimizer's files, both in rank order.
 
@@ -123,13 +132,14 @@ def name_files(names: Collection[str], stage: int, world_size: int) -> tuple[lis
     Raises:
         ValueError: `names` are not the files that `world_size` ranks write at ZeRO `stage`.
     """
+    names = {name for name in names if not is_average(name)}
     models, optimizers = ["mp_rank_00_model_states.pt"], []
     if stage == 3:
         models = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(world_size)]
     if stage:
         prefix = "bf16_" if any(name.startswith("bf16_") for name in names) else ""
         optimizers = [f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(world_size)]
-    if set(names) != {*models, *optimizers}:
+    if names != {*models, *optimizers}:
         raise ValueError(f"its files are not those of {world_size} rank(s) at ZeRO-{stage}")
     return models, optimizers
 

@@ -29,6 +29,8 @@ SHOWN = (
     ("nll_clean", "clean", ".3f"),
     ("nll_noisy", "noisy", ".3f"),
     ("kl_per_token", "KL/token", ".3g"),
+    ("kl_per_window", "KL/window", ".3g"),
+    ("beta", "beta", ".2e"),
     ("mu", "mu", ".3f"),
     ("sigma", "sigma", ".3f"),
     ("validation_f1", "validation F1", ".2f"),
@@ -60,7 +62,7 @@ class Tracker:
         self.metrics, self.health = (Lines(folder / name, before) for name in ("metrics.jsonl", "health.jsonl"))
         self.console = Console()
         self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
-        self.remarked = False
+        self.remark: str | None = None  # the method's, as long as it holds
 
     def __enter__(self) -> "Tracker":
         if self.active:
@@ -76,7 +78,11 @@ class Tracker:
                 self.wandb.finish(exit_code=1)
 
     def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
-        """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update."""
+        """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
+
+        Args:
+            remark: from `Method.remark`. It is shown when it begins to hold, and again when it no longer does.
+        """
         if not self.active:
             return
         line = {
@@ -90,9 +96,10 @@ class Tracker:
         self.metrics.write(line)
         shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
         self.progress.update(done.updates, shown)
-        if remark and not self.remarked:
-            self.console.print(f"note: {remark}", style="yellow")
-            self.remarked = True
+        if bool(remark) != bool(self.remark):
+            said = remark or f"no longer so at update {done.updates}: {self.remark}"
+            self.console.print(f"note: {said}", style="yellow")
+        self.remark = remark
         if done.updates == self.updates:
             self.progress.stop()
         if self.wandb:

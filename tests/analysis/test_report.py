@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import swep_ds.pipeline.run
 from swep_ds.analysis import charts, example_maps, report
 from swep_ds.analysis.answers import most_changed, read_answered
+from swep_ds.analysis.noise_effect import noise_effect
 from swep_ds.errors import InputError
 from swep_ds.files import read_lines
 from swep_ds.methods import build
@@ -245,6 +246,56 @@ def test_a_resumed_run_has_one_curve(run):
     updates, losses = charts.curve(lines, "loss")
     np.testing.assert_allclose(updates, np.arange(1, 41))
     np.testing.assert_allclose(losses, 5 - np.arange(1, 41) / 100)
+
+
+def compared(gold: float, guess: float, shuffled: float, spread: float = 0.0) -> list[dict]:
+    """Forty lines, every second with the comparison; changes against the prior that hold from update 21 on."""
+    lines = [{"update": update, "loss": 1.0} for update in range(1, 41)]
+    for line in lines[1::2]:
+        sign = 1 if line["update"] % 4 else -1
+        late, off = line["update"] > 20, sign * spread
+        for answer, change in (("gold", gold), ("guess", guess)):
+            line |= {f"{answer}_nll_prior": 2.0, f"{answer}_nll_learned": 2.0 + late * change + off}
+            line |= {f"{answer}_nll_shuffled": 2.0 + late * shuffled + off}
+    return lines
+
+
+def test_what_the_noise_does_is_said_in_numbers_and_words(run):
+    # ten lines, five up and five down by 0.01: two standard errors are 2 * 0.01 * sqrt(10 / 9) / sqrt(10) = 0.0067
+    lines = compared(gold=-0.02, guess=-0.05, shuffled=-0.03, spread=0.01)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = " ".join(Page(report.make_report(run).html).texts["noise"].split())
+    assert "gold answer 2.000 -0.020 ± 0.007 -0.030 ± 0.007 model's own guess 2.000 -0.050 ± 0.007" in shown
+    assert "over 10 lines of metrics.jsonl" in shown
+    assert (
+        "Learned noise lowers the nll of the gold answer by 0.020 nats and lowers the nll of the model's own guess by "
+        "0.050 nats, which favours what the model believes already over the gold answer. Shuffled, it changes the nll "
+        "of the model's own guess by -0.030 ± 0.007 nats."
+    ) in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ((-0.05, 0.0, 0.0), "lowers the nll of the gold answer by 0.050 nats, which favours the gold answer over"),
+        (
+            (0.03, 0.03, 0.0),
+            "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own guess",
+        ),
+        ((0.004, -0.004, 0.0), "does to the answer what noise from the prior does"),
+    ],
+)
+def test_what_the_noise_does_depends_on_the_numbers(changes, said):
+    effect = noise_effect(compared(*changes, spread=0.01))
+    assert said in effect.statement
+    assert "favours" not in effect.statement or changes[0] != changes[1]
+
+
+def test_few_or_damaged_comparisons_say_nothing():
+    lines = compared(-0.02, -0.05, -0.03)
+    assert noise_effect([*lines[:26], {"update": 40}]) is None  # three lines in the second half
+    assert noise_effect([line | {"gold_nll_prior": float("nan")} for line in lines]) is None
+    assert noise_effect([]) is None
 
 
 def test_long_runs_are_averaged_in_blocks():

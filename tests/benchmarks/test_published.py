@@ -1,13 +1,11 @@
 """The published procedure's loss against its formulas, and its batches."""
 
-import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from swep_ds.benchmarks.published import Published, random_batches
+from swep_ds.benchmarks.published import Published
 from swep_ds.models.extractive import ExtractiveQA
-from tests.data.test_batches import ranks, windows
 from tests.support import tiny_models
 from tests.support.tiny_batches import batch
 
@@ -41,20 +39,3 @@ def test_loss_and_gradient_are_those_of_the_formulas(published):
     parameters = [p for p in published.parameters() if p.grad is not None]
     for parameter, gradient in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
-
-
-def test_its_batches_are_the_same_windows_each_padded_to_its_own_longest():
-    [batches] = ranks(windows(60), micro=4)
-    random = random_batches(batches)
-    numbers = range(batches.updates_per_epoch)
-    rows = np.concatenate([random[number].sample_id for number in numbers])
-    assert sorted(rows) == list(range(60))
-    assert rows.tolist() != np.concatenate([batches.windows(number) for number in numbers]).tolist()
-    for number in numbers:
-        rows = random[number].sample_id
-        assert random[number].input_ids.shape == (4, max(batches.lengths[row] for row in rows))
-
-    def padding(of) -> float:
-        return 1 - sum(of[k].attention_mask.sum() for k in numbers) / sum(of[k].input_ids.numel() for k in numbers)
-
-    assert padding(random) > padding(batches)

@@ -33,7 +33,7 @@ def windows(n: int, types: bool = True, seed: int = 0) -> datasets.Dataset:
 
 
 def ranks(
-    features, micro=2, accumulation=1, world=1, epochs=1.0, max_updates=None, seed=0, max_tokens=None
+    features, micro=2, accumulation=1, world=1, epochs=1.0, max_updates=None, seed=0, max_tokens=None, grouped=True
 ) -> list[TrainingBatches]:
     """The batches of every rank."""
     padding = Padding(0, 0 if "token_type_ids" in features.column_names else None)
@@ -49,6 +49,7 @@ def ranks(
             epochs=epochs,
             max_updates=max_updates,
             seed=seed,
+            group_by_length=grouped,
         )
         for rank in range(world)
     ]
@@ -65,9 +66,9 @@ def real(micro_batches: list[Batch]) -> list[int]:
 
 
 @settings(max_examples=40)
-@given(n=st.integers(1, 40), **SPLITS)
-def test_an_epoch_has_every_window_exactly_once(n, micro, accumulation, world):
-    batches = ranks(windows(n), micro, accumulation, world, epochs=2)
+@given(n=st.integers(1, 40), grouped=st.booleans(), **SPLITS)
+def test_an_epoch_has_every_window_exactly_once(n, grouped, micro, accumulation, world):
+    batches = ranks(windows(n), micro, accumulation, world, epochs=2, grouped=grouped)
     per_epoch = math.ceil(n / (micro * accumulation * world))
     assert {rank.updates for rank in batches} == {2 * per_epoch}
     assert {len(rank) for rank in batches} == {2 * per_epoch * accumulation}
@@ -103,11 +104,11 @@ def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, 
 
 
 @settings(max_examples=40)
-@given(n=st.integers(1, 40), seed=st.integers(0, 3), **SPLITS)
-def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, micro, accumulation, world):
+@given(n=st.integers(1, 40), seed=st.integers(0, 3), grouped=st.booleans(), **SPLITS)
+def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, grouped, micro, accumulation, world):
     features = windows(n)
-    whole = ranks(features, micro * accumulation * world, seed=seed)
-    split = ranks(features, micro, accumulation, world, seed=seed)
+    whole = ranks(features, micro * accumulation * world, seed=seed, grouped=grouped)
+    split = ranks(features, micro, accumulation, world, seed=seed, grouped=grouped)
     assert whole[0].updates == split[0].updates
     for number in range(whole[0].updates):
         micro_batches = update(split, number)
@@ -118,13 +119,13 @@ def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, micro,
 
 
 @settings(max_examples=40)
-@given(n=st.integers(1, 40), data=st.data(), **SPLITS)
-def test_an_item_does_not_depend_on_the_items_before(n, data, micro, accumulation, world):
+@given(n=st.integers(1, 40), grouped=st.booleans(), data=st.data(), **SPLITS)
+def test_an_item_does_not_depend_on_the_items_before(n, grouped, data, micro, accumulation, world):
     features = windows(n)
-    through = ranks(features, micro, accumulation, world, epochs=3)[-1]
+    through, fresh = (ranks(features, micro, accumulation, world, epochs=3, grouped=grouped)[-1] for _ in range(2))
     items = [through[k] for k in range(len(through))]
     k = data.draw(st.integers(0, len(items) - 1))
-    for left, right in zip(items[k], ranks(features, micro, accumulation, world, epochs=3)[-1][k], strict=True):
+    for left, right in zip(items[k], fresh[k], strict=True):
         assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
@@ -136,11 +137,12 @@ def test_a_rank_without_windows_gets_one_of_weight_zero():
     assert [float(b.token_weight) > 0 for b in last] == [True, False, False, False]
 
 
-def test_order_differs_between_epochs_and_seeds_and_not_between_runs():
+@pytest.mark.parametrize("grouped", [True, False])
+def test_order_differs_between_epochs_and_seeds_and_not_between_runs(grouped):
     features = windows(30)
 
     def order(seed: int, epoch: int) -> tuple[int, ...]:
-        (batches,) = ranks(features, micro=3, epochs=2, seed=seed)
+        (batches,) = ranks(features, micro=3, epochs=2, seed=seed, grouped=grouped)
         return tuple(row for update in range(10) for row in batches.windows(epoch * 10 + update).tolist())
 
     assert order(0, 0) == order(0, 0)
@@ -155,6 +157,14 @@ def test_windows_of_an_update_are_of_similar_length_and_updates_are_not_in_order
     longest = [max(update_lengths) for update_lengths in lengths]
     assert longest != sorted(longest)
     assert longest != sorted(longest, reverse=True)
+
+
+def test_ungrouped_updates_are_as_random_as_a_shuffle():
+    """The published procedure's batches, each padded to its longest window: lengths of an update tell nothing."""
+    (batches,) = ranks(windows(4000), micro=8, grouped=False)
+    lengths = np.array([batches.lengths[batches.windows(update)] for update in range(batches.updates)])
+    assert lengths.mean(1).var() == pytest.approx(lengths.var() / 8, rel=0.2)  # 3 deviations of 500 updates' variance
+    assert batches[0].input_ids.shape == (8, lengths[0].max())
 
 
 def test_lengths_are_sorted_within_mega_batches_only():
@@ -219,10 +229,16 @@ def test_padding_is_the_tokenizers(tokenizer, token, types):
 
 
 @settings(max_examples=40)
-@given(n=st.integers(1, 60), max_tokens=st.integers(12, 60), world=st.integers(1, 3), accumulation=st.integers(1, 3))
-def test_a_budget_bounds_every_micro_batch_and_gives_all_ranks_equal_work(n, max_tokens, world, accumulation):
+@given(
+    n=st.integers(1, 60),
+    max_tokens=st.integers(12, 60),
+    world=st.integers(1, 3),
+    accumulation=st.integers(1, 3),
+    grouped=st.booleans(),
+)
+def test_a_budget_bounds_every_micro_batch_and_gives_all_ranks_equal_work(n, max_tokens, world, accumulation, grouped):
     features = windows(n)
-    batches = ranks(features, 99, accumulation, world, epochs=2, max_tokens=max_tokens)
+    batches = ranks(features, 99, accumulation, world, epochs=2, max_tokens=max_tokens, grouped=grouped)
     assert len({rank.updates for rank in batches}) == 1
     seen = []
     for number in range(batches[0].updates):

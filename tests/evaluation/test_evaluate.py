@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from swep_ds.evaluation.calibration import CALIBRATION, calibration
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores
-from swep_ds.evaluation.scores import score
+from swep_ds.evaluation.scores import exact_match, score
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
 
@@ -61,6 +62,8 @@ def test_every_question_is_answered_once_in_order(runs, name, run):
 def test_answers_do_not_depend_on_ranks_or_stage(runs, name):
     expected, *others = (read(runs[run] / "predictions" / f"{name}.json") for run in RUNS)
     assert others == [expected, expected]
+    confidence, *other_confidences = (read(runs[run] / "confidence" / f"{name}.json") for run in RUNS)
+    assert other_confidences == [pytest.approx(confidence, rel=1e-4)] * 2
     contexts = (runs[0, 1].parent / f"{name}.json").read_text()
     assert all(json.dumps(answer)[1:-1] in contexts for answer in expected.values())
 
@@ -88,8 +91,12 @@ def test_scores_are_percent_of_all_questions(runs):
     for name, count in SETS.items():
         golds = {qa["id"]: [answer["text"] for answer in qa["answers"]] for qa in questions(run, name)}
         scores = read(run / "results.json")["eval"][name]
-        assert scores == score(read(run / "predictions" / f"{name}.json"), golds)
-        assert set(scores) == {"exact_match", "f1", "total"}
+        answers, confidences = (read(run / kind / f"{name}.json") for kind in ("predictions", "confidence"))
+        assert list(confidences) == list(answers)
+        assert all(0 < confidence <= 1 for confidence in confidences.values())
+        right = [exact_match(answers[id_], accepted) for id_, accepted in golds.items()]
+        assert scores == score(answers, golds) | calibration([*confidences.values()], right)
+        assert set(scores) == {"exact_match", "f1", "total", *CALIBRATION}
         assert scores["total"] == count
 
 

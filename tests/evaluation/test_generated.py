@@ -1,5 +1,8 @@
 """Generated token ids become the texts that the tokenizer makes of them; a question's most probable window wins."""
 
+import math
+
+import pytest
 import torch
 
 from swep_ds.data.batches import IGNORED
@@ -20,3 +23,7 @@ def test_the_most_probable_window_wins_whatever_the_order():
         for row in order:
             decoder.add({"example": [columns["example"][row]]}, ids[[row]], scores[[row]])
         assert decoder.answers() == {"a": "an abbot", "b": "the bridge"}
+        # of whole sequences, where the scores are means over tokens
+        lengths = {"a": len(rows[1]), "b": len(rows[0])}
+        expected = {"a": math.exp(-0.1 * lengths["a"]), "b": math.exp(-0.5 * lengths["b"])}
+        assert decoder.confidences() == pytest.approx(expected)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swep_ds.data.readers import read_examples
+from swep_ds.evaluation.calibration import CALIBRATION
 from swep_ds.evaluation.scores import score
 from tests.support.finished import write_reading
 from tests.support.fork_server import ROOT, run_script
@@ -35,7 +36,9 @@ def test_scores_and_predictions_are_written_once(folder):
     results = json.loads((output / "results.json").read_text())
     assert list(results) == ["model", "world_size", "eval", "versions"]
     assert (results["model"], results["world_size"]) == (model, 2)
-    assert results["eval"] == {"test": score(predictions, golds)}
+    assert results["eval"]["test"].items() >= score(predictions, golds).items()
+    assert set(results["eval"]["test"]) == {"exact_match", "f1", "total", *CALIBRATION}
+    assert list(json.loads((output / "confidence" / "test.json").read_text())) == list(golds)
     assert f"{results['eval']['test']['f1']:.2f}" in ended.stdout
     again = run_script(*command, check=False)
     assert (again.returncode, again.stderr) == (

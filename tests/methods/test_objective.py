@@ -1,6 +1,7 @@
 """The loss and its gradients against float64 computations of the paper's equations, written here independently."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
     random_noise_net(module)
     batch = tiny_batches.batch()
     loss, _, _ = module(batch, JOINT)
-    expected = paper_loss(module, batch, draw=2 * UPDATE + 1, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
+    expected = paper_loss(module, batch, draw=UPDATE, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
     got, reference = gradients(module, loss), gradients(module, expected)
     assert set(got) == set(reference)
@@ -78,7 +79,7 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
 def test_prior_aug_is_the_papers_equations():
     module, batch = objective("prior_aug", prior_variance=0.2, mle_weight=0.25), tiny_batches.batch()
     loss, _, _ = module(batch, JOINT)
-    expected = paper_loss(module, batch, draw=2 * UPDATE + 1, lam=0.25, beta=0.0, alpha=0.2)
+    expected = paper_loss(module, batch, draw=UPDATE, lam=0.25, beta=0.0, alpha=0.2)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
     reference = gradients(module, expected)
     for name, gradient in gradients(module, loss).items():
@@ -152,7 +153,7 @@ def test_h_receives_no_gradient():
         h = module.qa(module.qa.embed(batch), batch, hidden=True).hidden
     noisy = module.method.passes(0.0)[1]
     constant = torch.full_like(h, 0.0) + h
-    noise = noisy.perturb(inputs(module, batch, 2 * UPDATE + 1, constant))
+    noise = noisy.perturb(inputs(module, batch, UPDATE, constant))
     nll = module.qa(noise.embeddings, batch).nll
     loss = (nll * batch.weight).sum() + 3.0 * (noise.kl.sum(1) * batch.weight).sum()
     for name, gradient in gradients(module, loss).items():
@@ -200,6 +201,47 @@ def test_noise_is_new_in_every_update_and_pass():
     assert all(a != b for a, b in itertools.combinations(losses[:3], 2))
 
 
+WITH_ONE_NOISY_PASS = {
+    "swep": ("swep", {}),
+    "published": ("swep", {"separate_hidden_pass": True, "mle_weight": 0.3}),
+    "without_mle": ("swep", {"mle_weight": 0.0}),
+    "prior_aug": ("prior_aug", {}),
+    "other_weights": ("prior_aug", {"mle_weight": 0.1}),
+    "noise_alone": ("prior_aug", {"mle_weight": 0.0}),
+    "gaussian_dropout": ("gaussian_dropout", {"drop_probability": 1 / 11}),  # variance 0.1
+}
+
+
+@pytest.mark.parametrize("execution", ["split", "joint"])
+def test_all_methods_with_one_noisy_pass_share_its_noise(execution):
+    """At its prior SWEP perturbs as Prior-Aug does if both draw the same numbers for each update, window and token."""
+    batch, eps = tiny_batches.batch(), {}
+    for name, (method, changes) in WITH_ONE_NOISY_PASS.items():
+        module = objective(method, **changes)
+        for parameter in module.method.parameters():  # the last is the bias of mu and log sigma^2, which stays
+            if parameter.dim() == 2:
+                torch.nn.init.zeros_(parameter)
+        seen = []
+        module.qa.register_forward_pre_hook(lambda _, arguments, seen=seen: seen.append(arguments[0].detach()))
+        for update in (4, UPDATE):
+            for part in module.parts(execution):
+                hidden = torch.zeros(3, 12, 16, dtype=torch.float64)
+                module(batch, MicroStep(update, 0.0, part, PassState(hidden)))
+        e, real = module.qa.embed(batch).detach(), batch.attention_mask.bool()
+        noisy = torch.stack([embeddings for embeddings in seen if not torch.equal(embeddings, e)])
+        eps[name] = ((noisy / e - 1) / math.sqrt(0.1))[:, real]
+    expected = np.stack([normal(SEED, update, batch.sample_id.numpy(), 12, 16) for update in (4, UPDATE)])
+    for name, drawn in eps.items():
+        np.testing.assert_allclose(drawn, expected[:, real], rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_passes_with_noise_are_numbered_through_the_updates():
+    module = objective("freelb", ascent_steps=3)
+    draws = [key.draw for update in (0, 1) for _, key in module.passes(MicroStep(update))]
+    assert draws == [0, 1, 2, 3, 4, 5]
+    assert [key for _, key in objective("r_drop").passes(JOINT)] == [None, None]
+
+
 def test_statistics_of_the_noise():
     module, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
     random_noise_net(module)
@@ -211,6 +253,8 @@ def test_statistics_of_the_noise():
     variance = log_variance.exp()
     kl = 0.5 * ((variance + (mu - 1) ** 2) / 0.3 - 1 - torch.log(variance / 0.3))
     assert statistics["kl_per_token"].item() == pytest.approx(kl.sum(-1).mean().item(), rel=1e-6)
+    assert statistics["kl_per_window"].item() == pytest.approx(kl.sum().item() / len(batch.input_ids), rel=1e-6)
+    assert statistics["span_nats"].item() == pytest.approx(2 * np.log([12, 7, 9]).mean(), rel=1e-6)
 
 
 def test_without_an_update_it_is_the_plain_model():

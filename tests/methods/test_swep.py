@@ -53,11 +53,22 @@ def test_official_order_of_passes():
     ]
 
 
-def test_remark_only_when_the_noise_is_its_prior():
-    module = Swep(SwepSettings(prior_variance=0.25), 16, 16)
-    collapsed = {"mu_distance": 0.001, "sigma": 0.5001}
-    assert module.remark(collapsed, 0.05) is None  # it starts there
-    assert "lower method.beta" in module.remark(collapsed, 0.5)
-    assert module.remark({"mu_distance": 0.2, "sigma": 0.5}, 0.5) is None
-    assert module.remark({"mu_distance": 0.001, "sigma": 0.7}, 0.5) is None
-    assert module.remark({}, 0.5) is None
+def test_remark_where_the_kl_of_a_window_names_no_span():
+    module = Swep(SwepSettings(), 16, 16)
+    # |mu - 1| of 0.01 and less: what it says depends on the width and the window
+    below, above = ({"kl_per_window": kl, "kl_per_token": kl / 200, "span_nats": 10.6} for kl in (1.2, 79.0))
+    assert module.remark(below, 0.05) is None  # it starts there
+    remark = module.remark(below, 0.1)
+    assert "KL is 1.2 nats a window, and naming an answer span takes 10.6" in remark
+    assert "lower method.beta" in remark
+    assert module.remark(above, 0.5) is None
+
+
+def test_a_fixed_sigma_is_nothing_learned():
+    d, tokens, alpha = 16, 200, 0.1
+    constant = d * (1 / alpha - 1 + math.log(alpha)) / 2  # the KL per token of N(1, 1) to N(1, alpha)
+    module = Swep(SwepSettings(noise="fixed_sigma", prior_variance=alpha), 16, d)
+    for learned, said in ((1.0, True), (30.0, False)):
+        kl = constant + learned / tokens
+        means = {"kl_per_window": kl * tokens, "kl_per_token": kl, "span_nats": 10.6}
+        assert bool(module.remark(means, 0.5)) is said

@@ -208,7 +208,7 @@ def folder(tmp_path_factory) -> Path:
     kept = {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")}
     assert len(kept) == 2
     assert not (path / "one.json").exists()
-    ended = run_script(AUGMENT, *arguments(path, "one.json"), "--seed", "1", check=False)
+    ended = run_script(AUGMENT, *arguments(path, "one.json"), "--seed", "1", "--unprotect_answer", check=False)
     (path / "refused.txt").write_text(f"{ended.returncode}\n{error_line(ended.stderr)}")
     assert {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")} == kept
     (path / "one.txt").write_text(run_script(AUGMENT, *arguments(path, "one.json")).stdout)
@@ -228,6 +228,7 @@ def test_other_settings_do_not_resume(folder):
     code, said = (folder / "refused.txt").read_text().splitlines()
     assert code == "2"
     assert "seed 0 there, 1 here" in said
+    assert "protect_answer True there, False here" in said
 
 
 @pytest.mark.slow
@@ -238,6 +239,7 @@ def test_the_output_is_training_data_and_the_summary_is_true(folder):
     assert ids == {example.id for example in originals}
     document = json.loads((folder / "two.json").read_text(encoding="utf-8"))["ssmba"]
     assert document["kept"] == len(samples)
+    assert document["protect_answer"]
     dropped = document.get("unchanged", 0) + document.get("repeated", 0)
     assert len(samples) + dropped == 8 * QUESTIONS
     said = (folder / "one.txt").read_text()

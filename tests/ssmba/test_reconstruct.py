@@ -114,6 +114,32 @@ def test_samples_of_all_kinds_of_tokenizers(models, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_unprotected_answers_are_corrupted_and_samples_that_lose_them_dropped(models, kind, tmp_path):
+    reconstruct = reconstructor(models, kind, protect_answer=False)
+    articles, counts = reconstruct(EXAMPLES)
+    samples = read(articles, tmp_path)  # an answer that were not at its offset would be refused
+    originals = {example.id: example for example in EXAMPLES}
+    for sample in samples:
+        original = originals[sample.id.partition("-")[0]]
+        assert sample.answers == (original.context[slice(*original.span)],)
+    assert len(samples) == counts["kept"] == 40 - counts["lost"] - counts["unchanged"] - counts["repeated"]
+    lost, corrupted, eligible = 0, 0, 0
+    for pair in reconstruct._pairs(EXAMPLES):
+        (begin, end), asked = pair.example.span, len(pair.question.ids)
+        in_answer = np.append(np.zeros(asked, bool), (pair.context.starts < end) & (pair.context.ends > begin))
+        assert pair.context.eligible[in_answer[asked:]].any()
+        eligible += int(pair.question.eligible.sum() + pair.context.eligible.sum())
+        for number in range(8):
+            sample = reconstruct._corrupt(pair, number)
+            reconstruct._predict([sample])
+            selected = sample.corruption.selected
+            corrupted += len(selected)
+            lost += bool((in_answer[selected] & (sample.predicted != pair.ids[selected])).any())
+    assert counts["corrupted"] == corrupted == pytest.approx(0.25 * 8 * eligible, abs=20)
+    assert counts["lost"] == lost > 0
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
 def test_every_token_is_predicted_at_its_own_place(models, kind, monkeypatch, tmp_path):
     """A model that answers every token with another one shows which token was asked about."""
     monkeypatch.setattr(corruption, "MASKED", 0.0)

@@ -112,10 +112,11 @@ def losses(folder: Path) -> list[float]:
 
 
 def assert_same(run: Path, whole: Path) -> None:
-    """Both have the same lines of metrics, weights and answers, to the last bit."""
+    """Both have the same lines of metrics, weights and answers, to the last bit, with `train.average` and without."""
     mine, other = ([{key: line.get(key) for key in EXACT} for line in metrics(folder)] for folder in (run, whole))
     assert mine == other
-    for file in ("model/model.safetensors", "predictions/test.json"):
+    files = ["model/model.safetensors", "predictions/test.json"]
+    for file in files + [f"unaveraged/{file}" for file in files if (whole / "unaveraged").is_dir()]:
         assert (run / file).read_bytes() == (whole / file).read_bytes(), file
 
 

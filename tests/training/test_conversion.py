@@ -14,10 +14,11 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch.nn.functional import pad
 
 from swep_ds.errors import InputError
-from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _copy, _set_steps, find_shares, read_state
+from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _set_steps, copy_parts, find_shares, read_state
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, ds_config, losses, metrics, prepare
 
@@ -74,7 +75,7 @@ def test_every_element_of_every_parameter_is_converted(sizes, source, target, cu
     saved = spread(source[0], whole, groups if source[0] == 3 else group, *source[1:])
     kept = spread(target[0], {name: torch.zeros_like(value) for name, value in whole.items()}, group, *target[1:])
     for part, expected in zip(kept, spread(target[0], whole, group, *target[1:]), strict=True):
-        _copy(saved, part, Path("tag"))
+        copy_parts(saved, part, Path("tag"))
         for mine, right in zip(part.flats, expected.flats, strict=True):
             assert all(torch.equal(mine[key], right[key]) for key in right)
 
@@ -107,7 +108,7 @@ def test_a_layout_that_does_not_hold_everything_is_refused():
     whole = {"a": torch.ones(7), "b": torch.ones(5)}
     saved = spread(3, whole, [["a", "b"]], 2, 0)
     with pytest.raises(InputError, match=r"tag: the checkpoint has 4 of 7 elements of a: resume on the number of"):
-        _copy(saved[:1], spread(1, whole, [["a", "b"]], 1, 0)[0], Path("tag"))
+        copy_parts(saved[:1], spread(1, whole, [["a", "b"]], 1, 0)[0], Path("tag"))
 
 
 @pytest.mark.parametrize("fused", [True, None])
@@ -126,6 +127,7 @@ def test_steps_count_where_the_optimizer_expects_them(fused):
 def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, **more) -> dict:
     """A run for `several_runs.py`. The recipe's split is for 2 ranks; a single rank has to find another."""
     sets = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
+    sets += ["train.average=ema", "train.average_decay=0.8"]
     if name == "bf16":
         sets.append("train.precision=bf16")
     return {
@@ -207,6 +209,10 @@ def test_a_run_that_resumes_in_another_layout_is_the_uninterrupted_one(folder, n
         assert column(run, key) == pytest.approx(column(whole, key), rel=0, abs=close)
     assert (run / "predictions" / "test.json").read_text() == (whole / "predictions" / "test.json").read_text()
     assert (run / "batch.json").read_text() == (whole / "batch.json").read_text()
+    for model in ("model", "unaveraged/model"):
+        mine, other = (load_file(folder / model / "model.safetensors") for folder in (run, whole))
+        distance = max(float((mine[key].float() - other[key].float()).abs().max()) for key in mine)
+        assert distance < (3e-3 if name == "bf16" else 1e-4), model  # where the learning rates add up to 3.5e-3
     assert not list(run.rglob("*.bin")) + list((run / "model").rglob("*.pt"))
 
 
@@ -227,6 +233,13 @@ def test_there_and_back_every_bit_of_the_state_is_the_same(folder):
             assert all(torch.equal(torch.as_tensor(left[key]), torch.as_tensor(right[key])) for key in left)
             moved += int(left["exp_avg"].count_nonzero())
         assert moved > 100
+        whole, back = (
+            torch.load(folder / run / "checkpoints" / f"update-{UPDATES:08d}" / f"average_rank_{rank}.pt")
+            for run in ("whole-bf16", "back")
+        )
+        assert whole.keys() == back.keys()
+        assert all(whole[key]["first"] == back[key]["first"] for key in whole)
+        assert all(torch.equal(whole[key]["mean"], back[key]["mean"]) for key in whole)
 
 
 @pytest.mark.slow

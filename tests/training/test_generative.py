@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.support.fork_server import run_script
-from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, prepare
+from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +85,11 @@ def test_the_runs_are_worth_comparing(finished, folder):
 )
 def test_stages_offload_and_world_sizes_agree(finished, name, world_size):
     assert losses(finished[name, world_size]) == pytest.approx(losses(finished["zero0", 1]), rel=1e-5)
+    first, expected = (metrics(finished[run])[0] for run in ((name, world_size), ("zero0", 1)))
+    compared = [key for key in expected if "_nll_" in key]  # what the noise does
+    assert len(compared) == 6
+    for key in compared:
+        assert first[key] == pytest.approx(expected[key], rel=1e-4), key
 
 
 def test_an_output_layer_of_its_own_is_trained_and_exported(finished, folder):

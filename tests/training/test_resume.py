@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.support.fork_server import run_script
 from tests.support.tiny_checkpoint import flip, rewrite_state
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 UPDATES, EVERY, STOP = 10, 3, 8  # checkpoints after updates 3, 6, 9, 10; stopped runs resume from 6
 VARIANTS = [(0, 1, 1), (0, 2, 1), (2, 2, 2), (3, 2, 2)]  # ZeRO stage, ranks, accumulation
+EMA = {"train.average": "ema", "train.average_decay": 0.8}
+AVERAGES = {0: EMA, 2: {"train.average": "last_k", "train.average_last": 0.5}, 3: EMA}  # by ZeRO stage
 
 
 def name(prefix: str, variant: tuple[int, int, int]) -> str:
@@ -34,6 +37,7 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "train.checkpoint_every": more.pop("every", EVERY),
         "train.keep_checkpoints": more.pop("keep", 2),
         "seed": more.pop("seed", 0),
+        **AVERAGES[stage],
     }
     return {
         "recipe": str(folder / "recipe.yaml"),
@@ -149,6 +153,16 @@ def test_a_finished_run_trains_nothing_more_and_ends_again(resumed):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "zero{}-ranks{}-accumulation{}".format(*variant))
 def test_a_stopped_run_resumes_bit_for_bit(resumed, variant):
     assert_same(resumed / name("stopped", variant), resumed / name("whole", variant))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "zero{}-ranks{}-accumulation{}".format(*variant))
+def test_the_mean_of_the_weights_is_in_every_rank_s_checkpoint(resumed, variant):
+    stage, ranks, _ = variant
+    run = resumed / name("stopped", variant)
+    files = sorted(file.name for file in tag(run, UPDATES).glob("average_*"))
+    assert files == [f"average_rank_{rank}.pt" for rank in range(ranks if stage else 1)]
+    averaged, plain = (load_file(folder / "model" / "model.safetensors") for folder in (run, run / "unaveraged"))
+    assert not any(torch.equal(averaged[key], plain[key]) for key in plain)
 
 
 def test_dropout_makes_updates_differ(resumed):

@@ -3,6 +3,7 @@
 import json
 import resource
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +61,14 @@ def whole_run(mode: str, folder) -> Tracker:
         tracker.summary(SCORES)
     tracker.finish("<p>report</p>", TABLES)
     return tracker
+
+
+def test_a_remark_is_shown_when_it_begins_to_hold_and_withdrawn_when_it_no_longer_does(tmp_path, capsys):
+    with Tracker(recipe("off"), tmp_path, 9, TrainState(), active=True) as tracker:
+        for update, remark in enumerate((None, "KL 1", "KL 2", None, None, "KL 3"), 1):
+            tracker.log(replace(LINE, updates=update), {"loss": 1.0}, remark)
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: KL 1", "note: no longer so at update 4: KL 2", "note: KL 3"]
 
 
 class Fake:

@@ -1,0 +1,124 @@
+"""Intervals for differences between two methods when seeds and questions are both samples.
+
+The score difference of seed s on question q is D_sq = m + a_s + b_q + e_sq: every seed answers every question, and
+questions come in clusters (paragraphs or articles), within which b and e may be correlated. With S seeds and Q
+questions the mean over all D_sq has the variance
+
+    Var(a) / S + Var(mean of b) + Var(mean of e),      estimated by V = max(A + B - E, A, B):
+
+    A = s_seed^2 / S, the variance of the S means over questions:       Var(a) / S + Var(mean of e)
+    B, that of the means over seeds, by clusters:                       Var(mean of b) + Var(mean of e)
+    E, that of the doubly centred residuals, by clusters:               Var(mean of e), which A and B both contain
+
+With clusters of one question, B is s_question^2 / Q and E is s_resid^2 / (S Q), as in the analysis of variance of a
+crossed design; with larger clusters that E would be too small. Where A < E or B < E, the estimate of Var(a) or Var(b)
+is negative and counts as 0. The interval is Student's t with Satterthwaite's degrees of freedom
+
+    V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes.
+
+G, the effective number of clusters, is their number if all have one size. For a mean over M data sets, A is of each
+seed's mean over the sets, since a seed's effects on them belong together; B and E are sums over the sets divided by
+M^2, since questions do not. tests/analysis/test_crossed.py simulates the coverage.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import nctdtr, stdtr, stdtrit
+
+LEVEL = 95  # percent, of the intervals
+LEAST_SEEDS = 3  # fewer give no interval
+MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
+MOST_SEEDS = 10_000
+
+
+class Estimate(NamedTuple):
+    """A mean difference in points, its variance and degrees of freedom; arrays of one shape, or scalars."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    df: np.ndarray
+
+    def interval(self, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+        """(low, high) of the two-sided interval of `level` percent."""
+        half = stdtrit(self.df, 0.5 + level / 200) * np.sqrt(self.variance)
+        return self.mean - half, self.mean + half
+
+    def p(self) -> np.ndarray:
+        """The two-sided p value of no difference; 1 where neither mean nor variance differ from 0."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.abs(self.mean) / np.sqrt(self.variance)
+        return 2 * stdtr(self.df, -np.nan_to_num(t, posinf=np.inf))
+
+    def within(self, margin: float = MARGIN) -> np.ndarray:
+        """Whether two one-sided tests at 100 - LEVEL percent place the difference inside (-margin, margin)."""
+        low, high = self.interval(2 * LEVEL - 100)
+        return (low > -margin) & (high < margin)
+
+
+def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
+    """The mean difference over seeds, questions and data sets.
+
+    Args:
+        sets: by data set, the differences D [..., S, Q] in points, and each question's cluster [Q], numbered from 0
+            without gaps. S >= 2 is the same in all sets, and each has at least two clusters.
+
+    Returns:
+        Arrays [...].
+    """
+    per_seed = sum(values.mean(-1) for values, _ in sets) / len(sets)
+    seeds = per_seed.shape[-1]
+    of_seeds = per_seed.var(-1, ddof=1) / seeds
+    of_questions = of_residuals = of_questions_squared = 0.0
+    for values, clusters in sets:
+        between, within, effective = _by_cluster(values, clusters)
+        of_questions = of_questions + between / len(sets) ** 2
+        of_residuals = of_residuals + within / len(sets) ** 2
+        of_questions_squared = of_questions_squared + (between / len(sets) ** 2) ** 2 / (effective - 1)
+    variance = np.maximum(of_seeds + of_questions - of_residuals, np.maximum(of_seeds, of_questions))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        df = variance**2 / (of_seeds**2 / (seeds - 1) + of_questions_squared)
+    return Estimate(per_seed.mean(-1), variance, np.nan_to_num(df, nan=seeds - 1))  # nan: all D are alike
+
+
+def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """(B, E, G) of the module's docstring."""
+    sizes = np.bincount(clusters)
+    questions, seeds = len(clusters), values.shape[-2]
+    effective = questions**2 / np.square(sizes).sum()
+    starts = np.cumsum(sizes) - sizes
+    sums = np.add.reduceat(values[..., np.argsort(clusters, kind="stable")], starts, axis=-1)
+    sums = sums - values.mean(-1, keepdims=True) * sizes  # [..., S, C], centred by seed
+    mean_sums = sums.mean(-2)
+    scale = effective / (effective - 1) / questions**2
+    residuals = np.square(sums - mean_sums[..., None, :]).sum((-2, -1)) / (seeds - 1)
+    return scale * np.square(mean_sums).sum(-1), scale * residuals / seeds, effective
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p values adjusted by Holm's step-down rule (1979): by chance, any is below 0.05 in at most 5 % of tables."""
+    order = np.argsort(p, kind="stable")
+    adjusted = np.minimum(np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)), 1.0)
+    result = np.empty(len(p))
+    result[order] = adjusted
+    return result.tolist()
+
+
+def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
+    """The least number of seeds at which a paired t-test finds a difference with this power, two-sided at 5 %.
+
+    Args:
+        sd: standard deviation of the difference from seed to seed, in points; `difference` in points.
+
+    Raises:
+        ValueError: more than `MOST_SEEDS`, or `sd` or `difference` is not above 0.
+    """
+    if sd <= 0 or difference <= 0:
+        raise ValueError("sd and difference must be above 0")
+    for seeds in range(2, MOST_SEEDS + 1):
+        df, shift = seeds - 1, difference / sd * seeds**0.5
+        critical = stdtrit(df, 0.5 + LEVEL / 200)
+        if 1 - nctdtr(df, shift, critical) + nctdtr(df, shift, -critical) >= power:
+            return seeds
+    raise ValueError(f"more than {MOST_SEEDS:,} seeds: lower the power or look for a larger difference")

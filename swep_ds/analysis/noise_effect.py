@@ -1,0 +1,83 @@
+"""What a run's noise did to the answer (`swep_ds/methods/noise_effect.py`): a table, and one statement in words.
+
+The noise changes while it learns, so only the second half of the run counts. Each change is against noise from the
+prior with the same eps, with a margin of two standard errors over the lines of metrics.jsonl.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ANSWERS = {"gold": "gold answer", "guess": "model's own guess"}
+NOISES = ("learned", "shuffled", "prior")
+FEWEST = 4  # lines of metrics.jsonl; with fewer the margin means nothing
+
+
+class Change(NamedTuple):
+    """A mean change of the nll in nats, and two standard errors of it."""
+
+    mean: float
+    margin: float
+
+    @classmethod
+    def of(cls, changes: np.ndarray) -> "Change":
+        return cls(float(changes.mean()), 2 * float(changes.std(ddof=1)) / math.sqrt(len(changes)))
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} ± {self.margin:.3f}"
+
+    @property
+    def is_clear(self) -> bool:
+        return abs(self.mean) > self.margin
+
+
+class NoiseEffect(NamedTuple):
+    """rows: (answer, nll under noise from the prior, change under learned noise, change under the same shuffled)."""
+
+    lines: int
+    rows: list[tuple[str, float, Change, Change]]
+    statement: str
+
+
+def noise_effect(lines: Sequence[Mapping[str, Any]]) -> NoiseEffect | None:
+    """From metrics.jsonl; None where fewer than `FEWEST` lines of the second half hold the comparison."""
+    names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in NOISES]
+    known = [line for line in lines if all(_is_finite(line.get(name)) for name in names)]
+    known = [line for line in known if 2 * line["update"] > lines[-1]["update"]]
+    if len(known) < FEWEST:
+        return None
+    nll = {name: np.array([line[name] for line in known]) for name in names}
+    learned, shuffled = (
+        {answer: nll[f"{answer}_nll_{noise}"] - nll[f"{answer}_nll_prior"] for answer in ANSWERS}
+        for noise in ("learned", "shuffled")
+    )
+    rows = [
+        (title, float(nll[f"{answer}_nll_prior"].mean()), Change.of(learned[answer]), Change.of(shuffled[answer]))
+        for answer, title in ANSWERS.items()
+    ]
+    return NoiseEffect(len(known), rows, _statement(learned, shuffled))
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (float, int) and math.isfinite(value)
+
+
+def _statement(learned: Mapping[str, np.ndarray], shuffled: Mapping[str, np.ndarray]) -> str:
+    changes = {answer: Change.of(values) for answer, values in learned.items()}
+    clear = {answer: change for answer, change in changes.items() if change.is_clear}
+    if not clear:
+        return "Learned noise does to the answer what noise from the prior does, as far as these updates can tell."
+    said = " and ".join(
+        f"{'lowers' if change.mean < 0 else 'raises'} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats"
+        for answer, change in clear.items()
+    )
+    favour = Change.of(learned["guess"] - learned["gold"])
+    if favour.is_clear and favour.mean < 0:
+        said += ", which favours what the model believes already over the gold answer"
+    elif favour.is_clear:
+        said += ", which favours the gold answer over what the model believes already"
+    most = max(clear, key=lambda answer: abs(clear[answer].mean))
+    kept = Change.of(shuffled[most])
+    return f"Learned noise {said}. Shuffled, it changes the nll of the {ANSWERS[most]} by {kept} nats."

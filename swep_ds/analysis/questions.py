@@ -1,0 +1,105 @@
+"""EM and F1 of each question of each run, and which questions belong together."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from swep_ds.analysis.answers import read_predictions
+from swep_ds.analysis.runs import Run
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+from swep_ds.evaluation.scores import exact_match, f1
+from swep_ds.recipe import HOLDOUT, Recipe
+
+ARTICLES = 20  # with as many, questions are clustered by article, otherwise by paragraph
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of a test set: accepted answers by id, and each question's paragraph or article by number."""
+
+    golds: dict[str, tuple[str, ...]]
+    clusters: pd.Series  # by id
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> "Questions":
+        articles = [example.article for example in examples]
+        names = articles if len(set(articles)) >= ARTICLES else [example.context for example in examples]
+        ids = [example.id for example in examples]
+        return cls(
+            dict(zip(ids, (example.answers for example in examples), strict=True)),
+            pd.Series(pd.factorize(pd.Series(names))[0], index=ids),
+        )
+
+
+def per_question(predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Columns exact_match and f1, in percent, by question id in the order of `golds`; 0 without a prediction."""
+    scores = [
+        (exact_match(predictions[id_], answers), f1(predictions[id_], answers)) if id_ in predictions else (0.0, 0.0)
+        for id_, answers in golds.items()
+    ]
+    return pd.DataFrame(100 * np.array(scores), index=list(golds), columns=["exact_match", "f1"])
+
+
+class QuestionScores:
+    """EM and F1 of each question of each run, from its `predictions/` and the gold answers of its recipe's data.
+
+    `notes` collects, a line each, what could not be read or compared.
+    """
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._questions: dict[str, Questions | None] = {}  # by data set and the settings that decide its questions
+        self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
+
+    def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
+        """`per_question`, or None if data or predictions cannot be read or do not give the scores in the results."""
+        key = (run.ref.folder, data_set)
+        if key not in self._scores:
+            self._scores[key] = self._read(run, data_set)
+        return self._scores[key]
+
+    def questions(self, recipe: Recipe, data_set: str) -> Questions | None:
+        """Reads the questions once for all runs that are tested on the same ones; None if they cannot be read."""
+        data = recipe.data
+        source = [data.train, data.holdout_fraction] if data_set == HOLDOUT else data.eval.get(data_set)
+        key = json.dumps([data_set, source, data.max_eval_examples, recipe.eval.select_on == data_set])
+        if key not in self._questions:
+            from swep_ds.pipeline.examples import reported_examples  # takes seconds
+
+            try:
+                self._questions[key] = Questions.of(reported_examples(recipe, [data_set])[data_set])
+            except InputError as error:
+                self._questions[key] = self.note(f"No intervals on {data_set}: its questions cannot be read ({error}).")
+        return self._questions[key]
+
+    def _read(self, run: Run, data_set: str) -> pd.DataFrame | None:
+        questions = self.questions(run.recipe, data_set)
+        if questions is None:
+            return None
+        try:
+            predictions = read_predictions(run.ref.folder, data_set)
+        except InputError as error:
+            return self.note(f"No interval with {error}.")
+        file = run.ref.folder / "predictions" / f"{data_set}.json"
+        if unanswered := [id_ for id_ in questions.golds if id_ not in predictions]:
+            self.note(
+                f"{file}: no answer to {len(unanswered)} of {len(questions.golds)} questions, such as {unanswered[0]}: "
+                "they count as wrong."
+            )
+        scores = per_question(predictions, questions.golds)
+        means, reported = scores.mean(), run.results.eval[data_set]
+        if not np.allclose(means, (reported.exact_match, reported.f1), atol=0.01):
+            return self.note(
+                f"No interval with {file}: it scores {' / '.join(f'{value:.2f}' for value in means)} on today's "
+                f"data, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json."
+            )
+        return scores
+
+    def note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)

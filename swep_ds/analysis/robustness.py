@@ -1,0 +1,135 @@
+"""Effective robustness: how far a model's F1 on shifted data lies above the line that its in-domain F1 predicts.
+
+Models that do better in domain do better elsewhere, almost linearly in F1 (Miller et al., ICML 2020). Points above that
+line are what a method for robustness should add (Taori et al., NeurIPS 2020). The line is linear in F1, in percent, on
+both axes. It is fitted to the base row's runs if there are enough with different F1 in domain, or read from a file.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swep_ds.analysis.paper import data_set_name
+from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
+from swep_ds.evaluation.results import Scores
+from swep_ds.settings import Section, load
+
+LINES = Path(__file__).parent / "lines"
+ABOVE = "above_line"  # beside exact_match and f1 in a set's scores
+LEAST_RUNS, LEAST_SPREAD = 8, 10.0  # a fitted line takes as many runs, over as many points of F1 in domain
+PANEL = (3.4, 3.1)  # inches
+
+
+class Fit(Section):
+    """F1 on a shifted set = slope x F1 in domain + intercept, in percent."""
+
+    slope: float
+    intercept: float
+
+    def predict(self, in_domain):
+        return self.slope * in_domain + self.intercept
+
+
+class Line(Section):
+    """The line of each shifted set. Data sets match by any name that they have in the paper's tables."""
+
+    source: str  # what it was fitted to
+    in_domain: str
+    shifted: dict[str, Fit]
+
+    def of(self, data_set: str) -> Fit | None:
+        return {data_set_name(name): fit for name, fit in self.shifted.items()}.get(data_set_name(data_set))
+
+    def in_domain_of(self, columns: Sequence[str]) -> str | None:
+        """The column with the F1 that predicts the others."""
+        return next((name for name in columns if data_set_name(name) == data_set_name(self.in_domain)), None)
+
+
+def published(name_or_path: str) -> Line:
+    """Reads a shipped line (`lines/`), or a YAML file.
+
+    Raises:
+        InputError: no such file, an unknown or missing field, or a wrong value.
+    """
+    return load(Line, name_or_path, LINES, "--line")
+
+
+def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
+    """The line through a row's runs, or None; and a note that says why it is missing, else "".
+
+    Args:
+        runs: by run the scores of its data sets, the source domain first.
+        row: the row's name, for `source` and the note.
+    """
+    in_domain = next(iter(runs[0])) if runs else ""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for scores in runs:
+        first, *others = scores
+        for name in others if first == in_domain else ():
+            points.setdefault(name, []).append((scores[first]["f1"], scores[name]["f1"]))
+    fits = {}
+    for name, pairs in points.items():
+        x, y = np.array(pairs).T
+        if len(x) >= LEAST_RUNS and np.ptp(x) >= LEAST_SPREAD:
+            slope, intercept = np.polyfit(x, y, 1).tolist()
+            fits[name] = Fit(slope=slope, intercept=intercept)
+    if fits:
+        return Line(source=f"least squares over the {len(runs)} runs of {row}", in_domain=in_domain, shifted=fits), ""
+    note = f"{len(runs)} runs of {row}, but a line takes {LEAST_RUNS}, with F1 over {LEAST_SPREAD:g} points in domain"
+    return (
+        None,
+        f"Points above the line of in-domain F1: n/a ({note}; --line names a published line)." if points else "",
+    )
+
+
+def add_points(scores: Scores, line: Line) -> Scores:
+    """The scores of a run with `ABOVE`, in points, beside those of each shifted set that has a line."""
+    in_domain = line.in_domain_of(list(scores))
+    result = {}
+    for name, score in scores.items():
+        fit = line.of(name) if in_domain and name != in_domain else None
+        above = {ABOVE: score["f1"] - fit.predict(scores[in_domain]["f1"])} if fit else {}
+        result[name] = score | above
+    return result
+
+
+def note(line: Line) -> str:
+    fits = "; ".join(f"{name}: {fit.slope:.3f} x {fit.intercept:+.2f}" for name, fit in line.shifted.items())
+    return f"Points above the line: F1 less what F1 on {line.in_domain} (x) predicts. {fits}. {line.source}."
+
+
+def draw(blocks: Sequence[Mapping[str, Any]], line: Line, folder: Path) -> list[Path]:
+    """Writes a panel per shifted set, F1 against F1 in domain with the line, as PNG and SVG; returns the files.
+
+    A point is the mean of a row's runs in a block of the table (`table.make`).
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    methods = dict.fromkeys(row["name"] for block in blocks for row in block["rows"])
+    looks = dict(zip(methods, zip(cycle(COLOURS), cycle(MARKS), strict=False), strict=False))
+    panels: dict[str, list[tuple[float, float, str]]] = {}
+    for block in blocks:
+        in_domain = line.in_domain_of(block["columns"])
+        for row in block["rows"]:
+            for name, cell in row["scores"].items():
+                if ABOVE in cell and line.of(name):
+                    x = row["scores"][in_domain]["f1"]["mean"]
+                    panels.setdefault(name, []).append((x, cell["f1"]["mean"], row["name"]))
+    if not panels:
+        return []
+    figure = new_figure(layout="constrained", figsize=(PANEL[0] * len(panels), PANEL[1] + 0.6))
+    points = {}
+    for axes, (name, places) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+        for x, y, method in places:
+            colour, mark = looks[method]
+            [points[method]] = axes.plot([x], [y], mark, color=colour, markersize=5)
+        ends = np.array([min(x for x, _, _ in places) - 1, max(x for x, _, _ in places) + 1])
+        axes.plot(ends, line.of(name).predict(ends), color="black", linewidth=1, linestyle="--")
+        axes.set(title=name, xlabel=f"F1 on {line.in_domain} (%)", ylabel="F1 (%)")
+        axes.grid(alpha=0.25)
+    figure.legend(points.values(), points, loc="outside lower center", ncols=min(len(points), 6), frameon=False)
+    return save(figure, folder, "robustness")

@@ -1,0 +1,62 @@
+"""Holds SWEP's KL at a target: dual ascent on log beta, with a proportional term.
+
+    minimise nll  subject to  KL = target;   beta is the multiplier of the constraint
+
+    m     <- m + (KL - m) / SMOOTHING           e = log(m / target)
+    theta <- theta + ASCENT * clamp(e, +-STEP)                              dual ascent
+    beta   = exp(theta + DAMPING * clamp(e, +-REACH))
+
+Dual ascent alone circles the target. The noise generator is slow: Adam moves a weight by at most its learning rate in
+an update, whatever beta is, so that the KL goes on rising for many updates after beta would stop it. The proportional
+term answers at once (Stooke et al., ICML 2020: PID Lagrangian methods).
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+SMOOTHING = 5  # updates: windows of similar length share a batch, which makes the KL of batches differ by 20 to 40 %
+DAMPING = 3.0  # a KL that is twice the target makes beta 8 times as large
+REACH = 3.0  # while the KL is far off, as near its prior at first, beta is moved by a factor of 8,000 at most
+ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 30 updates; the generator answers within about 20
+STEP = 0.5  # while the KL rises as fast as the learning rate lets it, theta runs away by this much an update at most
+RANGE = math.log(1e6)  # of theta around its start: a target that the updates cannot reach does not send it to infinity
+
+
+class KLController:
+    """Gives beta, and takes the KL of each update's global batch. All in float64 on the KL's device, without a
+    synchronisation.
+
+    Args:
+        target: nats, in the unit of the KL that `observe` gets.
+        beta: where it starts, greater than 0.
+    """
+
+    def __init__(self, target: float, beta: float):
+        self.target, self.start = target, math.log(beta)
+        self.theta = torch.tensor(self.start, dtype=torch.double)
+        self.mean = torch.tensor(target, dtype=torch.double)
+
+    @property
+    def beta(self) -> Tensor:
+        """0-dim float32."""
+        return (self.theta + DAMPING * self._error().clamp(-REACH, REACH)).exp().float()
+
+    def observe(self, kl: Tensor) -> None:
+        """The KL of the update that used the present `beta`, 0-dim."""
+        self.mean = self.mean + (kl.double() - self.mean) / SMOOTHING
+        ascended = self.theta + ASCENT * self._error().clamp(-STEP, STEP)
+        self.theta = ascended.clamp(self.start - RANGE, self.start + RANGE)
+
+    def _error(self) -> Tensor:
+        return (self.mean / self.target).log()  # -infinity where the KL is 0
+
+    def state(self) -> dict[str, float]:
+        """For `load`. Waits for the device."""
+        return {"theta": self.theta.item(), "mean": self.mean.item()}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Continues from a `state`, exactly."""
+        self.theta, self.mean = (torch.tensor(state[name], dtype=torch.double) for name in ("theta", "mean"))

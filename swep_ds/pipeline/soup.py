@@ -1,0 +1,157 @@
+"""A soup: the uniform mean of the models that runs exported (Wortsman et al., ICML 2022, arXiv 2203.05482).
+
+The mean of models means something only where they lie in one basin: all runs must have started from the same weights
+(`model.name`). They may differ in seed, method and data. One weight of each run is in memory at a time, and one file of
+the soup.
+"""
+
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from swep_ds.errors import InputError, WriteFailed, reason
+from swep_ds.evaluation.results import Results, read_results, versions
+from swep_ds.files import read_bytes
+from swep_ds.models.folders import load_config, reading, weight_files
+from swep_ds.pipeline.export import TEMPLATE_LINES
+from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.pipeline.prepare import NOT_COMPUTED
+from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings
+from swep_ds.recipe import Recipe
+from swep_ds.settings import differences, flatten
+
+TOKENIZER = "tokenizer.json"
+DECODING = ("n_best", "max_answer_tokens", "beams")  # fields of a run's section `eval` that its answers depend on
+FIX = "leave that run out"
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """A finished run and its exported model."""
+
+    run: Path
+    recipe: Recipe
+    results: Results
+    weights: dict[str, Path]  # by name, the file
+
+    @property
+    def model(self) -> Path:
+        return RunFolder(self.run).model
+
+    @classmethod
+    def read(cls, run: Path) -> "Ingredient":
+        """Raises InputError if the folder holds no finished run, or its model is damaged."""
+        folder = RunFolder(run)
+        if not folder.results.is_file():
+            raise InputError(f"{run}: holds no results.json: name the folder of a finished run")
+        weights = {}
+        for file in weight_files(str(folder.model), f"{run}: its model"):
+            with (
+                reading(f"{run}: its model", f"{file.name} is damaged", "run it again"),
+                safe_open(file, "pt") as content,
+            ):
+                weights |= dict.fromkeys(content.keys(), file)
+        if not weights:
+            raise InputError(f"{folder.model}: holds no weights: run it again")
+        return cls(run, Recipe.load(str(run / RECIPE)), read_results(folder.results), weights)
+
+    def traits(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """What all ingredients must share: file, and values by field."""
+        recipe = self.recipe
+        yield self.run / RECIPE, {"task": recipe.task, "model.name": recipe.model.name}
+        config = flatten(load_config(str(self.model), f"{self.run}: its model").to_dict())
+        yield self.model / "config.json", {name: v for name, v in config.items() if name not in NOT_COMPUTED}
+        yield self.model / TOKENIZER, {"CRC-32": zlib.crc32(read_bytes(self.model / TOKENIZER))}
+        read = ReadingSettings.load(self.model / READING)
+        cuts = {f"data.{name}": getattr(read.data, name) for name in WINDOWS}
+        yield self.model / READING, cuts | {f"eval.{name}": getattr(read.eval, name) for name in DECODING}
+        shapes = {}
+        for file in dict.fromkeys(self.weights.values()):
+            with safe_open(file, "pt") as content:
+                slices = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118
+                shapes |= {name: f"{s.get_dtype()} {list(s.get_shape())}" for name, s in slices.items()}
+        yield self.model, shapes
+
+    def weight(self, name: str) -> Tensor:
+        with safe_open(self.weights[name], "pt") as content:
+            return content.get_tensor(name)
+
+
+def make_soup(runs: Sequence[Path], output: Path) -> None:
+    """Writes the mean of the runs' models as a plain Hugging Face folder.
+
+    Raises:
+        InputError: fewer than two runs; a run that is not finished, damaged, or unlike the first in task, start,
+            architecture, tokenizer, windows, or in a weight's name, shape or dtype; or `output` is there already.
+        WriteFailed: a full disk or the like; nothing is left.
+    """
+    if len({run.resolve() for run in runs}) < max(2, len(runs)):
+        raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
+    if output.exists():
+        raise InputError(f"--output {output}: is there already: name a new folder")
+    ingredients = [Ingredient.read(run) for run in runs]
+    _check_alike(ingredients)
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
+        unfinished.mkdir(parents=True)
+        _write(ingredients, unfinished)
+        unfinished.rename(output)
+    except (OSError, SafetensorError) as error:
+        raise WriteFailed(f"--output {output}: cannot be written ({reason(error)})") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _check_alike(ingredients: Sequence[Ingredient]) -> None:
+    first, *others = ingredients
+    expected = list(first.traits())
+    for other in others:
+        for (file, traits), (first_file, first_traits) in zip(other.traits(), expected, strict=True):
+            if differing := differences(first_traits, traits, most=1):
+                raise InputError(f"{file}: is unlike {first_file} ({differing}): {FIX}")
+
+
+def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
+    first = ingredients[0]
+    files = list(dict.fromkeys(first.weights.values()))
+    for file in first.model.iterdir():
+        if file.is_file() and file not in files and file.name != "README.md":
+            shutil.copyfile(file, folder / file.name)
+    for file in files:
+        names = [name for name, holder in first.weights.items() if holder == file]
+        save_file({name: _mean(ingredients, name) for name in names}, folder / file.name, metadata={"format": "pt"})
+    (folder / "README.md").write_text(_card(ingredients), encoding="utf-8")
+
+
+def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
+    """The mean in float64, in the dtype of the weight.
+
+    Raises:
+        InputError: numbers that are not floating point differ between runs.
+    """
+    first, *others = (ingredient.weight(name) for ingredient in ingredients)
+    if not first.is_floating_point():
+        if not all(torch.equal(first, other) for other in others):
+            raise InputError(f"{ingredients[0].model}: {name} holds {first.dtype}, of which there is no mean: {FIX}")
+        return first
+    total = first.double()
+    for other in others:
+        total += other.double()
+    return (total / len(ingredients)).to(first.dtype)
+
+
+def _card(ingredients: Sequence[Ingredient]) -> str:
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
+    return templates.get_template("soup_card.md.jinja").render(
+        ingredients=ingredients, recipe=ingredients[0].recipe, versions=versions()
+    )

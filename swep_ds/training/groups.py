@@ -1,0 +1,107 @@
+"""The optimizer's two parameter groups, the model's and the method's own, and the norms of their gradients.
+
+`method.noise_learning_rate` is the learning rate of the second group. With `method.noise_max_grad_norm` each group is
+clipped by its own norm. Without, DeepSpeed clips both by the norm of the whole gradient.
+
+DeepSpeed 0.19 knows one norm for all groups:
+- ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (one per group; at ZeRO-3 a group may have several),
+  combine them, and scale one flat tensor after the other. `GroupNorms` notes the norms on their way, and has each flat
+  tensor scaled by its group's norm.
+- At ZeRO-0 every rank has whole gradients. There DeepSpeed's clipping is switched off, and a hook that runs right
+  before the step of PyTorch's optimizer clips, when fp16's loss scale is out of the gradients.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from deepspeed.runtime.utils import combine_grad_norm_groups
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from swep_ds.methods.objective import Objective
+
+MODEL, METHOD = 0, 1  # the groups' numbers
+
+
+def parameter_groups(objective: Objective) -> list[dict[str, Any]]:
+    """The model's trained parameters, then the method's, if it has any: the order of `objective.parameters()`."""
+    groups = [
+        {"params": [parameter for parameter in module.parameters() if parameter.requires_grad]}
+        for module in (objective.qa, objective.method)
+    ]
+    if objective.method.learning_rate is not None:
+        groups[METHOD]["lr"] = objective.method.learning_rate
+    return [group for group in groups if group["params"]]
+
+
+def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | None":
+    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group.
+
+    Args:
+        max_norm: `train.max_grad_norm`; 0 = no clipping.
+    """
+    if len(parameter_groups(objective)) == 1:
+        return None
+    if objective.method.max_grad_norm is None:
+        return GroupNorms(engine, None) if hasattr(engine.optimizer, "get_grad_norm_direct") else None
+    return GroupNorms(engine, (max_norm, objective.method.max_grad_norm))
+
+
+class GroupNorms:
+    """The norm of each group's gradient in the latest update, before clipping.
+
+    Args:
+        limits: clips each group by its norm; 0 = no clipping. None = DeepSpeed clips.
+    """
+
+    def __init__(self, engine, limits: tuple[float, float] | None):
+        self._limits, self._norms, self._scale = limits, deque(), 1.0
+        self._optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+        if stage == 0:
+            self._groups = [MODEL, METHOD]
+            engine.basic_optimizer.register_step_pre_hook(self._clip_whole)
+            return
+        # of each flat tensor
+        self._groups = [*engine.optimizer.sub_group_to_group_id.values()] if stage == 3 else [MODEL, METHOD]
+        self._norms = deque(maxlen=len(self._groups))  # an update notes as many
+        # whichever DeepSpeed calls, without or with offload, it calls once for each flat tensor, in their order
+        for name in ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload"):
+            setattr(engine.optimizer, name, self._noting(getattr(engine.optimizer, name)))
+        if limits:
+            self._unscale_and_clip = engine.optimizer.unscale_and_clip_grads
+            engine.optimizer.unscale_and_clip_grads = self._clip_part if stage < 3 else self._clip_sub_group
+
+    def method_norm(self) -> float:
+        """Of the method's parameters; infinite if it is not finite, or if every update so far overflowed."""
+        return float(self._norm(METHOD)) / self._scale if self._norms else math.inf
+
+    def _norm(self, group: int) -> Tensor:
+        return combine_grad_norm_groups(norm for norm, of in zip(self._norms, self._groups, strict=True) if of == group)
+
+    def _noting(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def note(*arguments) -> Tensor:
+            norm = compute(*arguments)
+            self._norms.append(norm)
+            self._scale = self._optimizer.loss_scale  # by which fp16's gradients are still multiplied
+            return norm
+
+        return note
+
+    def _clip_part(self, gradients: list[Tensor], _: Tensor) -> None:
+        flats = self._optimizer.single_partition_of_fp32_groups
+        [group] = [number for number, flat in enumerate(flats) if flat.grad is gradients[0]]
+        self._clip(group, gradients)
+
+    def _clip_sub_group(self, sub_group: int, _: Tensor) -> None:
+        self._clip(self._groups[sub_group], sub_group)
+
+    def _clip(self, group: int, gradients: Any) -> None:
+        self._optimizer.clip_grad = self._limits[group]
+        self._unscale_and_clip(gradients, self._norm(group))
+
+    def _clip_whole(self, optimizer: torch.optim.Optimizer, *_) -> None:
+        groups = zip(optimizer.param_groups, self._limits, strict=True)
+        self._norms = [clip_grad_norm_(group["params"], limit or math.inf) for group, limit in groups]

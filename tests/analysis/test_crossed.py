@@ -1,0 +1,167 @@
+"""Crossed intervals against plain loops, the analysis of variance and simulated experiments."""
+
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from swep_ds.analysis import crossed
+from tests.support.fork_server import ROOT
+
+QUESTIONS, CLUSTERS, EXPERIMENTS = 100, 30, 2000
+
+
+def by_loops(sets) -> tuple[float, float, float]:
+    """(mean, variance, degrees of freedom), term by term."""
+    seeds, sets_n = len(sets[0][0]), len(sets)
+    seed_means = [np.mean([values[s].mean() for values, _ in sets]) for s in range(seeds)]
+    a = sum((mean - np.mean(seed_means)) ** 2 for mean in seed_means) / (seeds - 1) / seeds
+    b = e = b_squared = 0.0
+    for values, clusters in sets:
+        n = len(clusters)
+        members = [[q for q in range(n) if clusters[q] == c] for c in sorted(set(clusters))]
+        effective = n**2 / sum(len(m) ** 2 for m in members)
+        one_b = one_e = 0.0
+        for m in members:
+            one_b += sum(values[:, q].mean() - values.mean() for q in m) ** 2
+            for s in range(seeds):
+                residuals = [values[s, q] - values[s].mean() - values[:, q].mean() + values.mean() for q in m]
+                one_e += sum(residuals) ** 2 / (seeds - 1) / seeds
+        scale = effective / (effective - 1) / n**2 / sets_n**2
+        b, e, b_squared = b + scale * one_b, e + scale * one_e, b_squared + (scale * one_b) ** 2 / (effective - 1)
+    variance = max(a + b - e, a, b)
+    return np.mean(seed_means), variance, variance**2 / (a**2 / (seeds - 1) + b_squared)
+
+
+@pytest.mark.parametrize("sizes", [(12,), (12, 7, 20)], ids=["a-set", "the-mean-over-three-sets"])
+@pytest.mark.parametrize("seed_sd", [0.0, 5.0])
+def test_the_estimate_is_that_of_plain_loops(sizes, seed_sd):
+    rng = np.random.default_rng(len(sizes))
+    effects = rng.normal(0, seed_sd, (4, 1))
+    sets = [
+        (effects + rng.normal(3, 20, (4, n)), np.concatenate([np.arange(3), rng.integers(3, size=n - 3)]))
+        for n in sizes
+    ]
+    estimate = crossed.estimate(sets)
+    assert [float(number) for number in estimate] == pytest.approx(by_loops(sets))
+    low, high = estimate.interval()
+    half = stats.t(estimate.df).ppf(0.975) * estimate.variance**0.5
+    assert (low, high) == pytest.approx((estimate.mean - half, estimate.mean + half))
+    t = estimate.mean / estimate.variance**0.5
+    assert estimate.p() == pytest.approx(2 * stats.t(estimate.df).sf(abs(t)))
+    # the two one-sided tests at 5 %
+    for margin in (0.5, 5.0, 50.0):
+        errors = estimate.variance**0.5
+        below = stats.t(estimate.df).sf((margin - estimate.mean) / errors)
+        above = stats.t(estimate.df).sf((margin + estimate.mean) / errors)
+        assert estimate.within(margin) == (max(below, above) < 0.05)
+
+
+def test_without_clusters_it_is_the_analysis_of_variance():
+    seeds, questions = 5, 40
+    rng = np.random.default_rng(0)
+    values = rng.normal(0, 10, (seeds, 1)) + rng.normal(0, 20, questions) + rng.normal(0, 20, (seeds, questions))
+    by_seed, by_question = values.mean(1), values.mean(0)
+    residuals = values - by_seed[:, None] - by_question + values.mean()
+    seed_square = questions * by_seed.var(ddof=1)
+    question_square = seeds * by_question.var(ddof=1)
+    residual_square = np.square(residuals).sum() / (seeds - 1) / (questions - 1)
+    expected = (seed_square + question_square - residual_square) / (seeds * questions)
+    assert crossed.estimate([(values, np.arange(questions))]).variance == pytest.approx(expected)
+
+
+def test_one_run_twice_is_no_difference():
+    same = crossed.estimate([(np.zeros((3, 10)), np.arange(10))])
+    assert (same.mean, same.p(), bool(same.within())) == (0, 1, True)
+
+
+def draw(rng, seeds, sets=1, *, seed, question, residual, cluster=0.0, uneven=False):
+    """Differences of many experiments whose true mean is 0; `seed`, `question` ... are standard deviations in points.
+
+    `cluster` is that of an effect of a paragraph, and of another one of each seed on it.
+    """
+    normal = rng.standard_normal
+    effects, drawn = seed * normal((EXPERIMENTS, seeds, 1), np.float32), []
+    for _ in range(sets):
+        weights = rng.lognormal(0, 0.9, CLUSTERS) if uneven else np.ones(CLUSTERS)
+        more = rng.choice(CLUSTERS, QUESTIONS - CLUSTERS, p=weights / weights.sum())
+        clusters = np.concatenate([np.arange(CLUSTERS), more])
+        values = effects + question * normal((EXPERIMENTS, 1, QUESTIONS), np.float32)
+        values += residual * normal((EXPERIMENTS, seeds, QUESTIONS), np.float32)
+        if cluster:
+            paragraphs = normal((EXPERIMENTS, 1, CLUSTERS), np.float32) + normal(
+                (EXPERIMENTS, seeds, CLUSTERS), np.float32
+            )
+            values += cluster * paragraphs[..., clusters]
+        drawn.append((values, clusters))
+    return drawn
+
+
+# Like the measured components: 0.33 to 1.9 points for seeds; 7 to 20 points for a question's mean F1 difference over
+# three seeds, here half of it, so that 100 questions are worth the 400 of a test set.
+EXPERIMENTAL = {
+    "seeds differ little": {"seed": 0.33, "question": 4, "residual": 5},
+    "seeds differ": {"seed": 1.0, "question": 6, "residual": 10},
+    "seeds differ a lot": {"seed": 1.9, "question": 6, "residual": 12},
+    "paragraphs differ, of many sizes": {"seed": 1.0, "question": 5, "residual": 10, "cluster": 4, "uneven": True},
+    "the mean over three sets": {"seed": 0.7, "question": 6, "residual": 10, "sets": 3},
+}
+
+
+@pytest.mark.parametrize("seeds", [3, 6, 10])
+@pytest.mark.parametrize("components", EXPERIMENTAL.values(), ids=EXPERIMENTAL)
+def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent(components, seeds):
+    low, high = crossed.estimate(draw(np.random.default_rng(seeds), seeds, **components)).interval()
+    assert 0.93 <= np.mean((low <= 0) & (high >= 0)) <= 0.97
+
+
+@pytest.mark.parametrize(("seeds", "most"), [(3, 0.985), (10, 0.97)])
+def test_where_seeds_do_not_differ_the_intervals_are_too_wide_for_few_seeds_but_not_too_narrow(seeds, most):
+    drawn = draw(np.random.default_rng(seeds), seeds, seed=0, question=6, residual=10)
+    low, high = crossed.estimate(drawn).interval()
+    assert 0.93 <= np.mean((low <= 0) & (high >= 0)) <= most
+
+
+def test_a_bootstrap_over_questions_alone_is_too_narrow_where_seeds_differ():
+    """The reason for all this: B alone, which is what resampled paragraphs estimate, covers far less than 95 %."""
+    [(values, clusters)] = draw(np.random.default_rng(0), 3, **EXPERIMENTAL["seeds differ a lot"])
+    questions, _, _ = crossed._by_cluster(values, clusters)
+    assert np.mean(np.abs(values.mean((1, 2))) <= 1.96 * questions**0.5) < 0.8
+
+
+def test_a_true_difference_beyond_the_margin_rarely_counts_as_none():
+    drawn = draw(np.random.default_rng(1), 10, seed=0.05, question=1, residual=2)
+    [(values, clusters)] = drawn
+    assert np.mean(crossed.estimate([(values + crossed.MARGIN, clusters)]).within()) <= 0.06
+    assert np.mean(crossed.estimate(drawn).within()) > 0.9
+
+
+def test_holm_is_the_step_down_rule():
+    p = [0.04, 0.001, 0.03, 0.5, 0.02]
+    expected, highest = {}, 0.0
+    for rank, value in enumerate(sorted(p)):
+        highest = max(highest, min(1.0, value * (len(p) - rank)))
+        expected[value] = highest
+    assert crossed.holm(p) == pytest.approx([expected[value] for value in p])
+    assert crossed.holm([]) == []
+
+
+def test_the_seeds_that_are_needed_find_the_difference_in_80_percent():
+    rng = np.random.default_rng(0)
+    for sd, difference in ((0.33, 0.5), (1.0, 1.0)):
+        for seeds, enough in ((crossed.seeds_needed(sd, difference), True), (2, False)):
+            p = stats.ttest_1samp(rng.normal(difference, sd, (4000, seeds)), 0, axis=1).pvalue
+            assert (np.mean(p < 0.05) >= 0.78) == enough
+    with pytest.raises(ValueError, match="more than 10,000 seeds"):
+        crossed.seeds_needed(100, 0.1)
+
+
+def test_the_protocols_table_of_seeds_is_computed():
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"\| SD from seed to seed \|(.*?)\n\n", page, re.DOTALL)
+    head, _, *rows = [re.findall(r"\d[\d.,]*", line) for line in table.splitlines()]
+    assert len(rows) >= 4
+    for sd, *numbers in rows:
+        needed = [crossed.seeds_needed(float(sd), float(difference)) for difference in head]
+        assert [int(number.replace(",", "")) for number in numbers] == needed

@@ -1,0 +1,72 @@
+"""Calibration scores against plain loops and cases worked out by hand."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swep_ds.evaluation.calibration import CALIBRATION, calibration
+from swep_ds.evaluation.results import SetScore, out_of_domain_mean
+
+answers = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=6
+)
+
+
+def risk_coverage(pairs) -> tuple[float, float]:
+    """(area, coverage at 80 %) of (confidence, right) in this order."""
+    risks, coverage = [], 0.0
+    for n in range(1, len(pairs) + 1):
+        wrong = sum(not right for _, right in pairs[:n])
+        risks.append(wrong / n)
+        if (n - wrong) / n >= 0.8:
+            coverage = n / len(pairs)
+    return 100 * sum(risks) / len(risks), 100 * coverage
+
+
+def test_scores_by_loops_without_ties():
+    rng = np.random.default_rng(0)
+    for total in (1, 7, 15, 16, 200):
+        confidence = rng.random(total)
+        right = rng.random(total) < confidence**0.3
+        pairs = sorted(zip(confidence.tolist(), right.tolist(), strict=True), reverse=True)
+        error, begin = 0.0, 0
+        for number in range(min(15, total)):
+            size = total // min(15, total) + (number < total % min(15, total))
+            rows, begin = pairs[begin : begin + size], begin + size
+            gap = sum(confident for confident, _ in rows) / size - sum(is_right for _, is_right in rows) / size
+            error += size / total * abs(gap)
+        area, coverage = risk_coverage(pairs)
+        expected = {"ece": 100 * error, "aurc": area, "coverage_at_80": coverage}
+        assert calibration(confidence, right) == pytest.approx(expected)
+
+
+@given(answers)
+def test_the_order_of_equal_confidences_does_not_count(pairs):
+    confidence, right = zip(*pairs, strict=True)
+    scores = calibration(confidence, right)
+    shuffled = pairs[::-1]
+    assert calibration(*zip(*shuffled, strict=True)) == pytest.approx(scores)
+    # the mean over all orders in which equal confidences can come
+    orders = [order for order in permutations(pairs) if [c for c, _ in order] == sorted(confidence, reverse=True)]
+    assert scores["aurc"] == pytest.approx(np.mean([risk_coverage(order)[0] for order in orders]))
+
+
+def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
+    assert calibration([1.0] * 20, [1] * 20) == {"ece": 0, "aurc": 0, "coverage_at_80": 100}
+    assert calibration([1.0] * 20, [0] * 20) == {"ece": 100, "aurc": 100, "coverage_at_80": 0}
+    # 8 of 10 right, and the two wrong ones the least confident: all can be answered
+    scores = calibration([0.9] * 8 + [0.1] * 2, [1] * 8 + [0] * 2)
+    assert scores["coverage_at_80"] == 100
+    assert scores["ece"] == pytest.approx(10)
+
+
+def test_results_of_earlier_versions_have_no_calibration():
+    old = {"exact_match": 50.0, "f1": 60.0, "total": 2}
+    assert SetScore.model_validate(old).model_dump(exclude_none=True) == old
+    new = old | dict.fromkeys(CALIBRATION, 10.0)
+    assert SetScore.model_validate(new).model_dump() == new
+    assert out_of_domain_mean({"a": new, "b": new, "c": old}) == {"exact_match": 50.0, "f1": 60.0}
+    assert out_of_domain_mean({"a": old, "b": new}) == {key: new[key] for key in ("exact_match", "f1", *CALIBRATION)}

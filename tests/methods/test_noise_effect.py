@@ -1,0 +1,180 @@
+"""What the noise does, against the equations in NumPy and plain PyTorch; and that measuring it changes nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from swep_ds.data.batches import IGNORED, Batch
+from swep_ds.methods.base import MicroStep, NoiseKey, PassState
+from swep_ds.methods.noise_effect import shuffle
+from swep_ds.methods.objective import Objective
+from swep_ds.models import packing
+from tests.support import tiny_batches
+from tests.support.perturb_reference import normal, philox
+from tests.support.tiny_objective import JOINT, SEED, UPDATE, objective
+
+COMPARED = replace(JOINT, compare=True)
+NAMES = {f"{answer}_nll_{noise}" for answer in ("gold", "guess") for noise in ("learned", "shuffled", "prior")}
+
+
+def batch_of(architecture: str) -> Batch:
+    return tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
+
+
+def learned(architecture: str = "bert", packed: bool = False, **settings) -> Objective:
+    """An objective whose noise differs from token to token."""
+    module = objective("swep", architecture, **settings)
+    torch.manual_seed(2)
+    for parameter in module.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    if packed:
+        module.qa.first_position = packing.prepare(module.qa.model, "auto")
+    return module
+
+
+def order(draw: int, sample_ids, lengths) -> np.ndarray:
+    """Where each position of a window takes its mu and sigma from, [N, T]: real tokens by their third Philox word."""
+    key = ~SEED % 2**64
+    result = np.tile(np.arange(max(lengths)), (len(lengths), 1))
+    for row, (sample_id, length) in enumerate(zip(sample_ids, lengths, strict=True)):
+        position = np.arange(length)
+        counter = (np.zeros(length, int), position, np.full(length, sample_id), np.full(length, draw))
+        result[row, :length] = np.argsort(philox(counter, (key % 2**32, key >> 32))[2])
+    return result
+
+
+@pytest.mark.parametrize("noise", ["learned", "additive", "fixed_sigma"])
+@pytest.mark.parametrize("architecture", ["bert", "electra", "t5"])
+def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
+    alpha = 0.3
+    module = learned(architecture, dropout=0.3, noise_dropout=0.3, noise=noise, prior_variance=alpha)
+    batch = batch_of(architecture)
+    got = module(batch, COMPARED)[2]
+    assert {name for name in got if "_nll_" in name} == NAMES
+    module.eval()  # the reference needs no other precaution against dropout
+    e, mask = module.qa.embed(batch), batch.attention_mask
+
+    def logits_and_h(embeddings):
+        if architecture == "t5":
+            decoded = module.qa.model.prepare_decoder_input_ids_from_labels(labels=batch.target_ids)
+            out = module.qa.model(inputs_embeds=embeddings, attention_mask=mask, decoder_input_ids=decoded)
+            return list(out.logits.unbind(1)), out.encoder_last_hidden_state
+        out = module.qa.model(inputs_embeds=embeddings, attention_mask=mask, output_hidden_states=True)
+        return [out.start_logits, out.end_logits], out.hidden_states[-1]
+
+    logits, h = logits_and_h(e)
+    gold = [*batch.target_ids.T] if architecture == "t5" else [batch.start_position, batch.end_position]
+    counted = torch.stack([target != IGNORED for target in gold]).double()
+    guess = [scores.argmax(-1) for scores in logits]
+    net = module.method.noise
+    inner = torch.relu(h @ net.inner.weight.T + net.inner.bias)
+    mu, log_variance = (inner @ net.outer.weight.T + net.outer.bias).chunk(2, -1)
+    if noise == "fixed_sigma":
+        log_variance = torch.zeros_like(mu)
+    eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2]))
+    moved = order(UPDATE, batch.sample_id.numpy(), (12, 7, 9))
+    rows = np.arange(3)[:, None]
+    mean = 0.0 if noise == "additive" else 1.0
+    drawn = {
+        "learned": mu + (log_variance / 2).exp() * eps,
+        "shuffled": mu[rows, moved] + (log_variance / 2).exp()[rows, moved] * eps,
+        "prior": mean + alpha**0.5 * eps,
+    }
+    for name, z in drawn.items():
+        noisy, _ = logits_and_h((e + z if noise == "additive" else e * z) * mask[:, :, None])
+        for answer, targets in (("gold", gold), ("guess", guess)):
+            pairs = zip(noisy, targets, strict=True)
+            nll = -torch.stack([scores.log_softmax(-1).gather(1, t.clamp(0)[:, None])[:, 0] for scores, t in pairs])
+            expected = ((nll * counted).sum(0) / counted.sum(0)).mean()
+            assert got[f"{answer}_nll_{name}"].item() == pytest.approx(expected.item(), rel=1e-6), (answer, name)
+    values = {round(got[name].item(), 9) for name in NAMES}
+    assert len(values) == len(NAMES)
+
+
+CASES = {
+    "bert": {},
+    "published": {"separate_hidden_pass": True, "noise_dropout": 0.2},
+    "shuffled": {"noise": "shuffled"},
+    "packed": {"packed": True},
+    "t5": {"architecture": "t5"},
+}
+
+
+@pytest.mark.parametrize("execution", ["split", "joint"])
+@pytest.mark.parametrize("case", CASES)
+def test_measuring_it_changes_nothing_else(case, execution):
+    """Two updates with dropout: loss, statistics, gradients, mode and the generator's state stay equal to the bit."""
+
+    def updates(compare: bool) -> list:
+        module, seen = learned(dropout=0.2, **CASES[case]), []
+        batch = batch_of(CASES[case].get("architecture", "bert"))
+        torch.manual_seed(3)
+        for update in range(2):
+            carried = PassState()
+            for part in module.parts(execution):
+                step = MicroStep(update, 0.0, part, carried, measure=True, compare=compare)
+                loss, carried, statistics = module(batch, step)
+                loss.backward()
+                named = {name for name in statistics if "_nll_" in name}
+                assert named == (NAMES if compare and "nll_noisy" in statistics else set())
+                seen += [loss.item(), {name: statistics[name].item() for name in statistics.keys() - named}]
+        assert all(part.training for part in module.modules())
+        return [*seen, torch.get_rng_state().tolist(), [p.grad.tolist() for p in module.parameters()]]
+
+    assert updates(True) == updates(False)
+
+
+def test_it_is_a_mean_over_windows_however_they_are_split():
+    """A rank that has run out of windows takes part with one of weight 0."""
+    module, batch = learned(), tiny_batches.batch()
+    whole = module(batch, COMPARED)[2]
+    parts = [Batch(*(None if t is None else t[rows] for t in batch)) for rows in ([0], [1, 2], [0])]
+    parts[2] = parts[2]._replace(weight=0 * parts[2].weight, token_weight=0 * parts[2].token_weight)
+    seen = [module(part, COMPARED)[2] for part in parts]
+    for name in NAMES:
+        assert sum(statistics[name] for statistics in seen).item() == pytest.approx(whole[name].item(), rel=1e-9)
+
+
+# Shuffled noise as an ablation
+
+
+def test_shuffled_noise_is_the_learned_noise_of_other_tokens():
+    module, batch, lengths = learned(noise="shuffled"), tiny_batches.batch(), (12, 7, 9)
+    other = learned()
+    results = []
+    for each in (module, other):
+        seen = []
+        each.qa.register_forward_pre_hook(lambda _, arguments, seen=seen: seen.append(arguments[0].detach()))
+        loss, carried, statistics = each(batch, JOINT)
+        loss.backward()
+        results.append((seen[-1], carried.hidden, statistics))
+    (noisy, h, statistics), (_, _, unshuffled) = results
+    mu, log_variance = module.method.noise(h).detach().chunk(2, -1)
+    rows, moved = np.arange(3)[:, None], order(UPDATE, batch.sample_id.numpy(), lengths)
+    assert all(sorted(row[:n]) == list(range(n)) != list(row[:n]) for row, n in zip(moved, lengths, strict=True))
+    eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), 12, 16))
+    z = mu[rows, moved] + (log_variance / 2).exp()[rows, moved] * eps
+    expected = module.qa.embed(batch) * z * batch.attention_mask[:, :, None]
+    torch.testing.assert_close(noisy, expected, rtol=1e-9, atol=1e-12)
+    for name in ("kl_per_window", "kl_per_token"):
+        assert statistics[name].item() == pytest.approx(unshuffled[name].item(), rel=1e-12)
+    assert statistics["nll_noisy"].item() != pytest.approx(unshuffled["nll_noisy"].item(), rel=1e-6)
+    # the KL trains the generator as it does without the shuffle, the noisy pass does not
+    assert all(parameter.grad.abs().sum() > 0 for parameter in module.method.parameters())
+
+
+def test_a_windows_shuffle_depends_on_its_key_alone():
+    batch, key = tiny_batches.batch((6, 12, 9, 7)), NoiseKey(SEED, UPDATE)
+    values = torch.arange(4 * 12.0).view(4, 12, 1)
+    whole = shuffle(values, batch, key)
+    some = Batch(*(None if t is None else t[[2, 0]] for t in batch))
+    wider = some._replace(input_ids=pad(some.input_ids, (0, 5)), attention_mask=pad(some.attention_mask, (0, 5)))
+    assert torch.equal(shuffle(pad(values[[2, 0]], (0, 0, 0, 5)), wider, key)[:, :12], whole[[2, 0]])
+    for other in (NoiseKey(SEED, UPDATE + 1), NoiseKey(SEED + 1, UPDATE)):
+        assert not torch.equal(shuffle(values, batch, other), whole)
+    alike = batch._replace(attention_mask=torch.ones_like(batch.attention_mask))
+    orders = shuffle(values - values[:, :1], alike, key)[:, :, 0]
+    assert len({tuple(row) for row in orders.tolist()}) == 4  # every window has an order of its own

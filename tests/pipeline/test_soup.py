@@ -1,0 +1,123 @@
+"""Soups: the mean of weights that NumPy computes, of runs that belong together, tested like any other model."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForQuestionAnswering
+
+from swep_ds.evaluation.results import PACKAGES
+from swep_ds.pipeline.soup import make_soup
+from tests.support import tiny
+from tests.support.bad_input import change_json, refused
+from tests.support.finished import finished
+from tests.support.fork_server import ROOT, run_script
+
+WEIGHT = "bert.embeddings.word_embeddings.weight"
+MODEL, CONFIG = "model/model.safetensors", "model/config.json"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """Three finished runs of one start, whose weights differ."""
+    folder = tmp_path_factory.mktemp("soup")
+    (folder / "0").mkdir()
+    finished(folder / "0", "mle")
+    results = {"method": "mle", "model": "tiny", "seed": 0, "world_size": 1, "versions": dict.fromkeys(PACKAGES, "1.0")}
+    results["eval"] = {"test": {"exact_match": 10.0, "f1": 20.0, "total": 9}}
+    (folder / "0" / "results.json").write_text(json.dumps(results))
+    for number in (1, 2):
+        shutil.copytree(folder / "0", folder / str(number))
+        change_weights(folder / str(number), lambda weights: {n: w + torch.randn_like(w) for n, w in weights.items()})
+    return folder
+
+
+def change_weights(run: Path, change: Callable[[dict], dict]) -> None:
+    save_file(change(load_file(run / MODEL)), run / MODEL, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def runs(base, tmp_path) -> list[Path]:
+    return [shutil.copytree(base / str(number), tmp_path / str(number)) for number in range(3)]
+
+
+def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_path):
+    soup, scores = tmp_path / "soups" / "swep", tmp_path / "scores"
+    said = run_script(ROOT / "scripts" / "soup.py", *map(str, runs), "--output", str(soup)).stdout
+    assert said == f"soup of 3 models in {soup}\n"
+    ingredients = [load_file(run / MODEL) for run in runs]
+    loaded = AutoModelForQuestionAnswering.from_pretrained(soup).state_dict()
+    assert loaded.keys() >= ingredients[0].keys()
+    for name in ingredients[0]:
+        mean = np.mean([weights[name].numpy().astype(np.float64) for weights in ingredients], axis=0)
+        np.testing.assert_allclose(loaded[name].numpy(), mean, rtol=1e-6, atol=1e-9)
+    card = (soup / "README.md").read_text()
+    assert all(f"| {run} | mle | 0 |" in card for run in runs)
+    assert "| 10.00 / 20.00 |" in card
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert [path.name for path in soup.parent.iterdir()] == ["swep"]
+    data = ["--data", f"test={runs[0] / 'test.json'}", "--output_dir", str(scores)]
+    said = run_script(ROOT / "scripts" / "evaluate.py", str(soup), *data).stdout
+    assert "windows of 64 tokens, 32 apart" in said  # as its runs read
+    assert json.loads((scores / "results.json").read_text())["eval"]["test"]["total"] == 9
+
+
+def other_shape(run: Path) -> None:
+    change_weights(run, lambda weights: weights | {WEIGHT: weights[WEIGHT][:-1].contiguous()})
+
+
+def other_dtype(run: Path) -> None:
+    change_weights(run, lambda weights: weights | {WEIGHT: weights[WEIGHT].bfloat16()})
+
+
+def other_name(run: Path) -> None:
+    change_weights(run, lambda weights: {f"{name}s" if name == WEIGHT else name: w for name, w in weights.items()})
+
+
+def other_start(run: Path) -> None:
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("name: /", "name: /other/"))
+
+
+def other_tokenizer(run: Path) -> None:
+    tiny.byte_bpe().save_pretrained(run / "model")
+
+
+def other_windows(run: Path) -> None:
+    reading = json.loads((run / "model" / "reading.json").read_text())
+    change_json(run / "model" / "reading.json", data=reading["data"] | {"doc_stride": 8})
+
+
+@pytest.mark.parametrize(
+    ("change", "file", "said"),
+    [
+        (other_shape, "model", f"{WEIGHT} 'F32 ["),
+        (other_dtype, "model", f"{WEIGHT} 'F32 ["),
+        (other_name, "model", f"{WEIGHT}"),
+        (other_start, "recipe.yaml", "model.name '/"),
+        (other_tokenizer, "model/tokenizer.json", "CRC-32 "),
+        (other_windows, "model/reading.json", "data.doc_stride 32 there, 8 here"),
+        (lambda run: change_json(run / CONFIG, hidden_act="relu"), CONFIG, "hidden_act 'gelu' there, 'relu' here"),
+    ],
+)
+def test_what_is_unlike_the_first_run_is_refused(runs, tmp_path, change, file, said):
+    change(runs[2])
+    message = refused(make_soup, runs, tmp_path / "soup")
+    assert message.startswith(f"{runs[2] / file}: is unlike {runs[0] / file} ({said}")
+    assert message.endswith("): leave that run out")
+    assert not (tmp_path / "soup").exists()
+
+
+def test_what_is_no_soup_is_refused(runs, tmp_path):
+    assert "a soup is made of two or more different runs" in refused(make_soup, runs[:1], tmp_path / "soup")
+    assert "a soup is made of two or more different runs" in refused(make_soup, [runs[0]] * 2, tmp_path / "soup")
+    said = refused(make_soup, runs, runs[0])
+    assert said == f"--output {runs[0]}: is there already: name a new folder"
+    (runs[1] / "results.json").unlink()
+    said = f"{runs[1]}: holds no results.json: name the folder of a finished run"
+    assert refused(make_soup, runs, tmp_path / "soup") == said

@@ -1,0 +1,105 @@
+"""The mean of the weights: its formula, and what an engine holds with and without it."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from swep_ds.errors import InputError
+from swep_ds.methods.base import MicroStep
+from swep_ds.pipeline import prepare
+from swep_ds.recipe import Recipe, TrainSection
+from swep_ds.training.average import WeightAverage, newest_share
+from swep_ds.training.engine import build_engine
+from swep_ds.training.loop import run_update
+from swep_ds.training.sharding import full_weights
+from tests.support import tiny_run
+from tests.support.one_rank import one_rank
+
+UPDATES = 6
+DECAY, LAST = 0.6, 0.5
+KINDS = {"ema": {"average": "ema", "average_decay": DECAY}, "last_k": {"average": "last_k", "average_last": LAST}}
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+
+
+def plain_mean(kind: str, weights: list[torch.Tensor]) -> torch.Tensor:
+    """The definition in float64, of the weights after each update."""
+    stacked = torch.stack([w.double() for w in weights])
+    if kind == "last_k":
+        return stacked[-round(LAST * UPDATES) :].mean(0)
+    shares = torch.tensor([DECAY ** (len(weights) - i) for i in range(1, len(weights) + 1)], dtype=torch.float64)
+    return torch.einsum("u,u...->...", shares / shares.sum(), stacked)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recursion_is_the_definition(kind):
+    train, mean = TrainSection(**KINDS[kind]), torch.full((4,), torch.nan, dtype=torch.float64)
+    weights = list(torch.randn(UPDATES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    for update, value in enumerate(weights, 1):
+        share = newest_share(train, UPDATES, update)
+        assert (share == 0) == (kind == "last_k" and update <= UPDATES / 2)
+        if share:
+            mean = value if share == 1 else mean + share * (value - mean)
+    torch.testing.assert_close(mean, plain_mean(kind, weights), rtol=1e-12, atol=1e-12)
+
+
+def test_a_mean_over_fewer_than_two_updates_is_refused():
+    with pytest.raises(
+        InputError, match=r"^train\.average_last 0\.1: of 8 update\(s\) that is 1, and a mean takes 2: "
+    ):
+        newest_share(TrainSection(average="last_k", average_last=0.1), 8, 8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("average")
+    tiny_run.prepare(path)
+    return path
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    with one_rank():
+        yield
+
+
+def weights_of(engine, *, masters: bool) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=masters)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "kind", "zero"),
+    [
+        (0, "bf16", "ema", {}),
+        (1, "autocast", "last_k", {}),
+        (2, "bf16", "last_k", {}),
+        (3, "bf16", "ema", {}),
+        (3, "fp32", "ema", {"sub_group_size": 3000}),
+        (3, "autocast", "ema", OFFLOAD),
+    ],
+)
+def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, group, stage, precision, kind, zero):
+    settings = {"precision": precision, "max_updates": UPDATES, **KINDS[kind]}
+    recipe = Recipe.load(str(folder / "recipe.yaml"), [f"train.{name}={value}" for name, value in settings.items()])
+    job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, stage, **zero)))
+    engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
+    average = WeightAverage.of(engine, recipe.train, UPDATES)
+    half, seen = precision == "bf16", []
+    parts, batches = job.objective.parts("split"), iter(job.batches[update] for update in range(UPDATES))
+    for update in range(UPDATES):
+        run_update(engine, batches, 1, MicroStep(update), parts)
+        average.add(update + 1)
+        seen.append(weights_of(engine, masters=half))
+    rounded = weights_of(engine, masters=False)
+    with average.applied():
+        inside, rounded_inside = weights_of(engine, masters=half), weights_of(engine, masters=False)
+    moved = 0
+    for name, last in seen[-1].items():
+        expected = plain_mean(kind, [weights[name] for weights in seen]) if name.startswith("qa.") else last.double()
+        torch.testing.assert_close(inside[name].double(), expected, rtol=1e-6, atol=1e-7)
+        assert torch.equal(rounded_inside[name], inside[name].to(rounded[name].dtype))
+        moved += (expected - last).abs().max() > 1e-4
+    assert moved > 10
+    for before, after in ((seen[-1], weights_of(engine, masters=half)), (rounded, weights_of(engine, masters=False))):
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    engine.destroy()
