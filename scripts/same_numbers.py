@@ -79,9 +79,8 @@ def cases() -> dict[str, list[Start]]:
         for stage in range(4):
             for ranks in (1, 2):
                 named[f"{method}-zero{stage}-on{ranks}"] = [Start({"method.name": method}, stage, ranks)]
-    for method in ("mle", "prior_aug", "gaussian_dropout", "bernoulli_dropout", "word_dropout", "neftune", "symnoise"):
-        named[f"{method}-zero2-on1"] = [Start({"method.name": method}, 2)]
-    for method in ("r3f", "pdr", "fgm", "lnsr"):
+    dropouts = ("gaussian_dropout", "bernoulli_dropout", "word_dropout")
+    for method in ("mle", "prior_aug", *dropouts, "neftune", "symnoise", "r3f", "lnsr", "pdr", "fgm"):
         named[f"{method}-zero2-on1"] = [Start({"method.name": method}, 2)]
     named["swep-divergence"] = [Start({"method.divergence_weight": 1}, 3, 2)]
     for noise in ("additive", "fixed_mu", "fixed_sigma", "no_eps"):
