@@ -1,9 +1,10 @@
 """The paper's analyses of a finished run, as figures and tables in a folder.
 
     python scripts/analyze.py words RUN [RUN ...] [--augmented samples.json]   # words changed, over training
-    python scripts/analyze.py heatmap RUN --data news --questions ID ID        # how far each word moves
+    python scripts/analyze.py heatmap RUN --data news --questions ID ID        # how far each word moves, and to which
     python scripts/analyze.py tsne RUN --data news --first 5                   # embeddings before and after
     python scripts/analyze.py frequency RUN                                    # by word-frequency rank
+    python scripts/analyze.py mechanism RUN --data held_out news               # what noise learns beside a fixed model
 
 RUN is a run's folder, with its noise generator in noise.safetensors. The noise is keyed by the run's seed and the
 question's id: the same questions give the same figures. `tsne` needs `pip install 'swep-ds[analysis]'`.
@@ -21,8 +22,8 @@ from swep_ds.files import check_output_folder, path_of, write_atomically
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
-    for command in (words, heatmap, tsne, frequency):
+    commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency|mechanism")
+    for command in (words, heatmap, tsne, frequency, mechanism):
         name = command.__name__
         sub = commands.add_parser(name)
         sub.set_defaults(command=command)
@@ -46,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--seed", type=int, default=0, help="seed of the sample and of t-SNE (default: 0)")
         if name == "frequency":
             sub.add_argument("--windows", type=int, default=200, help="training windows to perturb (default: 200)")
+        if name == "mechanism":
+            sub.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
+            sub.add_argument("--ratios", nargs="+", type=float, default=[0.1, 1, 10, 100], help="alpha k / beta")
+            sub.add_argument("--factors", nargs="+", type=float, default=[1, 10], help="of train.learning_rate")
+            sub.add_argument("--updates", type=int, default=400, help="of each noise generator (default: 400)")
+            sub.add_argument("--windows", type=int, default=400, help="of each set (default: 400)")
     return options
 
 
@@ -67,14 +74,21 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.changed import nearest_words
     from swep_ds.analysis.heatmap import page, word_distances
     from swep_ds.analysis.windows import answer_windows
 
     run, examples = load_questions(arguments)
-    texts = word_distances(run, answer_windows(examples, run.tokenizer, run.windows))
+    windows = answer_windows(examples, run.tokenizer, run.windows)
+    texts, tokens = word_distances(run, windows), nearest_words(run, windows)
     make_folder(folder)
     write_atomically(folder / "heatmap.html", page([example.id for example in examples], texts, run.title))
-    return []
+    changed = tokens["token"] != tokens["nearest_after"]
+    write_atomically(folder / "changed_words.csv", tokens[changed].to_csv(index=False))
+    counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
+    return [
+        f"{id_}: {count} of {total} tokens are nearest to another word" for id_, count, total in counts.itertuples()
+    ]
 
 
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
@@ -103,6 +117,34 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
     write_atomically(folder / "frequency.md", text)
     write_atomically(folder / "frequency.json", json.dumps(table, indent=2) + "\n")
     return [text.rstrip()]
+
+
+def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    import pandas as pd
+
+    from swep_ds.analysis.mechanism import curvature, sample_windows, study
+    from swep_ds.analysis.saved_run import SavedRun
+    from swep_ds.pipeline.examples import tested_on
+
+    check_least(arguments, updates=1, windows=2)
+    if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
+        raise InputError("--ratios and --factors: must be positive numbers")
+    run = SavedRun.load(arguments.run)
+    file, names = folder / "mechanism.csv", arguments.data or tested_on(run.recipe)
+    sets = {name: sample_windows(run, run.test_examples(name), arguments.windows) for name in names}
+    by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows))
+    make_folder(folder)
+    write_atomically(folder / "curvature.csv", by_kind.to_csv(index=False))
+    print(by_kind.to_string(index=False), flush=True)
+    [k] = by_kind.k[by_kind.kind == "all"]
+    if k <= 0:
+        raise InputError(f"{arguments.run}: the mean of k is {k:.3g}, which gives beta no unit: name a longer run")
+    settings = {name: getattr(arguments, name) for name in ("ratios", "factors", "updates")}
+    done = pd.read_csv(file) if file.is_file() else None
+    for table in study(run, sets, k, **settings, done=done):
+        write_atomically(file, table.to_csv(index=False))
+        print(table.tail(len(sets)).to_string(index=False), flush=True)
+    return []
 
 
 def load_questions(arguments: argparse.Namespace):

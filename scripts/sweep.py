@@ -72,7 +72,7 @@ def sweep() -> None:
         from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
 
         ranks = None if arguments.srun else arguments.num_accelerators
-        failed, stopped = run_queue(chosen, command, folder, jobs=arguments.jobs, ranks=ranks)
+        failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks)
     if arguments.cell is not None:
         done = chosen[0].results() is not None
         sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if done else chosen[0].exit_code() or EXIT_FAULT)

@@ -26,8 +26,7 @@ from rich.text import Text
 # C0 and C1 except tab and line feed, line and paragraph separators, and what reverses the direction of writing
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029]
 _CONTROLS += [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-_NAMED = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
-_ONE_LINE = {code: _NAMED.get(code, f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _CONTROLS}
+_ONE_LINE = {code: repr(chr(code))[1:-1] for code in _CONTROLS}
 _LINES = {code: shown for code, shown in _ONE_LINE.items() if code not in (0x09, 0x0A)}
 
 

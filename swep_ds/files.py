@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.errors import InputError, printable, reason
+from swep_ds.errors import InputError, parsing, printable, reason
 
 LONGEST_NAME = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
 
@@ -93,13 +93,10 @@ def user_path(text: str, option: str) -> Path:
 
     Raises InputError: an unknown user, a name too long for the system, a NUL, or no permission for a folder above.
     """
-    try:
+    with parsing(f"{option} {printable(text[:200])}: cannot be looked up", "name another path"):
         path = Path(text).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
-    except (OSError, RuntimeError, ValueError) as error:
-        name = printable(text[:200])
-        raise InputError(f"{option} {name}: cannot be looked up ({reason(error)}): name another path") from None
     return path
 
 

@@ -161,6 +161,10 @@ class Recipe(Section):
                 "method.beta_schedule: method.kl_target decides beta: set it to constant, or kl_target to null",
             ),
             (
+                holds_kl and method.noise == "fixed_sigma",
+                "method.kl_target: with method.noise fixed_sigma the KL cannot fall below a constant: set it to null",
+            ),
+            (
                 method.uses_model and train.activation_checkpointing,
                 f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
                 "keeps all activations: it would save nothing; set it to false",

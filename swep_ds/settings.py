@@ -10,13 +10,14 @@ Notable:
 import difflib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from swep_ds.errors import InputError, printable, reason
+from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import read_text, user_path
 
 LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
@@ -96,35 +97,30 @@ def parse_yaml(text: str, what: str) -> Any:
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
-    try:
+    # beside YAMLError, PyYAML raises whatever a date like 2019-13-45 or a list as a key does
+    with parsing(f"{what}: not YAML", "correct it, or quote the value"):
         loader = _UniqueKeys(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _size(node, {}) > MOST_CHARACTERS:
-            raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
-        return loader.construct_document(node)
-    except InputError:
-        raise
-    except RecursionError:
-        raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
-    except _RepeatedKey as error:
-        raise InputError(f"{what}: {error}") from None
-    except Exception as error:  # beside YAMLError, whatever a date like 2019-13-45 or a list as a key raises
-        raise InputError(f"{what}: not YAML ({reason(error)}): correct it, or quote the value") from None
-
-
-class _RepeatedKey(ValueError):
-    pass
+        loader.what = what
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            if _size(node, {}) > MOST_CHARACTERS:
+                raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
+            return loader.construct_document(node)
+        except RecursionError:
+            raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
 
 
 class _UniqueKeys(yaml.SafeLoader):
+    what: str  # how the user named the text
+
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node, seen = super().compose_mapping_node(anchor), set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 name, line = printable(key.value[:100]), key.start_mark.line + 1
-                raise _RepeatedKey(f"line {line} gives {name} a second time: keep one")
+                raise InputError(f"{self.what}: line {line} gives {name} a second time: keep one")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return node
 
@@ -158,7 +154,7 @@ def load(model: type[S], name_or_path: str, shipped: Path, option: str, override
         InputError: see `read_settings` and `validate`; a circle of `extends`; an override that is not `a.b=c`.
     """
     path, tree = read_settings(name_or_path, shipped, option, model)
-    tree = _inherit(path, tree, shipped, model)
+    tree = inherit(path, tree, shipped, model, _lay_over)
     unions = {section for section in model.model_fields if _kinds(model, section)}
     names = {f"{section}.name" for section in unions}
     for override in sorted(overrides, key=lambda text: text.partition("=")[0] not in unions | names):
@@ -184,8 +180,13 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
     return path, tree
 
 
-def _inherit(
-    path: Path, tree: dict[str, Any], shipped: Path, model: type[Section], above: tuple[Path, ...] = ()
+def inherit(
+    path: Path,
+    tree: dict[str, Any],
+    shipped: Path,
+    model: type[Section],
+    lay_over: Callable[[dict, dict], dict],
+    above: tuple[Path, ...] = (),
 ) -> dict[str, Any]:
     """`tree`, read from `path`, laid over the file that it extends; the files `above` extend this one."""
     if "extends" not in tree:
@@ -201,13 +202,13 @@ def _inherit(
         raise InputError(
             f"{path}: extends {shown(name, str)}, which extends this one: {kind}s cannot go round in a circle"
         )
-    base = _inherit(base_path, base, shipped, model, chain)
+    base = inherit(base_path, base, shipped, model, lay_over, chain)
     for section in model.model_fields:
         if _kinds(model, section):
             former, new = (part.get(section) if isinstance(part.get(section), dict) else {} for part in (base, tree))
             if "name" in new and new["name"] != former.get("name"):
                 base.pop(section, None)
-    return _lay_over(base, tree)
+    return lay_over(base, tree)
 
 
 def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -225,8 +226,9 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
         raise InputError(f"--set {override}: write it as section.field=value")
     value = parse_yaml(text, f"--set {override}")
-    if isinstance(value, str):
-        value = _number(value)
+    if isinstance(value, str) and "e" in value.lower():
+        with suppress(ValueError):
+            value = float(value)  # YAML 1.1 reads 3e-5 (no dot) as a string; everyone who writes it means the number
     node = tree
     for key in parents:
         if node.get(key) is None:
@@ -237,14 +239,6 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     if field in kind_names and node.get("name") != value:
         node.clear()
     node[leaf] = value
-
-
-def _number(text: str) -> str | float:
-    """YAML 1.1 reads 3e-5 (no dot) as a string; everyone who writes it means the number."""
-    try:
-        return float(text) if "e" in text.lower() else text
-    except ValueError:
-        return text
 
 
 def flatten(tree: dict[str, Any]) -> dict[str, Any]:

@@ -347,6 +347,9 @@ def test_an_override_below_a_value(path):
         ("eval.select_on=y", "eval.select_on: 'y' is no data set of data.eval; known are x"),
         ("data.holdout_fraction=0.1 eval.select_on=heldout", "did you mean 'held_out'?"),
         ("eval.select_on=held_out", "eval.select_on: 'held_out' is no data set"),
+        ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
+        ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
+        ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
         # sections
         (
             "method=mle",
@@ -364,6 +367,12 @@ def test_an_override_below_a_value(path):
         ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
         ("method.divergence_weight=1 method.mle_weight=0", "which does not train where method.mle_weight is 0: set"),
         ("train.packing=true train.compile=true", "train.compile: with train.packing every batch has other lengths"),
+        ("method.name=swep method.kl_target=20 method.beta=0", "method.beta: with method.kl_target it is where beta"),
+        (
+            "method.name=swep method.kl_target=20 method.beta_schedule=linear_to_zero",
+            "method.beta_schedule: method.kl_target decides beta: set it to constant",
+        ),
+        ("method.name=swep method.kl_target=20 method.noise=fixed_sigma", "cannot fall below a constant"),
         ("task=generative train.packing=true", "train.packing: is for extractive models: set it to false"),
         ("task=generative train.compile=true", "train.compile: is for extractive models: set it to false"),
         ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),
@@ -453,6 +462,12 @@ def test_a_key_may_override_one_of_a_merge(tmp_path):
     text = yaml.safe_dump(MINIMAL) + "pretrain: &a {train: p, epochs: 1}\ntrain: {<<: {epochs: 3}, epochs: 4}\n"
     (tmp_path / "r.yaml").write_text(text)
     assert Recipe.load(str(tmp_path / "r.yaml")).train.epochs == 4
+
+
+def test_what_is_tested_without_the_average_is_the_same_training(path):
+    averaged = ["train.average=ema", "train.average_decay=0.9"]
+    assert Recipe.load(str(path), averaged).unaveraged() == Recipe.load(str(path))
+    assert Recipe.load(str(path), [*averaged, "pretrain.train=pairs"]).first_stage().train.average == "none"
 
 
 def test_samples_are_of_the_second_stage(path):

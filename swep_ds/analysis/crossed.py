@@ -119,6 +119,6 @@ def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
     for seeds in range(2, MOST_SEEDS + 1):
         df, shift = seeds - 1, difference / sd * seeds**0.5
         critical = stdtrit(df, 0.5 + LEVEL / 200)
-        if 1 - nctdtr(df, shift, critical) + nctdtr(df, shift, -critical) >= power:
+        if 1 - nctdtr(df, shift, critical) >= power:  # the other tail has next to nothing
             return seeds
     raise ValueError(f"more than {MOST_SEEDS:,} seeds: lower the power or look for a larger difference")

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,23 @@ import pandas as pd
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from swep_ds.analysis.crossed import LEVEL
+from swep_ds.analysis.robustness import ABOVE
 from swep_ds.analysis.table import METRICS, Block, Table
 from swep_ds.console import Console
 from swep_ds.errors import InputError, printable
+from swep_ds.evaluation.calibration import CALIBRATION
 from swep_ds.files import write_atomically
 
 SUFFIXES = ("md", "csv", "tex", "json")
 WIDTH = 140  # characters of the printed table if there is no terminal
 HEADS = {"exact_match": "EM", "f1": "F1"}
-DASH = "-"
+# scores in one cell, by the head of their grid
+SCORES = {"EM / F1": METRICS, "ECE / AURC / coverage": CALIBRATION, "F1 above the line": (ABOVE,)}
+DIFFERENCE_HEADS = ["data set", "difference", f"{LEVEL} %: other seeds and questions", "p (Holm)", "no difference"]
+DIFFERENCE_HEADS += ["SD over seeds", "n", f"{LEVEL} %: these models, other questions"]
+DIFFERENCE_FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")
+DASH, NOT_AVAILABLE = "-", "n/a"
 FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `printable` writes tab and return as \t and \r
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
@@ -35,7 +43,7 @@ class Style:
 
     escape: Callable[[str], str]
     bold: Callable[[str], str]
-    lines: Callable[[Sequence[str]], str]  # several lines in one cell
+    lines: Callable[[Sequence[str]], str]  # several lines in one text
 
 
 def _latex_escape(text: str) -> str:
@@ -50,7 +58,7 @@ def _shortstack(lines: Sequence[str]) -> str:
 # Markdown's backslashes would hide what follows them.
 TERMINAL = Style(printable, "\0{}".format, "\n".join)  # \0 marks a bold line
 MARKDOWN = Style(lambda text: re.sub(r"([|*_<`\[\]\\])", r"\\\1", printable(text)), "**{}**".format, " ".join)
-LATEX = Style(_latex_escape, r"\textbf{{{}}}".format, _shortstack)
+LATEX = Style(_latex_escape, r"\textbf{{{}}}".format, " ".join)
 
 
 def write(table: Table, folder: Path) -> None:
@@ -71,57 +79,91 @@ def write(table: Table, folder: Path) -> None:
 # Cells
 
 
-def score_rows(block: Block, style: Style) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """(columns, by variant the texts of each column): EM and F1, or one dash; the number of runs comes last."""
-    with_paper = any(
-        figures["paper"] is not None
-        for row in block["rows"]
-        for cell in row["scores"].values()
-        for figures in cell.values()
-    )
+@dataclass(frozen=True)
+class Grid:
+    """A small table of a block; its texts are escaped."""
 
-    def text(figures: dict[str, Any]) -> str:
+    title: str  # what the cells hold
+    heads: list[str]  # of all columns but the first, the rows' names
+    rows: list[list[list[str]]]  # a cell is a list of texts, such as EM and F1
+
+
+def grids(block: Block, against: str | None, style: Style) -> list[Grid]:
+    """The block's scores, then what else is known: calibration, points above the line, differences."""
+    result, heads = [], list(map(style.escape, DIFFERENCE_HEADS))
+    for title, metrics in SCORES.items():
+        if metrics == METRICS or any(metrics[0] in cell for row in block["rows"] for cell in row["scores"].values()):
+            result.append(_score_grid(block, title, metrics, style))
+    for metric, head in HEADS.items():
+        if entries := _differences(block, metric):
+            rows = [_difference_row(row, column, entry, style) for row, column, entry in entries]
+            result.append(Grid(f"{head} less {style.escape(against)}", heads, rows))
+    if block["primary"]:
+        rows = [
+            _difference_row(
+                f"{entry['row']} less {entry['base']}, {HEADS[entry['metric']]}", entry["column"], entry, style
+            )
+            for entry in block["primary"]
+        ]
+        result.append(Grid("primary comparison", ["p" if head == "p (Holm)" else head for head in heads], rows))
+    return result
+
+
+def _score_grid(block: Block, title: str, metrics: Sequence[str], style: Style) -> Grid:
+    """A row per variant, a column per data set with these scores; the number of runs comes last."""
+    rows = block["rows"]
+    columns = [
+        column
+        for column in block["columns"]
+        if metrics == METRICS or any(metrics[0] in row["scores"].get(column, {}) for row in rows)
+    ]
+    cells = [cell for row in rows for cell in row["scores"].values()]
+    with_paper = any(cell[metric].get("paper") is not None for cell in cells for metric in metrics if metric in cell)
+
+    def text(figures: dict[str, Any] | None) -> str:
+        if figures is None:
+            return DASH
         std = f" ± {figures['std']:.2f}" if figures["std"] is not None else ""
-        mean = style.escape(f"{figures['mean']:.2f}{std}")
-        paper = DASH if figures["paper"] is None else f"{figures['paper']:.2f}"
+        sign = "+" if metrics == (ABOVE,) else ""
+        mean = style.escape(f"{figures['mean']:{sign}.2f}{std}")
+        paper = DASH if figures.get("paper") is None else f"{figures['paper']:.2f}"
         return style.lines([style.bold(mean) if figures["best"] else mean, *([f"({paper})"] if with_paper else [])])
 
-    rows = {}
-    for row in block["rows"]:
+    lines = []
+    for row in rows:
         scores = row["scores"]
-        cells = [
-            [text(scores[column][metric]) for metric in METRICS] if scores else [DASH] for column in block["columns"]
-        ]
-        rows[style.escape(row["name"])] = [*cells, [str(len(row["seeds"]))]]
-    return [*map(style.escape, block["columns"]), "runs"], rows
+        texts = [[text(scores[column].get(metric)) for metric in metrics] if scores else [DASH] for column in columns]
+        lines.append([[style.escape(row["name"])], *texts, [str(len(row["seeds"]))]])
+    return Grid(title, [*map(style.escape, columns), "runs"], lines)
 
 
-def differences_frame(block: Block, style: Style) -> pd.DataFrame | None:
-    """Rows (variant, EM or F1), a column per data set, or None if nothing is compared; bold if 0 is excluded."""
-
-    def text(difference: dict[str, Any]) -> str:
-        low, high, seeds = difference["low"], difference["high"], difference["seeds"]
-        parts = [style.escape(f"{difference['mean']:+.2f}")]
-        if low is not None:
-            if round(low, 2) * round(high, 2) > 0:
-                parts[0] = style.bold(parts[0])
-            parts.append(style.escape(f"[{low:+.2f}, {high:+.2f}]"))
-        if seeds["n"]:
-            # the means differ if one of the two rows lacks a seed of the other
-            mean = "" if abs(seeds["mean"] - difference["mean"]) < 0.005 else f"{seeds['mean']:+.2f} "
-            spread = "" if seeds["std"] is None else f"± {seeds['std']:.2f}, "
-            parts.append(style.escape(f"{mean}{spread}n = {seeds['n']}"))
-        return style.lines(parts)
-
-    rows = {
-        (style.escape(row["name"]), HEADS[metric]): {
-            style.escape(column): text(row["differences"][column][metric]) for column in block["columns"]
-        }
+def _differences(block: Block, metric: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """(row, data set, difference), by data set."""
+    return [
+        (row["name"], column, row["differences"][column][metric])
+        for column in block["columns"]
         for row in block["rows"]
-        for metric in METRICS
         if row["differences"]
-    }
-    return pd.DataFrame.from_dict(rows, orient="index") if rows else None
+    ]
+
+
+def _difference_row(row: str, column: str, entry: dict[str, Any], style: Style) -> list[list[str]]:
+    def bounds(low: float | None, high: float | None) -> str:
+        return NOT_AVAILABLE if low is None else style.escape(f"[{low:+.2f}, {high:+.2f}]")
+
+    mean = style.escape(f"{entry['mean']:+.2f}")
+    p = entry["holm"]
+    texts = [
+        style.escape(column),
+        style.bold(mean) if entry["significant"] else mean,
+        bounds(entry["low"], entry["high"]),
+        NOT_AVAILABLE if p is None else style.escape("< 0.001" if p < 0.001 else f"{p:.3f}"),
+        {True: "yes", False: "", None: NOT_AVAILABLE}[entry["no_difference"]],
+        NOT_AVAILABLE if entry["std"] is None else f"{entry['std']:.2f}",
+        str(entry["n"]),
+        bounds(entry["bootstrap_low"], entry["bootstrap_high"]),
+    ]
+    return [[style.escape(row)], *([text] for text in texts)]
 
 
 def _remarks(table: Table) -> tuple[list[str], list[str]]:
@@ -136,12 +178,11 @@ def markdown(table: Table) -> str:
     """EM / F1 in each cell, the best of each column in bold, a dash if no run is finished."""
     parts = []
     for block in table["blocks"]:
-        columns, rows = score_rows(block, MARKDOWN)
-        lines = [[name, *map(" / ".join, cells)] for name, cells in rows.items()]
-        parts.append(f"**{MARKDOWN.escape(block['title'])}**\n\n" + _pipes(["EM / F1", *columns], lines))
-        if (differences := differences_frame(block, MARKDOWN)) is not None:
-            lines = [[" ".join(row.name), *row] for _, row in differences.iterrows()]
-            parts.append(_pipes([f"less {MARKDOWN.escape(table['against'])}", *differences.columns], lines))
+        title = f"**{MARKDOWN.escape(block['title'])}**\n\n"
+        for grid in grids(block, table["against"], MARKDOWN):
+            rows = [list(map(" / ".join, row)) for row in grid.rows]
+            parts.append(title + _pipes([grid.title, *grid.heads], rows))
+            title = ""
     notes, missing = _remarks(table)
     parts += ["".join(f"- {MARKDOWN.escape(note)}\n" for note in notes)] if notes else []
     parts += ["Missing:\n\n" + "".join(f"- {MARKDOWN.escape(line)}\n" for line in missing)] if missing else []
@@ -153,12 +194,11 @@ def _pipes(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def csv(table: Table) -> str:
-    """A line per block, variant, data set and metric, with every number of the table unrounded."""
+    """A line per block, variant, data set and score, with every number of the table unrounded."""
     lines = []
     for block in table["blocks"]:
         for row in block["rows"]:
-            for column, metric in ((column, metric) for column in row["scores"] for metric in METRICS):
-                cell = row["scores"][column][metric]
+            for column, metric, cell in _score_cells(row):
                 difference = row["differences"].get(column, {}).get(metric, {})
                 lines.append(
                     {
@@ -168,14 +208,18 @@ def csv(table: Table) -> str:
                         "data_set": _no_formula(column),
                         "metric": metric,
                         "runs": len(row["seeds"]),
-                        **{key: cell[key] for key in ("mean", "std", "paper")},
+                        **{key: cell.get(key) for key in ("mean", "std", "paper")},
                         "against": _no_formula(table["against"]) if difference else None,
                         "difference": difference.get("mean"),
-                        **{key: difference.get(key) for key in ("low", "high")},
-                        **{f"seeds_{key}": difference.get("seeds", {}).get(key) for key in ("mean", "std", "n")},
+                        **{f"difference_{key}": difference.get(key) for key in DIFFERENCE_FIGURES},
                     }
                 )
     return pd.DataFrame(lines).to_csv(index=False)
+
+
+def _score_cells(row: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(data set, score, figures)"""
+    return [(column, metric, cell[metric]) for column, cell in row["scores"].items() for metric in cell]
 
 
 def _no_formula(text: str) -> str:
@@ -185,22 +229,18 @@ def _no_formula(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    r"""A `table` environment for each block, another for its differences, then notes and missing runs as paragraphs.
+    r"""A `table` environment for each grid of each block, then notes and missing runs as paragraphs.
 
     Needs \usepackage{booktabs, graphicx}. EM is above F1; a table wider than the text is scaled down to it.
     """
     parts = []
     for block in table["blocks"]:
-        title = _latex_escape(block["title"])
-        columns, rows = score_rows(block, replace(LATEX, lines=" ".join))
-        cells = pd.DataFrame([list(map(_shortstack, row)) for row in rows.values()], list(rows), columns)
-        frames = [(cells, f"{title}: EM above F1, in percent.")]
-        if (differences := differences_frame(block, LATEX)) is not None:
-            frames.append((differences, f"{title}: difference to {_latex_escape(table['against'])} in points."))
-        for frame, caption in frames:
-            layout = "l" * frame.index.nlevels + "r" * len(frame.columns)
-            body = frame.to_latex(escape=False, multirow=False, column_format=layout)
-            head = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", FITTED]
+        for grid in grids(block, table["against"], LATEX):
+            rows = [list(map(_shortstack, row)) for row in grid.rows]
+            frame = pd.DataFrame([row[1:] for row in rows], [row[0] for row in rows], grid.heads)
+            body = frame.to_latex(escape=False, multirow=False, column_format="l" + "r" * len(grid.heads))
+            caption = f"{_latex_escape(block['title'])}: {grid.title}."
+            head = [r"\begin{table}", r"\centering\footnotesize", rf"\caption{{{caption}}}", FITTED]
             parts += [*head, f"{body}}}", r"\end{table}", ""]
     notes, missing = _remarks(table)
     for line in [*notes, *(f"Missing: {line}" for line in missing)]:
@@ -215,30 +255,22 @@ def show(table: Table) -> None:
     """Prints the blocks, the notes, and what is missing."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for block in table["blocks"]:
-        console.print(scores_for_terminal(block))
-        if (differences := differences_frame(block, TERMINAL)) is not None:
-            rows = [[*row.name, *row] for _, row in differences.iterrows()]
-            title = f"less {printable(table['against'])}"
-            console.print(_rich_table(title, ["", "", *differences.columns], rows))
+        console.print(Text(printable(block["title"]), "bold"))
+        for grid in grids(block, table["against"], TERMINAL):
+            console.print(_rich_table(grid))
     notes, missing = _remarks(table)
     lines = Console()
     for line in (*notes, *(f"missing: {line}" for line in missing)):
         lines.print(line)
 
 
-def scores_for_terminal(block: Block) -> RichTable:
-    """The scores, F1 below EM, and the paper's number below each."""
-    columns, rows = score_rows(block, TERMINAL)
-    lines = [[name, *map("\n".join, cells)] for name, cells in rows.items()]
-    return _rich_table(printable(block["title"]), ["EM\nF1", *columns], lines)
-
-
-def _rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
-    table = RichTable(title=Text(title), title_justify="left", show_lines=True)
-    for number, head in enumerate(heads):
-        table.add_column(Text(head), justify="right" if number and head else "left")
-    for row in rows:
-        table.add_row(*map(_marked, row))
+def _rich_table(grid: Grid) -> RichTable:
+    """The texts of a cell below each other, such as F1 below EM."""
+    table = RichTable(show_lines=any(len(cell) > 1 for row in grid.rows for cell in row))
+    for number, head in enumerate([grid.title.replace(" / ", "\n"), *grid.heads]):
+        table.add_column(Text(head), justify="right" if number else "left")
+    for row in grid.rows:
+        table.add_row(*(_marked("\n".join(cell)) for cell in row))
     return table
 
 

@@ -140,7 +140,7 @@ def markdown(table: dict[str, Any], title: str) -> str:
     rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"""# By word frequency: {title}
 
-{table["method"]}{schedule}; {table["windows"]} training windows. The paper annealed beta to zero in the second of two
-epochs, as `method.beta_schedule=second_half_to_zero` does.
+{table["method"]}{schedule}; {table["windows"]} training windows. The paper annealed beta in the second of two
+epochs, as `method.beta_schedule=zero_in_second_half` does.
 
 {rows}"""

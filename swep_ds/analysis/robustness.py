@@ -102,12 +102,19 @@ def note(line: Line) -> str:
 
 
 def draw(blocks: Sequence[Mapping[str, Any]], line: Line, folder: Path) -> list[Path]:
-    """Writes a panel per shifted set, F1 against F1 in domain with the line, as PNG and SVG; returns the files.
-
-    A point is the mean of a row's runs in a block of the table (`table.make`).
+    """Writes `plot` as PNG and SVG; returns the files, none if no set of the blocks has a line.
 
     Raises:
         InputError: the folder cannot be written to.
+    """
+    figure = plot(blocks, line)
+    return save(figure, folder, "robustness") if figure else []
+
+
+def plot(blocks: Sequence[Mapping[str, Any]], line: Line):
+    """A matplotlib figure with a panel per shifted set, F1 against F1 in domain with the line; None without a panel.
+
+    A point is the mean of a row's runs in a block of the table (`table.make`).
     """
     methods = dict.fromkeys(row["name"] for block in blocks for row in block["rows"])
     looks = dict(zip(methods, zip(cycle(COLOURS), cycle(MARKS), strict=False), strict=False))
@@ -120,7 +127,7 @@ def draw(blocks: Sequence[Mapping[str, Any]], line: Line, folder: Path) -> list[
                     x = row["scores"][in_domain]["f1"]["mean"]
                     panels.setdefault(name, []).append((x, cell["f1"]["mean"], row["name"]))
     if not panels:
-        return []
+        return None
     figure = new_figure(layout="constrained", figsize=(PANEL[0] * len(panels), PANEL[1] + 0.6))
     points = {}
     for axes, (name, places) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
@@ -132,4 +139,4 @@ def draw(blocks: Sequence[Mapping[str, Any]], line: Line, folder: Path) -> list[
         axes.set(title=name, xlabel=f"F1 on {line.in_domain} (%)", ylabel="F1 (%)")
         axes.grid(alpha=0.25)
     figure.legend(points.values(), points, loc="outside lower center", ncols=min(len(points), 6), frameon=False)
-    return save(figure, folder, "robustness")
+    return figure

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
+from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe
@@ -86,10 +87,28 @@ class MissingRun:
 
 
 def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
-    """The runs of a sweep, each with the recipe that it should have."""
+    """The runs of a sweep, each with the recipe that it should have; behind one with `train.average` itself without."""
+    refs = []
+    for cell in cells:
+        model = cell.recipe.model.name
+        ref = RunRef(cell.folder, cell.variant, cell.seed, model, cell.labels, cell.recipe, cell.primary)
+        refs.append(ref)
+        if cell.recipe.train.average != "none":
+            refs.append(replace(_unaveraged(ref), recipe=cell.recipe.unaveraged()))
+    return refs
+
+
+def _unaveraged(ref: RunRef) -> RunRef:
+    """The same training with its last weights in place of their mean, a row of its own."""
+    return replace(ref, folder=ref.folder / UNAVERAGED, variant=f"{ref.variant}, {UNAVERAGED}")
+
+
+def _with_unaveraged(refs: Sequence[RunRef]) -> list[RunRef]:
     return [
-        RunRef(cell.folder, cell.variant, cell.seed, cell.recipe.model.name, cell.labels, cell.recipe, cell.primary)
-        for cell in cells
+        each
+        for ref in refs
+        for each in (ref, _unaveraged(ref))
+        if each is ref or (each.folder / "recipe.yaml").is_file()
     ]
 
 
@@ -97,6 +116,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
     """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several runs.
 
     A run that no sweep describes is named by its method and by the settings in which it differs from most runs of it.
+    A run with `train.average` is followed by itself without, which is in its folder.
 
     Raises:
         InputError: no such folder, a folder without runs, or a damaged `sweep.json`.
@@ -117,7 +137,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
         if not runs:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
         others += runs
-    return refs + _name_runs(others)
+    return _with_unaveraged(refs + _name_runs(others))
 
 
 def _runs_of_sweep(folder: Path) -> list[RunRef]:

@@ -260,7 +260,3 @@ def table(rows: list[dict[str, Any]], updates: int, positions: Sequence[int]) ->
     for row in rows:
         shown.add_row(*(cell(row) for cell in columns.values()))
     return shown
-
-
-def hardware() -> str:
-    return accelerator.product_name() or f"{torch.get_num_threads()} CPU threads"

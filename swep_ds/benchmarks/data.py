@@ -4,8 +4,7 @@ The questions are those of a source over and over; each round puts a number behi
 all texts are different. Baselines, in the same run on the same cores:
 - the bare tokenizer on the same texts, each once, with the contexts' offsets;
 - transformers' usual call on pairs of question and context;
-- the n-best rule of `evaluation.spans` as loops over every pair: as transformers' question-answering example has it,
-  with a record and probabilities for each, and with as little as possible for the best answer alone.
+- the n-best rule of `evaluation.spans` as loops over every pair, as transformers' question-answering example has it.
 """
 
 import dataclasses
@@ -15,12 +14,12 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
@@ -36,7 +35,6 @@ PAIRS = 10  # the usual call is timed on every tenth question
 BATCH = 32  # windows, as eval.batch_size
 CHUNK = 1000  # texts per call of a tokenizer, as in datasets.map
 Figures = dict[str, Any]
-Pair = tuple[int, int, int, np.float32, np.float32]  # example, first and last character, start and end logit
 
 
 def measure_data(source: str, model: str, questions: int, answers: int) -> Figures:
@@ -159,7 +157,7 @@ def _peak_memory() -> int:
 
 
 def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder: Path) -> Figures:
-    """Decoding and scoring of logits like a trained model's, vectorised and by loops; each reads what it needs."""
+    """Decoding and scoring of logits like a trained model's, vectorised and by loops."""
     settings = SpanSettings()
     windows = build_features(examples, tokenizer, WindowSettings(), training=False, cache_dir=folder / "cache").dataset
     order = np.argsort(-np.asarray(windows["length"][:]), kind="stable")
@@ -178,25 +176,18 @@ def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder:
             decoder.add(read_columns(stored, rows), starts, ends)
         return decoder
 
-    def by_loops(answers_of: Callable) -> dict[str, str]:
-        read = ((windows[rows.tolist()], starts.numpy(), ends.numpy()) for rows, starts, ends in batches)
-        answers = dict.fromkeys((example.id for example in examples), "")
-        return answers | answers_of(examples, _allowed_pairs(read, settings.n_best, settings.max_answer_tokens))
-
     answers, fast = _timed(lambda: vectorised(best_only=True).answers())  # as evaluation does
     _, with_all = _timed(lambda: vectorised(best_only=False).n_best())
-    usual, records = _timed(lambda: by_loops(partial(_answers_of_records, n_best=settings.n_best)))
-    best, tuples = _timed(lambda: by_loops(_answers_of_tuples))
+    usual, loops = _timed(lambda: _answers_by_loops(examples, windows, batches, settings))
     scores, scoring = _timed(lambda: score(answers, {example.id: example.answers for example in examples}))
     return {
         "questions": len(examples),
         "windows": len(windows),
         "exact_match": scores["exact_match"],
-        "same_answers": answers == usual == best,
+        "same_answers": answers == usual,
         "vectorised": fast,
         "vectorised_n_best": with_all,
-        "loops_with_records": records,
-        "loops_with_tuples": tuples,
+        "loops": loops,
         "scoring": scoring,
     }
 
@@ -221,34 +212,32 @@ def _trained_logits(examples: list[Example], columns: dict[str, list], rng: np.r
     return tuple(torch.from_numpy(logits.astype(np.float32)))
 
 
-def _allowed_pairs(batches: Iterable[tuple], n_best: int, longest: int) -> Iterator[Pair]:
-    """Every allowed pair of a start and an end, by the rule of `evaluation.spans` as it reads."""
+def _answers_by_loops(
+    examples: list[Example], windows: Dataset, batches: Iterable[tuple], settings: SpanSettings
+) -> dict[str, str]:
+    """The rule of `evaluation.spans` as it reads: a record for every allowed pair of a start and an end, and the n best
+    of a question with texts and probabilities."""
 
     def top(logits: np.ndarray, begin: int, end: int) -> list[int]:
-        return (begin + (-logits[begin:end]).argsort(kind="stable")[:n_best]).tolist()
+        return (begin + (-logits[begin:end]).argsort(kind="stable")[: settings.n_best]).tolist()
 
-    for columns, starts, ends in batches:
+    records: dict[int, list[dict]] = defaultdict(list)
+    for rows, *logits in batches:
+        columns, (starts, ends) = windows[rows.tolist()], (tensor.numpy() for tensor in logits)
         for row, example in enumerate(columns["example"]):
             offset_start, offset_end = columns["offset_start"][row], columns["offset_end"][row]
             begin = columns["context_begin"][row]
             best_ends = top(ends[row], begin, columns["context_end"][row])
             for start in top(starts[row], columns["own_begin"][row], columns["own_end"][row]):
                 for end in best_ends:
-                    if start <= end < start + longest:
-                        characters = offset_start[start - begin], offset_end[end - begin]
-                        yield example, *characters, starts[row][start], ends[row][end]
-
-
-def _answers_of_records(examples: list[Example], pairs: Iterable[Pair], n_best: int) -> dict[str, str]:
-    """As in transformers' example: a record for every pair, and the n best with texts and probabilities."""
-    records: dict[int, list[dict]] = defaultdict(list)
-    for example, begin, end, start_logit, end_logit in pairs:
-        total = start_logit + end_logit  # in float32, as in that example
-        logits = {"start_logit": start_logit, "end_logit": end_logit}
-        records[example].append({"offsets": (begin, end), "score": total, **logits})
-    answers = {}
+                    if start <= end < start + settings.max_answer_tokens:
+                        offsets = offset_start[start - begin], offset_end[end - begin]
+                        pair = {"start_logit": starts[row][start], "end_logit": ends[row][end]}
+                        total = pair["start_logit"] + pair["end_logit"]  # in float32, as in that example
+                        records[example].append({"offsets": offsets, "score": total, **pair})
+    answers = dict.fromkeys((example.id for example in examples), "")
     for number, candidates in records.items():
-        best = sorted(candidates, key=lambda record: (-record["score"], record["offsets"]))[:n_best]
+        best = sorted(candidates, key=lambda record: (-record["score"], record["offsets"]))[: settings.n_best]
         weights = np.exp([record["score"] - best[0]["score"] for record in best])
         for record, probability in zip(best, weights / weights.sum(), strict=True):
             begin, end = record["offsets"]
@@ -257,20 +246,9 @@ def _answers_of_records(examples: list[Example], pairs: Iterable[Pair], n_best: 
     return answers
 
 
-def _answers_of_tuples(examples: list[Example], pairs: Iterable[Pair]) -> dict[str, str]:
-    """The least that loops can do for the best answer alone."""
-    best: dict[int, tuple] = {}
-    for example, begin, end, start_logit, end_logit in pairs:
-        candidate = (-float(start_logit + end_logit), begin, end)
-        if example not in best or candidate < best[example]:
-            best[example] = candidate
-    return {examples[n].id: examples[n].context[begin:end].strip() for n, (_, begin, end) in best.items()}
-
-
 def _show(figures: Figures) -> None:
     data, answers = figures["preparation"], figures["decoding"]
-    tokenizer, pairs = data["bare_tokenizer"], data["usual_pairs"]
-    records, tuples = answers["loops_with_records"], answers["loops_with_tuples"]
+    tokenizer, pairs, loops = data["bare_tokenizer"], data["usual_pairs"], answers["loops"]
     table = Table("", "seconds", "CPU seconds", "x baseline", title=f"{figures['model']}, {figures['data']}")
     for name, figure, baseline in (
         (f"read {data['questions']:,} questions, {data['contexts']:,} contexts", data["reading"], None),
@@ -279,11 +257,9 @@ def _show(figures: Figures) -> None:
         ("windows, against the bare tokenizer", data["building"], tokenizer),
         ("windows, against the usual call", data["building"], pairs),
         ("second start, reading included", data["second_start"], None),
-        (f"baseline: {answers['questions']:,} questions, n best by loops with records", records, None),
-        ("baseline: the best answer by tight loops", tuples, None),
-        (f"decoding (exact match {answers['exact_match']:.1f})", answers["vectorised"], records),
-        ("the n best with probabilities", answers["vectorised_n_best"], records),
-        ("decoding, against the tight loops", answers["vectorised"], tuples),
+        (f"baseline: {answers['questions']:,} questions, n best by loops", loops, None),
+        (f"decoding (exact match {answers['exact_match']:.1f})", answers["vectorised"], loops),
+        ("the n best with probabilities", answers["vectorised_n_best"], loops),
         ("scoring", answers["scoring"], None),
     ):
         ratio = f"{figure['seconds'] / baseline['seconds']:.3g}" if baseline else ""

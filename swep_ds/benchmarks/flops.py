@@ -49,15 +49,7 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
     config = qa.model.config
     width = config.num_attention_heads * getattr(config, "d_kv", config.hidden_size // config.num_attention_heads)
     totals = {"per_token": 0.0, "per_square": 0.0}
-    inside = False
-
-    def enter(*_) -> None:
-        nonlocal inside
-        inside = True
-
-    def leave(*_) -> None:
-        nonlocal inside
-        inside = False
+    inside: list[bool] = []  # not empty while `root` runs
 
     def linear(module: nn.Linear, inputs: tuple, _) -> None:
         if inside:
@@ -69,8 +61,8 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
     def attention(*_) -> None:
         totals["per_square"] += (3 if torch.is_grad_enabled() else 1) * 4 * config.num_hidden_layers * width
 
-    hooks = [root.register_forward_pre_hook(enter), root.register_forward_hook(leave)]
-    hooks += [qa.register_forward_hook(attention)]
+    hooks = [root.register_forward_pre_hook(lambda *_: inside.append(True))]
+    hooks += [root.register_forward_hook(lambda *_: inside.clear()), qa.register_forward_hook(attention)]
     hooks += [module.register_forward_hook(linear) for module in root.modules() if isinstance(module, nn.Linear)]
     with torch.compiler.set_stance("force_eager"):  # compiled code runs no hooks
         update(batch, 0)
@@ -81,9 +73,7 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
 
 def peak_flops(device: str, precision: str) -> float | None:
     """Peak FLOP/s of a GPU by its name; None = not in the table."""
-    for name, half, tf32, single in PEAKS:
-        if name in device:
-            if precision != "fp32":
-                return half
-            return single if torch.get_float32_matmul_precision() == "highest" else tf32
-    return None
+    half, tf32, single = next((peaks for name, *peaks in PEAKS if name in device), (None, None, None))
+    if precision != "fp32":
+        return half
+    return single if torch.get_float32_matmul_precision() == "highest" else tf32

@@ -16,10 +16,7 @@ SHOWN = 15
 
 def profile_updates(update: Callable[[], None], updates: int) -> list[dict[str, Any]]:
     """Profiles `updates` updates, after one that does not count; returns the rows of `rank_events`.
-
-    Raises:
-        InputError: the device's profiler is not allowed to record.
-    """
+    Raises InputError: the device's profiler is not allowed to record."""
     on_gpu = ranks.device().type == "cuda"
     update()
     ranks.synchronize()

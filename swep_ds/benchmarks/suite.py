@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
@@ -23,7 +24,6 @@ from swep_ds.benchmarks.candidates import (
     build_candidate,
     engine_update,
     figures,
-    hardware,
     largest_batch,
     measure,
     sample,
@@ -101,10 +101,7 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
 
 def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
     """Takes each training loop apart, one after the other, on all ranks; returns None except on rank 0.
-
-    Raises:
-        InputError: an epoch has fewer updates.
-    """
+    Raises InputError: an epoch has fewer updates."""
 
     def work(engine, job: Job, recipe: Recipe) -> tuple[Figures, float, Figures]:
         batches = sample(job.batches, 1, updates)
@@ -123,10 +120,7 @@ def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: i
 
 def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
     """Profiles each one's updates, one after the other; returns None except on rank 0.
-
-    Raises:
-        InputError: an epoch has fewer updates.
-    """
+    Raises InputError: an epoch has fewer updates."""
 
     def work(engine, job: Job, recipe: Recipe) -> list[Figures]:
         batches = _load(sample(job.batches, 0, updates))
@@ -240,7 +234,7 @@ def _load(batches: TrainingBatches) -> list[Batch]:
 
 def _about(recipe: Recipe, job: Job) -> Figures:
     return {
-        "hardware": hardware(),
+        "hardware": accelerator.product_name() or f"{torch.get_num_threads()} CPU threads",
         "versions": versions(),
         "model": recipe.model.name,
         "micro_batch_size": recipe.train.micro_batch_size,

@@ -23,11 +23,7 @@ def normalize_answer(text: str) -> str:
 
 
 def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
-    """The accepted texts of a question.
-
-    Raises:
-        InputError: the question has no answer, or an answer is not text.
-    """
+    """The accepted texts of a question. Raises InputError: the question has no answer, or an answer is not text."""
     if not answers:
         raise InputError(f"{where}: has no answer; leave unanswerable questions out, as SQuAD v1.1 does")
     for answer in answers:
@@ -38,11 +34,7 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
 
 
 def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, int]:
-    """Characters [start, end) of the answer `text`.
-
-    Raises:
-        InputError: the answer is blank or not at `start`.
-    """
+    """Characters [start, end) of the answer `text`. Raises InputError: the answer is blank or not at `start`."""
     end = start + len(text)
     if not text.strip():
         raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
@@ -61,8 +53,7 @@ def mrqa_span(where: str, context: str, qa: dict[str, Any]) -> tuple[int, int]:
     The shared task looked answers up with SQuAD's normalisation and in detokenised text: texts that differ only in
     white space, case, punctuation and articles are the same answer.
 
-    Raises:
-        InputError: there is no detected answer, or it is somewhere else.
+    Raises InputError: there is no detected answer, or it is somewhere else.
     """
     detected = field(qa, "detected_answers", list, where)
     if not detected:

@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], counts: Mapping[str, int]) -> None:
     """Writes the windows, then the checksum that makes them valid and `counts`, which `batches` fills.
-
-    Raises:
-        InputError: there is no window, or the folder cannot be written.
-    """
+    Raises InputError: there is no window, or the folder cannot be written."""
     folder = cached.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -71,9 +71,8 @@ def build_features(
     Several processes may build the same features at once: a file appears in the cache complete or not at all.
     Windows are written as they are made, so memory does not grow with their number.
 
-    Raises:
-        InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
-            window was dropped, or the cache cannot be written.
+    Raises InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
+    window was dropped, or the cache cannot be written.
     """
     cutter = WindowCutter(tokenizer, settings, examples[0])
     cutter.check_sizes()

@@ -54,11 +54,7 @@ def id_field(mapping: Any, name: str, where: str, otherwise: str | None = None) 
 
 
 def require_text(value: str, name: str, where: str) -> str:
-    """Returns `value`.
-
-    Raises:
-        InputError: it holds half of a surrogate pair, which cannot be encoded as UTF-8.
-    """
+    """Returns `value`. Raises InputError: it holds half of a surrogate pair, which cannot be encoded as UTF-8."""
     if not value.isascii() and _SURROGATE.search(value):
         raise InputError(f"{where}: {name} holds half of a surrogate pair, which is not text; remove or complete it")
     return value

@@ -5,6 +5,7 @@ Faults of single questions are collected and reported together at the end of the
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,24 +42,19 @@ class _Faults:
     def __init__(self, source: str):
         self.source, self.first, self.labels = source, None, []
 
-    def of(self, place: str) -> "_Faults":
+    @contextmanager
+    def of(self, place: str) -> Iterator[None]:
         self.label = place
-        return self
+        try:
+            yield
+        except InputError as error:
+            self.first = self.first or error
+            self.labels.append(self.label)
 
     def name(self, id_: str) -> str:
         """Calls the question by its id from now on; returns how messages name it."""
         self.label = excerpt(id_)
         return f"{self.source}: question {self.label}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _) -> bool:
-        if not isinstance(error, InputError):
-            return False
-        self.first = self.first or error
-        self.labels.append(self.label)
-        return True
 
     def report(self) -> None:
         """Raises InputError with the first fault and the other questions that have faults."""

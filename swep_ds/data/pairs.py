@@ -18,7 +18,7 @@ from typing import BinaryIO
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.fields import require_text
-from swep_ds.errors import InputError, reason
+from swep_ds.errors import InputError, parsing, reason
 from swep_ds.files import check_output, open_input, parse_json, write_atomically
 
 NO_ANSWER = "answer not in the context"
@@ -73,10 +73,9 @@ def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
             return
         if len(line) == LONGEST_LINE:
             raise InputError(f"{source}: line {number} has more than {LONGEST_LINE >> 20} MiB: it is no generated pair")
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"{source}: line {number} is not UTF-8 text: name a file of generated pairs") from None
+        with parsing(f"{source}: line {number} is not UTF-8 text", "name a file of generated pairs"):
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        yield text
 
 
 def _fault(pair: Pair) -> str | None:

@@ -21,7 +21,7 @@ from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import Example
 from swep_ds.data.tables import is_table, memory_rows, most_unpacked, saved_contents, saved_splits, table_rows
-from swep_ds.errors import InputError, parsing, printable, reason
+from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import parse_json, read_bytes, user_path
 
 __all__ = ["Example", "read_examples"]
@@ -93,10 +93,8 @@ def _read_folder(folder: Path, training: bool) -> list[Example]:
         splits = saved_splits(folder)
         saved = folder if splits is None else splits[_default_split(source, splits, training)]
         return list(layouts.rows(source, table_rows(source, saved_contents(saved)), training))
-    try:
+    with parsing(f"{source}: cannot be read", "check its permissions"):
         files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read ({reason(error)}); check its permissions") from None
     if not files:
         raise InputError(f"{source}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
     return [example for file in files for example in _read_file(file, training)]

@@ -27,10 +27,7 @@ def sample_id(original: str, number: int) -> str:
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
     """The augmented samples of these questions only, so that a subset gets no sample of other questions.
-
-    Raises:
-        InputError: there is none.
-    """
+    Raises InputError: there is none."""
     ids = {example.id for example in originals}
     samples = [sample for sample in augmented if sample.id.rpartition(SAMPLE)[0] in ids]
     if not samples:
@@ -47,8 +44,7 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
     The split is by article, as paragraphs of one article share their answers. The choice does not depend on the seed
     of a run, so scores over seeds share one test set.
 
-    Raises:
-        InputError: the examples have fewer than two articles.
+    Raises InputError: the examples have fewer than two articles.
     """
     counts = Counter(example.article for example in examples)
     articles = sorted(counts)
@@ -69,8 +65,7 @@ def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     The split is by article, or by context if there is one article, as their questions share answers. Articles come in
     random order, each to the half that has fewer questions so far. The split does not depend on the seed of a run.
 
-    Raises:
-        InputError: all questions are about one context.
+    Raises InputError: all questions are about one context.
     """
     shared = (lambda e: e.article) if len({e.article for e in examples}) > 1 else (lambda e: e.context)
     counts = Counter(map(shared, examples))

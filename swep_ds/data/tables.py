@@ -36,18 +36,13 @@ def most_unpacked(packed: int) -> int:
 def table_rows(source: str, contents: Iterable[bytes]) -> Rows:
     """The rows of the files with these bytes, one after the other.
 
-    Raises:
-        InputError: a file is damaged, has a column twice, or claims more rows than it can hold.
+    Raises InputError: a file is damaged, has a column twice, or claims more rows than it can hold.
     """
     return _rows(source, (batch for content in contents for batch in _batches(source, content)))
 
 
 def memory_rows(source: str, table: pa.Table) -> Rows:
-    """The rows of a table that `datasets` loaded.
-
-    Raises:
-        InputError: as `table_rows`.
-    """
+    """The rows of a table that `datasets` loaded. Raises InputError: as `table_rows`."""
     return _rows(source, iter(table.select(_columns(source, table.schema.names)).to_batches()))
 
 
@@ -111,11 +106,7 @@ def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def _columns(source: str, names: Sequence[str]) -> list[str]:
-    """The names that are in COLUMNS.
-
-    Raises:
-        InputError: one of them occurs twice.
-    """
+    """The names that are in COLUMNS. Raises InputError: one of them occurs twice."""
     for name in COLUMNS:
         if names.count(name) > 1:
             raise InputError(f"{source}: has the column {name!r} {names.count(name)} times; keep one")
@@ -124,10 +115,7 @@ def _columns(source: str, names: Sequence[str]) -> list[str]:
 
 def saved_splits(folder: Path) -> dict[str, Path] | None:
     """The folder of each split that `DatasetDict.save_to_disk` wrote; None if `Dataset.save_to_disk` wrote the folder.
-
-    Raises:
-        InputError: its dataset_dict.json is damaged.
-    """
+    Raises InputError: its dataset_dict.json is damaged."""
     if (folder / "state.json").is_file():
         return None
     file = folder / "dataset_dict.json"

@@ -94,10 +94,7 @@ class Template(NamedTuple):
     @classmethod
     def learn(cls, backend: Tokenizer, example: Example) -> "Template":
         """Reads them off the encoding of a text paired with itself: the start of a context, which may be long.
-
-        Raises:
-            InputError: the context of the example has no token.
-        """
+        Raises InputError: the context of the example has no token."""
         for text in (example.context[:1000], example.context):
             if count := len(backend.encode(text, add_special_tokens=False)):
                 break

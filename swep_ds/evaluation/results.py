@@ -31,7 +31,11 @@ class SetScore(Checked):
     exact_match: Percent
     f1: Percent
     total: Count
-    # calibration (`calibration.py`), in percent; results of earlier versions have none
+
+
+class CalibratedScore(SetScore):
+    """With calibration (`calibration.py`), which results of earlier versions lack."""
+
     ece: Percent | None = None
     aurc: Percent | None = None
     coverage_at_80: Percent | None = None
@@ -60,7 +64,7 @@ class Results(Checked):
     train: dict[str, Any] = {}
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
-    eval: dict[str, SetScore]  # the source domain first
+    eval: dict[str, CalibratedScore]  # the source domain first
     versions: dict[str, str]
 
 
@@ -69,7 +73,7 @@ class SavedModelResults(Checked):
 
     model: str
     world_size: Count
-    eval: dict[str, SetScore]
+    eval: dict[str, CalibratedScore]
     versions: dict[str, str]
 
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-SMOOTHING = 5  # updates: windows of similar length share a batch, which makes the KL of batches differ by 20 to 40 %
+SMOOTHING = 5  # updates: windows of similar length share a batch, so the KL of batches differs by 20 to 40 %
 DAMPING = 3.0  # a KL that is twice the target makes beta 8 times as large
-REACH = 3.0  # while the KL is far off, as near its prior at first, beta is moved by a factor of 8,000 at most
-ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 30 updates; the generator answers within about 20
-STEP = 0.5  # while the KL rises as fast as the learning rate lets it, theta runs away by this much an update at most
-RANGE = math.log(1e6)  # of theta around its start: a target that the updates cannot reach does not send it to infinity
+REACH = 3.0  # beta moves at most by a factor of 8,000 at once, so that it stays a number where the KL is 0
+ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer
+STEP = 0.5  # at first the KL rises no faster than Adam lets it: what theta loses meanwhile, for nothing, is bounded
+RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
 
 
 class KLController:

@@ -1,6 +1,6 @@
 """Which word a perturbed embedding is nearest to, in the paper's sense: by largest inner product with the table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +30,38 @@ def is_another(vectors: Tensor, words: Tensor, look_up: Callable[[Tensor], Tenso
     vectors, rows = vectors.to(precision), words.expand(vectors.shape[:-1])
     best = torch.full_like(vectors[..., 0], -torch.inf)
     mine = best.clone()
-    with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
-        for begin in range(0, vocabulary, CHUNK):
-            ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=words.device)
-            products = vectors @ look_up(ids).to(precision).T
-            best = torch.maximum(best, products.amax(-1))
-            column = rows - begin
-            in_chunk = (column >= 0) & (column < len(ids))
-            product = products.gather(-1, column.clamp(0, len(ids) - 1)[..., None])[..., 0]
-            mine = torch.where(in_chunk, product, mine)
+    for begin, products in _products(vectors, look_up, vocabulary):
+        count = products.shape[-1]
+        best = torch.maximum(best, products.amax(-1))
+        column = rows - begin
+        in_chunk = (column >= 0) & (column < count)
+        product = products.gather(-1, column.clamp(0, count - 1)[..., None])[..., 0]
+        mine = torch.where(in_chunk, product, mine)
     return best > mine
+
+
+def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
+    """The ids [...] of the words whose embeddings have the largest inner products with vectors [..., d].
+
+    The first of equals. Arguments and precision as in `is_another`.
+    """
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    best = torch.full_like(vectors[..., 0], -torch.inf)
+    words = torch.zeros_like(best, dtype=torch.int64)
+    for begin, products in _products(vectors, look_up, vocabulary):
+        product, column = products.max(-1)
+        words = torch.where(product > best, begin + column, words)
+        best = torch.maximum(best, product)
+    return words
+
+
+def _products(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Iterator[tuple[int, Tensor]]:
+    """Inner products [..., M] of the vectors with M words at a time, and the first of these words."""
+    for begin in range(0, vocabulary, CHUNK):
+        ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=vectors.device)
+        with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
+            products = vectors @ look_up(ids).to(vectors.dtype).T
+        yield begin, products  # outside of the contexts, or they would hold in the caller
 
 
 @torch.no_grad()

@@ -172,7 +172,7 @@ class Swep(Method):
         """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. And `span_nats`, [N]."""
         mu, log_variance = parameters.float().chunk(2, -1)
         # naming the start and the end of an answer among the window's tokens
-        statistics = {"span_nats": 2 * batch.attention_mask.sum(1).to(batch.weight.dtype).log()}
+        statistics = {"span_nats": 2 * batch.attention_mask.sum(1).log()}
         if self.mode.learned_mu:
             statistics |= {"mu": mu.mean(-1), "mu_distance": (mu - self.mode.prior_mean).abs().mean(-1)}
         if self.mode.learned_sigma:
@@ -193,8 +193,9 @@ class Swep(Method):
             learned *= 1 - fixed / means["kl_per_token"] if fixed else 1
         if learned >= span:
             return None
+        fix = "lower method.beta" if self.control is None else "raise method.kl_target"
         return (
             f"the learned noise is nearly its prior: the KL is {learned:.2g} nats a window, and naming an answer span "
-            f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; lower "
-            "method.beta to let it learn"
+            f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix} "
+            "to let it learn"
         )

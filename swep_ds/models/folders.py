@@ -68,17 +68,14 @@ def reading(label: str, fault: str, fix: str) -> Iterator[None]:
 def check_folder(source: str, label: str) -> None:
     """Checks a local folder's files before transformers opens them. A hub id passes.
 
-    Raises:
-        InputError: the folder cannot be listed; it holds a pipe or a device, a settings file that is not a JSON
-            object, or an index of weights that names missing files.
+    Raises InputError: the folder cannot be listed; it holds a pipe or a device, a settings file that is not a JSON
+    object, or an index of weights that names missing files.
     """
     folder = Path(source)
     if not folder.is_dir():
         return
-    try:
+    with parsing(f"{label}: the folder cannot be listed", "allow it"):
         entries = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
-    except OSError as error:
-        raise InputError(f"{label}: the folder cannot be listed ({error.strerror}): allow it") from None
     for path in sorted(path for path in entries if not path.is_dir()):
         what = f"{label}: its {path.relative_to(folder)}"
         # transformers does not open other dangling links
@@ -98,10 +95,7 @@ def _read_object(file: Path, what: str) -> dict[str, Any]:
 
 def weight_files(source: str, label: str) -> list[Path]:
     """The files that transformers loads the weights from: those of a local folder, or of a hub id in the hub's cache.
-
-    Raises:
-        InputError: the index of the weights is malformed, or names a file that is not in the folder.
-    """
+    Raises InputError: the index of the weights is malformed, or names a file that is not in the folder."""
     folder = Path(source)
     if not folder.is_dir():
         try:
@@ -124,10 +118,7 @@ def weight_files(source: str, label: str) -> list[Path]:
 
 def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     """The config of a hub id or a local folder; `option` is the option or field that the user named it with.
-
-    Raises:
-        InputError: there is no model, it needs its own code, or its config.json is malformed or not safe to use.
-    """
+    Raises InputError: there is no model, it needs its own code, or its config.json is malformed or not safe to use."""
     label, fault, fix = f"{option} {name}", BAD_CONFIG, CORRECT
     check_folder(name, label)
     if not Path(name, "config.json").is_file():

@@ -21,10 +21,7 @@ LEAST_KNOWN = 0.5  # share of a text's characters
 
 def resolve_model(name: str, option: str = "model.name") -> str:
     """A folder, with `~` expanded, or a hub id; `option` is the option or field that the user named the model with.
-
-    Raises:
-        InputError: the path cannot be looked up, or is not a folder.
-    """
+    Raises InputError: the path cannot be looked up, or is not a folder."""
     if name in QUICKSTART:
         return str(QUICKSTART[name])
     path = user_path(name, option)
@@ -38,9 +35,8 @@ def resolve_model(name: str, option: str = "model.name") -> str:
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
     """The fast tokenizer of a model; `option` as `resolve_model`.
 
-    Raises:
-        InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
-            token, or needs its own code.
+    Raises InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
+    token, or needs its own code.
     """
     source, label = resolve_model(name, option), f"{option} {name}"
     check_folder(source, label)
@@ -141,11 +137,7 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
 
 
 def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> int:
-    """The most tokens that the model takes, special ones included.
-
-    Raises:
-        InputError: its config gives no number.
-    """
+    """The most tokens that the model takes, special ones included. Raises InputError: its config gives no number."""
     positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     for name, module in model.named_modules():
         # RoBERTa counts positions from its padding index on

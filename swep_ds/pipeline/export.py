@@ -68,8 +68,7 @@ def export_model(
 def export_noise(engine, file: Path) -> None:
     """Writes the method's parameters, if it has any. Collective.
 
-    Raises:
-        WriteFailed: on all ranks; an existing file stays.
+    Raises WriteFailed: on all ranks; an existing file stays.
     """
     method: nn.Module = engine.module.method
     unfinished = file.with_name(f".{file.name}.unfinished")

@@ -180,7 +180,9 @@ class RunFolder:
             file = self.path / name
             if os.path.lexists(file) and not file.is_file():
                 raise InputError(f"{file}: is not a file, but the run will write one there: move it away")
-        deleted = [*(self.path / name for name in REPLACED), *self._tags()]  # by the run, so they must not be links
+        folders = (self.path, self.path / UNAVERAGED)
+        # by the run, so they must not be links
+        deleted = [*(folder / name for folder in folders for name in REPLACED), *self._tags()]
         for folder in (self.path, *(self.path / name for name in FOLDERS), *deleted):
             if os.path.lexists(folder) and (not folder.is_dir() or (folder in deleted and folder.is_symlink())):
                 raise InputError(f"{folder}: is not a folder, but the run will write one there: move it away")
@@ -189,9 +191,10 @@ class RunFolder:
 
     def _clear_leftovers(self) -> None:
         """Deletes temporary files of processes that were killed while writing; only this process writes here now."""
-        names = {self.path: FILES, self.checkpoints: (LATEST,)} | dict.fromkeys(self._tags(), (MANIFEST,))
+        folders = (self.path, self.path / UNAVERAGED)
+        names = dict.fromkeys(folders, FILES) | {self.checkpoints: (LATEST,)} | dict.fromkeys(self._tags(), (MANIFEST,))
         left = [file for folder, known in names.items() for file in _entries(folder) if leftover_of(file.name) in known]
-        by_test = [file for kind in BY_TEST for file in _entries(self.path / kind)]
+        by_test = [file for folder in folders for kind in BY_TEST for file in _entries(folder / kind)]
         left += [file for file in by_test if (leftover_of(file.name) or "").endswith(".json")]
         for file in left:
             try:

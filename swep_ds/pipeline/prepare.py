@@ -28,6 +28,7 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import resume_fingerprint
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
+from swep_ds.training.average import last_k
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.ds_config import (
     REPORTS,
@@ -103,8 +104,10 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
         return features, batches, evaluation.prepare(tests), next(iter(evaluation.prepare(validation)), None)
 
-    data = ranks.local_rank_zero_first(tokenise)
-    return Job(objective, tokenizer, config, len(training), *data, evaluation)
+    features, batches, *sets = ranks.local_rank_zero_first(tokenise)
+    if recipe.train.average == "last_k":
+        last_k(recipe.train, batches.updates)  # checks the number
+    return Job(objective, tokenizer, config, len(training), features, batches, *sets, evaluation)
 
 
 def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, parsing
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.predict import decode
@@ -46,11 +46,7 @@ class ReadingSettings(Section):
 
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
-        """Reads the file.
-
-        Raises:
-            InputError: not JSON, or a field that a recipe would not take either.
-        """
+        """Reads the file. Raises InputError: not JSON, or a field that a recipe would not take either."""
         try:
             tree = read_json(file)
             if not isinstance(tree, dict):
@@ -73,9 +69,8 @@ class SavedModel:
 def load_saved(name: str) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
-    Raises:
-        InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
-            reading.json is damaged.
+    Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
+    reading.json is damaged.
     """
     tokenizer, source, label = load_tokenizer(name, "model"), resolve_model(name, "model"), f"model {name}"
     config = load_config(source, "model")
@@ -128,10 +123,8 @@ def evaluate_saved(
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
         given = {"max_length": max_length, "doc_stride": doc_stride}
         windows = replace(saved.windows, **{name: value for name, value in given.items() if value is not None})
-        try:
+        with parsing(f"--output_dir {output_dir}: cannot be made", "name another folder"):
             output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--output_dir {output_dir}: cannot be made ({error.strerror})") from None
         return tests, saved, windows
 
     tests, saved, windows = ranks.on_all_ranks(prepare)
@@ -165,9 +158,8 @@ def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
 def answer_question(model_name: str, question: str, context: str, count: int) -> list[Answer] | list[GeneratedAnswer]:
     """The `count` best answers to a question about a text of any length, best first.
 
-    Raises:
-        InputError: there is no such model; the question or the text is empty; or a generative model is to give several
-            answers.
+    Raises InputError: there is no such model; the question or the text is empty; or a generative model is to give
+    several answers.
     """
     for name, text in (("question", question), ("text", context)):
         if not text.strip():

@@ -24,7 +24,7 @@ ALLREDUCE_BUCKET = 500_000_000  # engine.py: buffered_allreduce_fallback, in ele
 class States:
     """Bytes on one rank's device; `host`, `host_step` and `loading` are in its CPU memory.
 
-    parameters, optimizer: always there; optimizer is the float32 copy and the moments.
+    parameters, optimizer: always there; optimizer is the float32 copy, the moments and the mean of the weights.
     buffers: always there: ZeRO-3's bucket, the small weights that it never partitions, the staging buffer of offload.
     gradients: this rank's, when the backward of an update is over.
     transient: what else is there beside the activations: gradients on their way, buckets, gathered weights.
@@ -58,13 +58,20 @@ class States:
 
 
 def model_states(
-    shapes: Sequence[Sequence[int]], config: dict[str, Any], *, precision: str, optimizer: str, world_size: int
+    shapes: Sequence[Sequence[int]],
+    config: dict[str, Any],
+    *,
+    precision: str,
+    optimizer: str,
+    world_size: int,
+    averaged: int = 0,
 ) -> States:
     """What a model takes whose `parameters()` have these shapes, in their order.
 
     Args:
         config: from `resolve_ds_config`; the optimizer is PyTorch's AdamW or transformers' Adafactor.
         precision, optimizer: of the recipe's section `train`.
+        averaged: elements of the model's parameters if `train.average` keeps their mean, else 0.
 
     Raises:
         NotImplementedError: the config offloads to disk, or takes an optimizer of DeepSpeed's.
@@ -79,7 +86,8 @@ def model_states(
     if "optimizer" in config:
         raise NotImplementedError("DeepSpeed's own optimizers")
     if zero.stage == 0:
-        return replace(_stage_0(shapes, numel, largest, width, optimizer), loading=4 * numel)
+        states = _stage_0(shapes, numel, largest, width, optimizer)
+        return replace(states, optimizer=states.optimizer + 4 * averaged, loading=4 * numel)
 
     def working(elements: int) -> int:
         """Temporaries of a step: fused AdamW has none, Adafactor two pieces of the size it works on."""
@@ -91,6 +99,7 @@ def model_states(
         # partition_parameters.py: every parameter is padded to w equal pieces
         part = sum(math.ceil(size / world_size) for size in sizes)
         # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
+        kept = 12 * part + 4 * min(part, averaged)  # training/average.py: the mean is beside the float32 copy
         group = min(part, zero.sub_group_size + math.ceil(largest / world_size))
         step = 4 * group + working(group)
         # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
@@ -104,9 +113,9 @@ def model_states(
         forward = {"evaluating": gathered + prefetched, "partitioned": True}
         if not offloads:
             forward["evaluating"] += width * part
-            return States(width * part, 12 * part, buffers, width * part, transient, width * part + step, **forward)
+            return States(width * part, kept, buffers, width * part, transient, width * part + step, **forward)
         # _setup_for_real_optimizer: a float32 gradient is kept beside the float32 copy
-        host = (12 + 4 + width) * part
+        host = kept + (4 + width) * part
         if zero.offload_param is None:
             return States(width * part, 0, buffers, 0, transient, 0, host, working(group), **forward)
         return States(0, 0, buffers, 0, transient, 0, host + width * part, working(group), **forward)
@@ -115,10 +124,11 @@ def model_states(
     oversized = width * largest if largest > zero.reduce_bucket_size else 0
     # stage_1_and_2.py: the flat buffer is padded to 2 w elements
     part = 2 * math.ceil(numel / (2 * world_size))
+    kept = 12 * part + 4 * min(part, averaged)
     whole = _parameters_in_a_part(sizes, part, world_size)
     if offloads:  # always through the hooks of stage 2
         # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
-        host = (12 + 4 + width) * part + width * largest + (width * whole if accumulates else 0)
+        host = kept + (4 + width) * part + width * largest + (width * whole if accumulates else 0)
         transient = bucket + 2 * oversized + 4 * largest
         return States(width * numel, 0, width * largest, 0, transient, 0, host, working(part), loading=4 * numel)
     # step(): averaged gradients, flat, then float32; then Adam
@@ -127,7 +137,7 @@ def model_states(
         transient = width * numel + bucket
     else:
         transient = bucket + oversized + (width * whole if accumulates else 0)
-    return States(width * numel, 12 * part, 0, width * whole, transient, step, loading=4 * numel)
+    return States(width * numel, kept, 0, width * whole, transient, step, loading=4 * numel)
 
 
 def _stage_0(shapes: Sequence[Sequence[int]], numel: int, largest: int, width: int, optimizer: str) -> States:

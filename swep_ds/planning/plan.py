@@ -6,11 +6,14 @@ training data are read as in a run. All bytes are estimates: model states follow
 cannot be known here, and continues.
 """
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from rich.table import Table
 from torch import nn
@@ -18,15 +21,15 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from swep_ds.console import Console
 from swep_ds.data.batches import Batch
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, printable
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.hub import load_tokenizer, resolve_model
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.planning.activations import Activations, Generation, count_activations
-from swep_ds.planning.capacity import GIB, USABLE, Devices, gib
 from swep_ds.planning.memory import States, model_states
+from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 
@@ -34,7 +37,53 @@ from swep_ds.training.ds_config import resolve_ds_config
 ORDER = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 COLUMNS = ("parameters", "optimizer", "buffers", "gradients", "transient")  # fields of `States`
 WIDTH = 160  # characters of a printed line
+USABLE = 0.9  # share of a device's memory; its context, workspaces and fragmentation take the rest
+GIB = 2**30
 Say = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Devices:
+    """`count` devices with `memory` bytes each, and `host` bytes of CPU memory beside them (None = not known)."""
+
+    count: int
+    memory: int
+    on_gpu: bool
+    host: int | None
+
+    @staticmethod
+    def parse(text: str) -> "Devices":
+        """Reads --plan's value: "8x80" is 8 GPUs of 80 GiB each; "" is what this machine has.
+        Raises InputError: `text` is anything else."""
+        if not text:
+            ram = psutil.virtual_memory().total
+            sizes = accelerator.total_memory()
+            return Devices(len(sizes), min(sizes), True, ram) if sizes else Devices(1, ram, False, ram)
+        match = re.fullmatch(r"(\d{1,6})x(\d{1,6}(?:\.\d{1,6})?)", text, re.ASCII)
+        if not match or not int(match[1]) or float(match[2]) < 0.001:
+            value = printable(text[:100])
+            raise InputError(f"--plan {value}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
+        return Devices(int(match[1]), int(float(match[2]) * GIB), True, None)
+
+    def host_bytes(self, states: States) -> int:
+        """CPU memory of all ranks at the worst moment: what they load, or what they offload."""
+        offloaded = states.host + states.host_step
+        return self.count * (max(states.loading, offloaded) if self.on_gpu else offloaded)
+
+    def hold(self, states: States, activations: int, evaluation: int = 0) -> bool:
+        """Whether all of it fits. CPU memory that is not known counts as enough."""
+        host, peak = self.host_bytes(states), states.peak(activations, evaluation)
+        if not self.on_gpu:
+            return peak + host <= USABLE * self.memory
+        return peak <= USABLE * self.memory and (self.host is None or host <= USABLE * self.host)
+
+    def __str__(self) -> str:
+        kind = "GPU(s)" if self.on_gpu else "CPU process(es)"
+        return f"{self.count} {kind} of {gib(self.memory)}"
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
 
 
 def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path, command: Sequence[str]) -> None:
@@ -91,6 +140,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say:
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     states = _states(recipe, objective, configs, devices)
     settings = f"{train.precision}, {train.optimizer}, {train.execution} execution"
+    settings += f", average {train.average}" if train.average != "none" else ""
     say(f"{recipe.method.name} on {recipe.model.name}: {settings}")
     say(f"devices: {devices}")
     say(f"parameters: {model:,} of the model, {method:,} of the method")
@@ -139,7 +189,12 @@ def _states(recipe: Recipe, objective: Objective, configs: dict[str, Path], devi
         )
         try:
             states[name] = model_states(
-                shapes, config, precision=train.precision, optimizer=train.optimizer, world_size=devices.count
+                shapes,
+                config,
+                precision=train.precision,
+                optimizer=train.optimizer,
+                world_size=devices.count,
+                averaged=sum(p.numel() for p in objective.qa.parameters()) if train.average != "none" else 0,
             )
         except NotImplementedError as error:
             raise InputError(f"{name}: --plan does not know the memory of {error}: leave --ds_config out") from None

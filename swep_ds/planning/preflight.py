@@ -11,6 +11,7 @@ import re
 import secrets
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -38,7 +39,7 @@ Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
 ENDS = 2**16  # bytes at a file's head and tail that are compared
 SHARED_SECONDS = 5.0  # until a file that another node has written must be visible
-SHOWN = 4  # hosts, groups of equal ranks, or values of one subject
+SHOWN = 4  # hosts, or values of one subject
 LONGEST = 60  # characters of a list of ranks
 LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
 
@@ -46,15 +47,14 @@ LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Collective. Prints what the ranks see and how fast they communicate.
 
-    Raises:
-        InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
-            are missing, an output folder that is not writable or not shared by the ranks.
+    Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
+    are missing, an output folder that is not writable or not shared by the ranks.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
     report |= {f"output_dir {output_dir}": try_output(output_dir)}
     hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)
-    say("\n".join(summary(hosts, reports)))
+    say(summary(hosts, reports))
     say(time_collectives())
     if faults := disagreements(hosts, reports):
         raise InputError(f"preflight: {'; '.join(faults)}")
@@ -199,18 +199,12 @@ def _median(collective: Callable[[], object], repeats: int) -> float:
 # Comparing
 
 
-def summary(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
-    """Lines: all that the largest group of equal ranks sees, then what every other group sees differently."""
-    groups: dict[tuple, list[int]] = {}
-    for rank, report in enumerate(reports):
-        groups.setdefault(tuple(report.items()), []).append(rank)
-    (common, largest), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
+def summary(hosts: Sequence[str], reports: Sequence[Report]) -> str:
+    """What the largest group of equal ranks sees, a line a subject; `disagreements` names what others see."""
+    common, _ = Counter(tuple(report.items()) for report in reports).most_common(1)[0]
+    group = [rank for rank, report in enumerate(reports) if tuple(report.items()) == common]
     width = max(len(subject) for subject, _ in common)
-    lines = [f"{_ranks(largest, hosts)}:", *(f"  {subject:{width}}  {value}" for subject, value in common)]
-    for report, group in others[:SHOWN]:
-        lines.append(f"{_ranks(group, hosts)}, where it differs:")
-        lines += [f"  {subject:{width}}  {value}" for subject, value in report if dict(common).get(subject) != value]
-    return lines + [f"and {len(others) - SHOWN} more such groups"] * (len(others) > SHOWN)
+    return "\n".join([f"{_ranks(group, hosts)}:", *(f"  {subject:{width}}  {value}" for subject, value in common)])
 
 
 def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:

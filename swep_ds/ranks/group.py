@@ -134,22 +134,14 @@ def _connect(launch: Launch) -> None:
     name = os.environ["MASTER_ADDR"]
 
     def listen() -> HeartbeatServer | None:
-        try:
-            return HeartbeatServer(world_size(), _hosts) if is_main() else None
-        except OSError as error:
-            raise InputError(f"rank 0 cannot listen to any port ({error}): allow it to") from None
+        with parsing("rank 0 cannot listen to any port", "allow it to"):
+            return HeartbeatServer(_hosts) if is_main() else None
 
     def connect() -> None:
         global _heartbeat  # at once: if another rank fails here, this one says goodbye as well
-        try:
-            _heartbeat = server or HeartbeatClient(
-                rank(), world_size(), _hosts, name, address, reports=is_first_on_node()
-            )
-        except OSError as error:
-            raise InputError(
-                f"MASTER_ADDR {name}: port {address.port} of rank 0 cannot be reached ({error}): the nodes must reach "
-                "each other on all ports"
-            ) from None
+        what = f"MASTER_ADDR {name}: port {address.port} of rank 0 cannot be reached"
+        with parsing(what, "the nodes must reach each other on all ports"):
+            _heartbeat = server or HeartbeatClient(rank(), _hosts, name, address, reports=is_first_on_node())
 
     server = on_all_ranks(listen)
     address = gather(server and server.address)[0]

@@ -52,15 +52,18 @@ class Address(NamedTuple):
 class Heartbeat:
     """A thread that serves this rank's sockets, and delivers messages of the main thread to rank 0.
 
+    A subclass has `_deliver(message)`, and `_tick(now)` for what is due.
+
     Args:
+        hosts: of all ranks, in their order.
         reports: whether this rank prints how the run ended.
     """
 
-    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], *, reports: bool):
-        _allow_files(world_size)
+    def __init__(self, rank: int, hosts: Sequence[str], *, reports: bool):
+        _allow_files(len(hosts))
         self.rank, self.hosts, self._reports = rank, hosts, reports
         self.at = (0, "set-up")  # number of steps taken, and the last one; all ranks take the same steps
-        self._period = max(PERIOD, world_size / MESSAGES)
+        self._period = max(PERIOD, len(hosts) / MESSAGES)
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._closed = False
         self._traceback = ""  # set by the exception that ends this rank
@@ -119,12 +122,6 @@ class Heartbeat:
         lines = [self._traceback if code == EXIT_FAULT else "", f"{title}: {text}" if self._reports else ""]
         leave("\n".join(filter(None, lines)), code)
 
-    def _deliver(self, message: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _tick(self, now: float) -> None:
-        raise NotImplementedError
-
 
 class Stream:
     """A socket that carries messages, each one line of JSON."""
@@ -171,23 +168,18 @@ class Stream:
 
 
 class HeartbeatServer(Heartbeat):
-    """Rank 0's end. Listens until all ranks have connected.
+    """Rank 0's end. Listens until all ranks have connected. Raises OSError: it cannot listen to any port."""
 
-    Raises:
-        OSError: it cannot listen to any port.
-    """
-
-    def __init__(self, world_size: int, hosts: Sequence[str], *, reports: bool = True):
-        super().__init__(0, world_size, hosts, reports=reports)
+    def __init__(self, hosts: Sequence[str], *, reports: bool = True):
+        super().__init__(0, hosts, reports=reports)
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, backlog=world_size, dualstack_ipv6=dual)
+        self._listener = socket.create_server(("", 0), family=family, backlog=len(hosts), dualstack_ipv6=dual)
         self._listener.setblocking(False)
         self.address = Address(self._listener.getsockname()[1], secrets.token_hex(16), os.getpid())
         self._ranks: dict[Stream, int | None] = {}  # by connection; None: it has not said which
         self._statuses = {0: RankStatus(0, hosts[0], os.getpid())}
         self._streams: dict[int, Stream] = {}  # to the ranks that have not said goodbye
-        self._world_size = world_size
         self._faults: dict[int, tuple[str, int]] = {}  # by rank: the first one, with its exit code
         self._end_at = float("inf")
         self._watch: StallWatch | None = None
@@ -222,7 +214,7 @@ class HeartbeatServer(Heartbeat):
         rank = self._ranks[stream] = hello["rank"]
         self._streams[rank] = stream
         self._statuses[rank] = RankStatus(rank, self.hosts[rank], hello["pid"], heard=time.monotonic())
-        if len(self._statuses) == self._world_size:
+        if len(self._statuses) == len(self.hosts):
             self._selector.unregister(self._listener)
             self._listener.close()
             for stranger in [stream for stream, rank in self._ranks.items() if rank is None]:
@@ -281,14 +273,10 @@ class HeartbeatServer(Heartbeat):
 
 
 class HeartbeatClient(Heartbeat):
-    """Another rank's end.
+    """Another rank's end. Raises OSError: rank 0 cannot be reached."""
 
-    Raises:
-        OSError: rank 0 cannot be reached.
-    """
-
-    def __init__(self, rank: int, world_size: int, hosts: Sequence[str], name: str, address: Address, *, reports: bool):
-        super().__init__(rank, world_size, hosts, reports=reports)
+    def __init__(self, rank: int, hosts: Sequence[str], name: str, address: Address, *, reports: bool):
+        super().__init__(rank, hosts, reports=reports)
         self._server = f"rank 0 ({hosts[0]}, pid {address.pid})"
         self._stream = Stream(socket.create_connection((name, address.port), timeout=CONNECT_SECONDS))
         self._stream.send(token=address.token, rank=rank, pid=os.getpid())

@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from swep_ds.console import warn
-from swep_ds.errors import InputError, reason
+from swep_ds.errors import InputError, parsing, reason
 from swep_ds.ranks.launch import Launch, is_first_on_node
 from swep_ds.ranks.stalls import ranks_of
 
@@ -40,11 +40,7 @@ class Wait:
         self._began, self._printed = time.monotonic(), False
 
     def step(self, what: Callable[[], str]) -> None:
-        """Sleeps a moment.
-
-        Raises:
-            InputError: the wait has lasted for `JOIN`.
-        """
+        """Sleeps a moment. Raises InputError: the wait has lasted for `JOIN`."""
         waited = time.monotonic() - self._began
         if waited > JOIN.total_seconds():
             raise InputError(f"waited {waited / 60:.0f} minutes for {what()}: start all ranks, each with its own RANK")
@@ -103,13 +99,9 @@ def _serve(address: str, port: int, options: dict[str, Any]) -> dist.Store:
             f"MASTER_PORT {port}: another process listens on it, such as another run: choose a free port "
             f"(deepspeed --master_port, torchrun --master-port, else export MASTER_PORT)"
         ) from None
-    try:
+    fix = "give the name or address of the host that rank 0 runs on"
+    with parsing(f"MASTER_ADDR {address}: rank 0 cannot reach itself there", fix):
         socket.create_connection((address, port), timeout=ANSWER_SECONDS).close()
-    except OSError as error:
-        raise InputError(
-            f"MASTER_ADDR {address}: rank 0 cannot reach itself there ({error.strerror or error}): give the name or "
-            "address of the host that rank 0 runs on"
-        ) from None
     return store
 
 

@@ -44,10 +44,10 @@ class StopRequest:
         self.resumable = True
         self._came = 0.0
         self._handled = 0  # the last signal whose handler has run; 0: none yet
-        self._alone = self._deferred = self._served = False
+        self._deferred = self._served = False
         self._code: int | None = None
         self._leave: Callable[[str], None] = leave_alone
-        self._joined = False
+        self._joined = False  # no other rank waits for this one to join
         self._pipe: tuple[int, int] | None = None
         self._handler = self._handle  # one object, to compare with
 
@@ -63,7 +63,7 @@ class StopRequest:
             stoppable: False: catch SIGINT only, in a script that cannot be resumed.
             alone: there are no other ranks.
         """
-        self.resumable, self._alone = stoppable, alone
+        self.resumable, self._joined = stoppable, alone
         self._pipe = read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -145,7 +145,7 @@ class StopRequest:
             return None
         if not self.resumable:
             return self._came + LEAVE_SECONDS
-        return self._came + (REPEAT_SECONDS if self._joined or self._alone else JOIN_SECONDS)
+        return self._came + (REPEAT_SECONDS if self._joined else JOIN_SECONDS)
 
     def _wake(self) -> None:
         if self._pipe:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from swep_ds import ranks
-from swep_ds.errors import InputError, RunExit, reason
+from swep_ds.errors import RunExit, parsing
 from swep_ds.ranks.signals import request
 
 CONNECT = timedelta(seconds=60)
@@ -19,8 +19,7 @@ class StopVote:
 
     So no rank waits: votes travel over gloo, from memory to memory, while the next update computes.
 
-    Raises:
-        InputError: the ranks cannot reach each other over gloo.
+    Raises InputError: the ranks cannot reach each other over gloo.
     """
 
     def __init__(self):
@@ -32,32 +31,26 @@ class StopVote:
         """The signal by which any rank was asked to stop; 0 if none was. Collective, and the same on all ranks."""
         if self._group is None:
             return request.number
-        asked = self._counted()
+        if self._cast:
+            self._cast.wait()
+        asked = int(self._vote)
         self._vote.fill_(request.number)
         self._cast = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return asked
 
-    def _counted(self) -> int:
-        if self._cast is None:
-            return 0
-        self._cast.wait()
-        return int(self._vote)
-
     def close(self) -> None:
-        self._counted()
+        if self._cast:
+            self._cast.wait()
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
 
 def _over_gloo() -> dist.ProcessGroup:
-    try:
+    interface = "the name of the network interface between them (ip address lists them)"
+    fix = f"export GLOO_SOCKET_IFNAME on all nodes, as {interface}"
+    with parsing("the ranks cannot reach each other over gloo", fix):
         group = dist.new_group(backend="gloo", timeout=CONNECT)
         dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
-    except RuntimeError as error:
-        raise InputError(
-            f"the ranks cannot reach each other over gloo ({reason(error)}): export "
-            "GLOO_SOCKET_IFNAME on all nodes, as the name of the network interface between them (ip address lists them)"
-        ) from None
     return group
 
 

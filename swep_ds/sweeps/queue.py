@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import torch
@@ -105,13 +104,13 @@ def launcher(ranks: int | None) -> list[str]:
 
 
 def run_queue(
-    cells: Sequence[Cell], command: Sequence[str], folder: Path, *, jobs: int, ranks: int | None
+    cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None
 ) -> tuple[list[Cell], bool]:
     """Runs the cells that have no results yet; one that fails does not stop the others.
 
     Args:
         command: script and options that all cells share.
-        folder: the sweep's folder; created if it does not exist.
+        cells: their folders are in one that exists (`describe`).
         jobs: how many cells run at a time.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
 
@@ -120,12 +119,8 @@ def run_queue(
         earlier queue left running is skipped, and not among them.
 
     Raises:
-        InputError: there are fewer devices than processes, or the folder cannot be created.
+        InputError: there are fewer devices than processes.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
     console = Console()
     free = environments(jobs, ranks)
     waiting = deque(cell for cell in cells if cell.results() is None)

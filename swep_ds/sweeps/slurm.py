@@ -49,10 +49,7 @@ def _values(options: Sequence[str], *prefixes: str) -> list[str]:
 
 def _minutes(text: str) -> int | None:
     """Slurm's time limit in minutes, rounded up as Slurm does; None = no limit.
-
-    Raises:
-        InputError: none of the forms that sbatch takes.
-    """
+    Raises InputError: none of the forms that sbatch takes."""
     if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None
     if not re.fullmatch(r"(\d{1,9}-)?\d{1,9}(:\d{1,9}){0,2}", text, re.ASCII):
@@ -67,10 +64,7 @@ def _minutes(text: str) -> int | None:
 
 def submit(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
     """Runs an sbatch command and returns the job's number; creates `folder` for its log, which Slurm does not.
-
-    Raises:
-        InputError: there is no sbatch, or it refuses the job.
-    """
+    Raises InputError: there is no sbatch, or it refuses the job."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}

@@ -31,7 +31,7 @@ from pydantic import ConfigDict, Field, model_validator
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.recipe import HOLDOUT, Recipe
-from swep_ds.settings import Section, differences, flatten, read_settings, shown, validate
+from swep_ds.settings import Section, differences, flatten, inherit, read_settings, validate
 
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
@@ -72,7 +72,7 @@ class Sweep(Section):
             if row == base or not {row, base} <= self.variants.keys():
                 raise ValueError(f"primary compares {row!r} with {base!r}: name two of {', '.join(self.variants)}")
         _check_settings("set", self.set)
-        parts = {"variants": self.variants} | {f"across.{axis}": points for axis, points in self.across.items()}
+        parts = self.parts()
         fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
         for part, named in parts.items():
             folders = [slug(name) for name in named]
@@ -85,6 +85,10 @@ class Sweep(Section):
                 if _overlap(name, other_name):
                     raise ValueError(f"{part} and {other} both set {name}: give it in one of them")
         return self
+
+    def parts(self) -> dict[str, dict[str, Settings]]:
+        """What distinguishes the runs: settings by name or label, for the variants and for each axis."""
+        return {"variants": self.variants} | {f"across.{axis}": points for axis, points in self.across.items()}
 
     def points(self) -> Iterator[tuple[dict[str, str], Settings]]:
         """Each combination of the axes' points, as (labels by axis, merged settings); one empty pair without axes."""
@@ -148,8 +152,7 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 def saved_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder.
 
-    Raises:
-        InputError: `recipe.yaml` is missing, damaged or from another version.
+    Raises InputError: `recipe.yaml` is missing, damaged or from another version.
     """
     file, fix = folder / "recipe.yaml", "delete the run's folder and run it again"
     if not file.is_file():
@@ -213,8 +216,7 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file: the variant, the labels
     by axis, the seed and the model of each run, by the name of its folder; and the primary comparison, if there is one.
 
-    Raises:
-        InputError: the folder cannot be written to.
+    Raises InputError: the folder cannot be written to.
     """
     file = folder / DESCRIPTION
     runs = {
@@ -243,7 +245,7 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
             an override of a setting that distinguishes variants or points.
     """
     path, tree = read_settings(name_or_path, SWEEPS, "sweep", Sweep)
-    sweep = validate(Sweep, _extended(path, tree), path)
+    sweep = validate(Sweep, inherit(path, tree, SWEEPS, Sweep, _lay_over), path)
     for override in overrides:
         _check_override(override, sweep, path)
     count = math.prod(map(len, (sweep.seeds, sweep.variants, *sweep.across.values())))
@@ -269,22 +271,10 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     return sweep, cells
 
 
-def _extended(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree`, read from `path`, with the fields that it does not give taken from the sweep that it extends."""
-    if "extends" not in tree:
-        return tree
-    base_name = tree["extends"]
-    if not isinstance(base_name, str) or not base_name:
-        raise InputError(f"{path}: extends {shown(base_name)}: name a shipped sweep or a YAML file")
-    if Path(base_name).suffix and not base_name.startswith("~"):
-        base_name = str(path.parent / base_name)
-    base_path, base = read_settings(base_name, SWEEPS, f"{path}: extends", Sweep)
-    if "extends" in base:
-        raise InputError(f"{path}: extends {base_path}, which extends another sweep: extend that one")
-    merged = base | {name: value for name, value in tree.items() if name != "extends"}
-    if isinstance(base.get("set"), dict) and isinstance(tree.get("set"), dict):
-        merged["set"] = base["set"] | tree["set"]
-    return merged
+def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """Whole fields of `tree` replace those of the sweep that it extends, except for `set`, which is laid over."""
+    both = isinstance(base.get("set"), dict) and isinstance(tree.get("set"), dict)
+    return base | tree | ({"set": base["set"] | tree["set"]} if both else {})
 
 
 def _check_cells(cells: Sequence[Cell], path: Path) -> None:
@@ -320,13 +310,11 @@ def _check_override(override: str, sweep: Sweep, path: Path) -> None:
     name = override.partition("=")[0]
     if name == "seed":
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
-    parts = {f"variants.{variant}": settings for variant, settings in sweep.variants.items()}
-    for axis, points in sweep.across.items():
-        parts |= {f"across.{axis}.{label}": settings for label, settings in points.items()}
-    for part, settings in parts.items():
-        for setting in settings:
-            if _overlap(setting, name):
-                raise InputError(f"--set {override}: {path}: {part} sets {setting}: change it there, or drop --set")
+    for part, named in sweep.parts().items():
+        for label, settings in named.items():
+            if setting := next((setting for setting in settings if _overlap(setting, name)), None):
+                where = f"{path}: {part}.{label} sets {setting}"
+                raise InputError(f"--set {override}: {where}: change it there, or drop --set")
 
 
 def _overlap(name: str, other: str) -> bool:

@@ -117,7 +117,7 @@ class WeightAverage:
 
     def load(self, tag: Path, manifest: Manifest) -> None:
         """Loads what `save` wrote for a checkpoint in which `find_fault` finds nothing."""
-        self._means = self._read(tag, manifest)
+        self._means = self._join(self._saved(tag, manifest), tag)
 
     def find_fault(self, tag: Path, manifest: Manifest) -> str | None:
         """An error message if the files of an intact checkpoint hold no mean of this model, else None.
@@ -126,21 +126,30 @@ class WeightAverage:
             InputError: a file contains code.
         """
         try:
-            means = self._read(tag, manifest)
-            if not all(mean.isfinite().all() for mean in means):
-                raise ValueError("its mean is not finite")
+            saved = self._saved(tag, manifest)
         except InputError:
             raise
         except Exception as error:  # wrong content may raise anything
             return str(damaged(tag, f"{average_file(0)}: {reason(error)}"))
+        try:
+            means = self._join(saved, tag)
+        except InputError as error:  # elements are missing
+            return str(error)
+        if not all(mean.isfinite().all() for mean in means):
+            return str(damaged(tag, f"{average_file(0)}: its mean is not finite"))
         return None
 
-    def _read(self, tag: Path, manifest: Manifest) -> list[Tensor]:
+    def _saved(self, tag: Path, manifest: Manifest) -> list[Part] | None:
+        """What all ranks saved; None if the mean had not begun."""
         if not newest_share(self._train, self._updates, manifest.done.updates):
+            return None
+        return [_part(read_state(tag / name)) for name in sorted(manifest.files) if is_average(name)]
+
+    def _join(self, saved: list[Part] | None, tag: Path) -> list[Tensor]:
+        if saved is None:
             return []
-        saved = [_part(read_state(tag / name)) for name in sorted(manifest.files) if is_average(name)]
         means = [torch.empty_like(weights) for weights in self._weights()]
-        copy_parts(saved, _as_part({n: s.first for n, s in self._shares.items()}, means), tag)
+        copy_parts(saved, _as_part({name: share.first for name, share in self._shares.items()}, means), tag)
         return means
 
 

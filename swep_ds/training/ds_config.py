@@ -60,6 +60,8 @@ def resolve_ds_config(
         for field in given:
             _set(config, field, AUTO)
     faults = _recipe_faults(config, recipe.train, given, on_cpu) + refused_fields(config) + _silent_faults(config)
+    if getattr(recipe.method, "noise_max_grad_norm", None) is not None:
+        faults += _clipping_faults(config, recipe.train)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
@@ -152,6 +154,18 @@ def _recipe_faults(
             if params.get(name, default) not in (default, AUTO):
                 faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")
     return faults
+
+
+def _clipping_faults(config: dict[str, Any], train: TrainSection) -> list[str]:
+    """Settings with which DeepSpeed computes no norm for each of the groups that are to be clipped apart."""
+    reduced_alone = train.precision == "bf16" and config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
+    present = {
+        "optimizer.legacy_fusion": config.get("optimizer", {}).get("legacy_fusion"),
+        "zero_optimization.compute_grad_norm": config.get("zero_optimization", {}).get("compute_grad_norm") is False,
+        "data_types.grad_accum_dtype": reduced_alone and zero_stage(config) == 1,
+    }
+    fix = "leaves method.noise_max_grad_norm without a norm of the noise generator's gradient: remove this field"
+    return [f"{field}: {fix}" for field, broken in present.items() if broken]
 
 
 def _silent_faults(config: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
-"""scripts/analyze.py itself, on a finished run: its four commands, and what it refuses."""
+"""scripts/analyze.py itself, on a finished run: its commands, and what it refuses."""
 
 import json
+import re
 import subprocess
 
 import pandas as pd
@@ -52,7 +53,13 @@ def test_words(run, tmp_path):
 
 def test_heatmap(run):
     said = succeed("heatmap", run, "--questions", "q1-3", "q1-0")
-    assert said == f"written to {run / 'analysis'}\n"
+    table = pd.read_csv(run / "analysis" / "changed_words.csv", keep_default_na=False)
+    assert (table["token"] != table["nearest_after"]).all()
+    first, second, last = said.splitlines()
+    for line, question in ((first, "q1-3"), (second, "q1-0")):
+        count = (table["question_id"] == question).sum()
+        assert re.fullmatch(rf"{question}: {count} of \d+ tokens are nearest to another word", line)
+    assert last == f"written to {run / 'analysis'}"
     page = (run / "analysis" / "heatmap.html").read_text()
     assert page.count('class="heatmap"') == 2
     assert page.index("<h2>q1-3</h2>") < page.index("<h2>q1-0</h2>")
@@ -99,3 +106,20 @@ def test_a_method_without_perturbation_is_refused(run, tmp_path):
     (folder / "results.json").write_text("{}")
     (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     assert "trained by mle: it perturbs nothing" in refuse("heatmap", folder)
+
+
+def test_mechanism(tmp_path):
+    (tmp_path / "run").mkdir()
+    run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
+    options = ["--output", output, "--updates", 2, "--windows", 3, "--factors", 1]
+    said = succeed("mechanism", run, *options, "--ratios", 1)
+    assert "special" in said
+    assert "guess_shuffled" in said
+    assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
+    first = pd.read_csv(output / "mechanism.csv")
+    succeed("mechanism", run, *options, "--ratios", 1, 10)
+    table = pd.read_csv(output / "mechanism.csv")
+    assert table.ratio.tolist() == [1, 10]
+    pd.testing.assert_frame_equal(table[:1], first)
+    assert "trained by swep: name a run of prior_aug" in refuse("mechanism", finished(tmp_path, "swep"))
+    assert "--ratios and --factors" in refuse("mechanism", run, "--ratios", 0)

@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from swep_ds.analysis import formats, table
+from swep_ds.evaluation.calibration import CALIBRATION
 from tests.analysis.test_table import RUNS
 from tests.support import fake_runs
 from tests.support.fork_server import ROOT, run_script
 
+ABSENT = ("low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 
 
@@ -26,13 +28,31 @@ def example() -> table.Table:
             for metric in cell.values():
                 metric["paper"] = None
     for column in block["columns"]:
-        bounds = {"low": -0.25, "high": 2.0} if column == "squad" else {"low": None, "high": None}
-        bounds |= {"low": 0.5, "high": 2.0} if column == "wiki" else {}
-        difference = {"mean": 1.0, "seeds": {"mean": 1.0, "std": None, "n": 1}} | bounds
-        block["rows"][1]["differences"][column] = {"exact_match": difference, "f1": difference | {"mean": -3.0}}
+        difference = {"mean": 1.0, "std": None, "n": 1, **dict.fromkeys(ABSENT), "significant": False}
+        if column in ("squad", "wiki"):
+            difference |= {"std": 0.5, "n": 3, "low": -0.25, "high": 2.0, "bootstrap_low": 0.5, "bootstrap_high": 1.5}
+            difference |= {"p": 0.04, "holm": 0.08, "no_difference": column == "wiki"}
+        significant = difference | {"mean": -3.0, "holm": 0.0001, "significant": True}
+        block["rows"][1]["differences"][column] = {
+            "exact_match": difference,
+            "f1": significant if column == "wiki" else difference,
+        }
+    block["primary"] = [{"row": NAMES[1], "base": "gone", "column": "wiki", "metric": "f1", **significant}]
     block["rows"][0]["scores"]["squad"]["f1"]["paper"] = 89.5
+    block["rows"][0]["scores"]["squad"] |= {
+        name: {"mean": number, "std": None, "best": False}
+        for name, number in zip(CALIBRATION, (5, 20, 60), strict=True)
+    }
+    block["rows"][0]["scores"]["wiki"]["above_line"] = {"mean": 1.5, "std": 0.5, "best": False}
     missing = [{"name": "gone", "labels": {}, "seed": 0, "reason": "no_room", "line": "gone, seed 0: no_room"}]
-    return {"against": "MLE", "blocks": [block], "notes": ["A note_."], "missing": missing}
+    return {"against": "MLE", "line": None, "blocks": [block], "notes": ["A note_."], "missing": missing}
+
+
+NAME = r"a\|b & \<i>50 %\</i>\_\[x\]"
+HEADS = (
+    "data set | difference | 95 %: other seeds and questions | p (Holm) | no difference | SD over seeds | n "
+    "| 95 %: these models, other questions"
+)
 
 
 def test_markdown():
@@ -46,73 +66,95 @@ def test_markdown():
         "| **42.50** (-) / 51.00 (-) | **57.25** (-) / **67.50** (-) | 1 |\n"
         "| gone | - | - | - | - | 0 |\n"
         "\n"
-        "| less MLE | squad | wiki | bio | out-of-domain mean |\n"
-        "| --- | --- | --- | --- | --- |\n"
-        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] EM | +1.00 \\[-0.25, +2.00\\] n = 1 | **+1.00** \\[+0.50, +2.00\\] n = 1 "
-        "| +1.00 n = 1 | +1.00 n = 1 |\n"
-        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] F1 | -3.00 \\[-0.25, +2.00\\] +1.00 n = 1 "
-        "| **-3.00** \\[+0.50, +2.00\\] +1.00 n = 1 | -3.00 +1.00 n = 1 | -3.00 +1.00 n = 1 |\n"
+        "| ECE / AURC / coverage | squad | runs |\n"
+        "| --- | --- | --- |\n"
+        "| MLE | 5.00 / 20.00 / 60.00 | 2 |\n"
+        f"| {NAME} | - / - / - | 1 |\n"
+        "| gone | - | 0 |\n"
+        "\n"
+        "| F1 above the line | wiki | runs |\n"
+        "| --- | --- | --- |\n"
+        "| MLE | +1.50 ± 0.50 | 2 |\n"
+        f"| {NAME} | - | 1 |\n"
+        "| gone | - | 0 |\n"
+        "\n"
+        f"| EM less MLE | {HEADS} |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        f"| {NAME} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {NAME} | wiki | +1.00 | \\[-0.25, +2.00\\] | 0.080 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {NAME} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
+        f"| {NAME} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
+        "\n"
+        f"| F1 less MLE | {HEADS} |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        f"| {NAME} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {NAME} | wiki | **-3.00** | \\[-0.25, +2.00\\] | \\< 0.001 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {NAME} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
+        f"| {NAME} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
+        "\n"
+        f"| primary comparison | {HEADS.replace('p (Holm)', 'p')} |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        f"| {NAME} less gone, F1 | wiki | **-3.00** | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
         "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room\n"
     )
 
 
 def test_csv_has_a_line_per_figure():
     lines = list(csv.DictReader(io.StringIO(formats.csv(example()))))
-    assert len(lines) == 2 * 4 * 2
+    assert len(lines) == 2 * 4 * 2 + 3 + 1
     assert {(line["model"], line["share"]) for line in lines} == {("small & 5 %", "5 %")}
     first = lines[1]
     assert (first["method"], first["data_set"], first["metric"], first["runs"]) == ("MLE", "squad", "f1", "2")
     assert (float(first["mean"]), float(first["std"]), float(first["paper"])) == (90, 0, 89.5)
-    assert (first["against"], first["difference"], first["low"]) == ("", "", "")
-    other = lines[10]
-    assert (other["method"], other["data_set"], other["metric"]) == (NAMES[1], "wiki", "exact_match")
-    assert [float(other[key]) for key in ("difference", "low", "high", "seeds_mean", "seeds_n")] == [1, 0.5, 2, 1, 1]
+    assert (first["against"], first["difference"], first["difference_low"]) == ("", "", "")
+    assert [float(line["mean"]) for line in lines if line["metric"] in CALIBRATION] == [5, 20, 60]
+    [other] = [line for line in lines if (line["method"], line["data_set"], line["metric"]) == (NAMES[1], "wiki", "f1")]
+    keys = [f"difference_{key}" for key in ("n", "low", "high", "p", "holm", "bootstrap_low", "bootstrap_high")]
+    assert [float(other[key]) for key in ("difference", *keys)] == [-3, 3, -0.25, 2, 0.04, 0.0001, 0.5, 1.5]
+    assert other["difference_no_difference"] == "True"
 
 
 def test_latex_has_as_many_cells_in_each_line_as_columns():
     text = formats.latex(example())
-    scores, differences = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
-    for layout, body in (scores, differences):
+    tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
+    assert len(tables) == 6
+    for layout, body in tables:
         assert body.startswith("\\toprule")
         lines = [line for line in body.splitlines() if not re.fullmatch(r"\\\w+( *\\\w+)*|\\c\w+\{[\d-]+\}", line)]
         for line in lines:
             wide = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
             assert len(re.findall(r"(?<!\\)&", line)) + 1 + wide == len(layout), line
+    scores, _, _, _, differences, _ = tables
     assert scores[0] == "l" + 5 * "r"  # a column for both metrics
     assert r"\shortstack[r]{\textbf{81.00 $\pm$ 1.41} (-)\\{}\textbf{90.00 $\pm$ 0.00} (89.50)} &" in scores[1]
-    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 2
+    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 6
     assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
-    assert r"\shortstack[r]{\textbf{+1.00}\\{}[+0.50, +2.00]\\{}n = 1}" in differences[1]
-    assert r"\shortstack[r]{$-$3.00\\{}[$-$0.25, +2.00]\\{}+1.00 n = 1}" in differences[1]
+    assert (
+        r"& wiki & \textbf{$-$3.00} & [$-$0.25, +2.00] & < 0.001 & yes & 0.50 & 3 & [+0.50, +1.50] \\" in differences[1]
+    )
+    assert r"95 \%: other seeds and questions" in differences[1]
     said = [r"{\footnotesize\noindent A note\_.\par}", r"{\footnotesize\noindent Missing: gone, seed 0: no\_room\par}"]
     assert text.splitlines()[-2:] == said
     assert not re.search(r"(?<!\\)%(?!$)", text, re.MULTILINE)  # nothing in comments
 
 
-def test_the_terminal_shows_the_same_numbers():
+def test_the_terminal_shows_the_same_numbers_in_bold_what_is_best_or_significant(monkeypatch):
     console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
-    console.print(formats.scores_for_terminal(example()["blocks"][0]))
+    monkeypatch.setattr(formats, "Console", lambda **options: console)
+    formats.show(example())
     shown = console.export_text(styles=True)
     assert "<i>50 %</i>_[x]" in shown
     bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
     assert {"81.00 ± 1.41", "42.50", "84.00"} <= set(bold)
     assert not {"40.50 ± 0.71", "88.00", "(-)"} & set(bold)
+    assert [text for text in bold if text[0] in "+-"] == ["-3.00"] * 2  # the difference, and the primary one
     assert "(89.50)" in shown
 
 
-def test_the_terminal_prints_a_difference_beyond_chance_in_bold(monkeypatch):
-    console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
-    monkeypatch.setattr(formats, "Console", lambda **options: console)
-    formats.show(example())
-    differences = console.export_text(styles=True).split("less MLE")[1]
-    bold = [part.split("\x1b[0m")[0] for part in differences.split("\x1b[1m")[1:]]
-    assert [text for text in bold if text[0] in "+-"] == ["+1.00", "-3.00"]  # of the column with an interval beyond 0
-
-
 def test_no_run_at_all_still_makes_every_format(tmp_path):
-    block = {"title": "m", "model": "m", "labels": {}, "columns": []}
+    block = {"title": "m", "model": "m", "labels": {}, "columns": [], "primary": []}
     block["rows"] = [{"name": "MLE", "seeds": [], "scores": {}, "differences": {}}]
-    empty = {"against": None, "blocks": [block], "notes": [], "missing": []}
+    empty = {"against": None, "line": None, "blocks": [block], "notes": [], "missing": []}
     formats.write(empty, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == empty
     assert "| MLE | 0 |" in (tmp_path / "table.md").read_text()
@@ -165,7 +207,7 @@ def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
     bars = [line.replace("\\|", "").count("|") for line in formats.markdown(plain).splitlines()]
     assert [line.replace("\\|", "").count("|") for line in formats.markdown(named).splitlines()] == bars
     lines = list(csv.reader(io.StringIO(formats.csv(named))))
-    assert len(lines) == 2 * 4 * 2 + 1
+    assert len(lines) == 2 * 4 * 2 + 3 + 1 + 1
     for line in lines:
         for cell in line:
             assert cell.isprintable()

@@ -92,6 +92,24 @@ def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
     assert missing.reason.startswith("holds a run with other settings (method.name 'mle' there, 'swep' here")
 
 
+@pytest.mark.parametrize("how", ["cells", "sweep.json", "folders"])
+def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path, how):
+    settings = {"train.average": "ema", "train.average_decay": 0.9}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"MLE": settings, "plain": {}})
+    for cell in cells:
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    fake_runs.finish(cells[0].folder / "unaveraged", cells[0].recipe.unaveraged(), {"squad": 5})
+    if how == "folders":
+        (tmp_path / "runs" / "sweep.json").unlink()
+    places = runs.refs_of_cells(cells) if how == "cells" else runs.find_runs([tmp_path / "runs"])
+    done, missing = runs.read_runs(places)
+    assert not missing
+    assert [round(run.results.eval["squad"].exact_match) for run in done] == [30, 50, 30]
+    first, second, _ = (run.ref for run in done)
+    assert second.variant == f"{first.variant}, unaveraged"
+    assert second.folder == first.folder / "unaveraged"
+
+
 def test_a_run_whose_recipe_is_gone_says_so(cells):
     file = cells[1].folder / "recipe.yaml"
     file.unlink()

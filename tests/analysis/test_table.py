@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.analysis import table
+from swep_ds.analysis.crossed import estimate, holm
 from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Scores
@@ -68,18 +69,22 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
         if (cell.variant, cell.seed) != ("mle", 2):
             fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
     result = table.make(find_runs([tmp_path / "runs"]))
-    assert result["against"] == "mle"
+    assert (result["against"], result["line"]) == ("mle", None)
     electra, mine = result["blocks"]
     assert [(block["title"], block["labels"]) for block in (electra, mine)] == [("ELECTRA-small", {}), ("Mine", {})]
     assert [row["seeds"] for row in electra["rows"]] == [[0, 1], [0, 1, 2], []]
     mle, swep, r_drop = electra["rows"]
     assert mle["differences"] == r_drop["differences"] == r_drop["scores"] == {}
     assert list(swep["differences"]) == ["squad", "nyt", "out-of-domain mean"]
-    # 5, 6, 7 of 10 right against 4, 4: means 60 and 40; the seeds in common differ by 10 and 20 points
+    # 5, 6, 7 of 10 right against 4, 4: the seeds in common differ by 10 and 20 points, and two have no interval
     difference = swep["differences"]["squad"]["f1"]
-    assert difference["mean"] == pytest.approx(20)
-    assert difference["seeds"] == {"mean": pytest.approx(15), "std": pytest.approx(50**0.5), "n": 2}
-    assert 0 <= difference["low"] < 20 < difference["high"] < 60
+    assert (difference["mean"], difference["std"]) == pytest.approx((15, 50**0.5))
+    assert 0 <= difference.pop("bootstrap_low") < 15 < difference.pop("bootstrap_high") < 60
+    absent = dict.fromkeys(("low", "high", "p", "holm", "no_difference"))
+    assert difference == {"mean": 15, "std": difference["std"], "n": 2, "significant": False} | absent
+    assert (
+        "ELECTRA-small: SWEP is compared with mle over the 2 seeds that both have run; left out: 2." in result["notes"]
+    )
     # the paper's beside, and what it lacks
     assert swep["scores"]["squad"]["f1"]["paper"] == 85.86
     assert swep["scores"]["nyt"]["exact_match"]["paper"] == 75.18
@@ -93,6 +98,72 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     assert against["nyt"]["exact_match"]["mean"] == pytest.approx(10)
     with pytest.raises(InputError, match=r"--against Adv-Aug: no row has that name; the rows are mle, SWEP, R-Drop"):
         table.make(find_runs([tmp_path / "runs"]), "Adv-Aug")
+
+
+@pytest.fixture(scope="module")
+def many_seeds(tmp_path_factory):
+    """A table of four seeds and 40 questions: "Better" always wins 8 more, "Same" answers as MLE does."""
+    folder = tmp_path_factory.mktemp("table")
+    sizes, variants = (
+        {"squad": 40, "nyt": 40},
+        {"MLE": {}, "Better": {"method.name": "swep"}, "Same": {"method.name": "neftune"}},
+    )
+    fields = {"variants": variants, "seeds": [0, 1, 2, 3], "primary": ["Better", "Same", "f1", "nyt"]}
+    for cell in fake_runs.sweep(folder, sizes, **fields):
+        right = 20 + cell.seed + (8 if cell.variant == "Better" else 0)
+        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, right))
+    return table.make(find_runs([folder / "runs"]))
+
+
+def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(many_seeds):
+    [block] = many_seeds["blocks"]
+    _, better, same = block["rows"]
+    won = np.zeros((4, 40))
+    for seed in range(4):
+        won[seed, 20 + seed : 28 + seed] = 100
+    expected = estimate([(won, np.arange(40))])
+    entries = [better["differences"][column][metric] for column in block["columns"] for metric in table.METRICS]
+    for entry in entries[:4]:
+        assert (entry["low"], entry["high"]) == pytest.approx(expected.interval())
+        assert entry["p"] == pytest.approx(expected.p())
+        assert not entry["no_difference"]
+    equal = [same["differences"][column][metric] for column in block["columns"] for metric in table.METRICS]
+    assert all((entry["p"], entry["no_difference"], entry["significant"]) == (1, True, False) for entry in equal)
+    assert [entry["holm"] for entry in entries + equal] == pytest.approx(holm([e["p"] for e in entries + equal]))
+    assert all(entry["significant"] == (entry["holm"] < 0.05) for entry in entries)
+    assert entries[0]["holm"] > entries[0]["p"]
+
+
+def test_the_primary_comparison_of_a_sweep_is_tested_alone(many_seeds):
+    [primary] = many_seeds["blocks"][0]["primary"]
+    assert [primary[key] for key in ("row", "base", "column", "metric", "n")] == ["Better", "Same", "nyt", "f1", 4]
+    expected = many_seeds["blocks"][0]["rows"][1]["differences"]["nyt"]["f1"]
+    assert (primary["mean"], primary["p"]) == pytest.approx((expected["mean"], expected["p"]))
+    assert primary["holm"] == primary["p"]
+    assert primary["significant"] == (primary["p"] < 0.05)
+
+
+def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others(tmp_path):
+    fields = {"variants": {"MLE": {}, "SWEP": {"method.name": "swep"}}, "seeds": [0, 1, 2]}
+    primary = ["SWEP", "MLE", "exact_match", "shifted"]
+    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, primary=primary, **fields):
+        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(("squad", "nyt"), 9 if cell.variant == "MLE" else 14))
+    [block] = table.make(find_runs([tmp_path / "runs"]))["blocks"]
+    differences = block["rows"][1]["differences"]
+    [entry] = block["primary"]
+    assert entry["holm"] == differences["out-of-domain mean"]["exact_match"]["holm"] == entry["p"]
+    assert differences["squad"]["f1"]["holm"] == pytest.approx(min(1, 5 * differences["squad"]["f1"]["p"]))
+
+
+def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
+    new = {"ece": 5.0, "aurc": 20.0, "coverage_at_80": 60.0}
+    runs = [scores(a=(80, 90), b=(70, 80)), scores(a=(82, 90), b=(74, 81))]
+    with_all = [{name: score | new for name, score in run.items()} for run in runs]
+    other = [{name: score | new | {"ece": 7.0} for name, score in runs[0].items()}]
+    rows = table.aggregate({"old": [runs[0], with_all[1]], "new": with_all, "worse": other})["rows"]
+    assert set(rows[0]["scores"]["a"]) == {"exact_match", "f1"}
+    assert rows[1]["scores"]["out-of-domain mean"]["aurc"] == {"mean": 20.0, "std": 0.0, "best": True}
+    assert [row["scores"]["b"]["ece"]["best"] for row in rows[1:]] == [True, False]
 
 
 def test_the_base_row_is_the_one_that_is_named():

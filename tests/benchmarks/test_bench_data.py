@@ -25,8 +25,7 @@ def test_figures_of_a_small_run(tmp_path):
         prepared["second_start"],
         decoded["vectorised"],
         decoded["vectorised_n_best"],
-        decoded["loops_with_records"],
-        decoded["loops_with_tuples"],
+        decoded["loops"],
     ):
         assert math.isfinite(figure["seconds"])
     assert "decoding" in done.stdout

@@ -28,12 +28,13 @@ def test_nearest_to_another_word_against_a_loop(seed, chunk, vocabulary):
     table, words = rng.normal(size=(vocabulary, 4)), rng.integers(0, vocabulary, 9)
     vectors = np.stack([table[words], table[words] * rng.normal(1, 1, (9, 4)), np.zeros((9, 4))])
     with mock.patch.object(nearest, "CHUNK", chunk):
-        another = is_another(
-            torch.from_numpy(vectors), torch.from_numpy(words), torch.from_numpy(table).__getitem__, vocabulary
-        )
+        look_up = torch.from_numpy(table).__getitem__
+        another = is_another(torch.from_numpy(vectors), torch.from_numpy(words), look_up, vocabulary)
+        best = nearest.nearest(torch.from_numpy(vectors), look_up, vocabulary)
     expected = [[by_loop(v, w, table) for v, w in zip(rows, words, strict=True)] for rows in vectors]
     assert another.tolist() == expected
     assert not another[2].any()  # all words are equally near to zero
+    assert best.tolist() == (vectors @ table.T).argmax(-1).tolist()
 
 
 def test_a_longer_word_in_the_same_direction_is_nearer_than_the_own_one():

@@ -243,7 +243,7 @@ def test_passes_with_noise_are_numbered_through_the_updates():
 
 
 def test_statistics_of_the_noise():
-    module, batch = objective("swep", prior_variance=0.3), tiny_batches.batch()
+    module, batch = objective("swep", prior_variance=0.3, beta=0.7, mle_weight=0.3), tiny_batches.batch()
     random_noise_net(module)
     _, carried, statistics = module(batch, MEASURED)
     mu, log_variance = module.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
@@ -255,6 +255,7 @@ def test_statistics_of_the_noise():
     assert statistics["kl_per_token"].item() == pytest.approx(kl.sum(-1).mean().item(), rel=1e-6)
     assert statistics["kl_per_window"].item() == pytest.approx(kl.sum().item() / len(batch.input_ids), rel=1e-6)
     assert statistics["span_nats"].item() == pytest.approx(2 * np.log([12, 7, 9]).mean(), rel=1e-6)
+    assert statistics["beta"].item() == pytest.approx(0.7)
 
 
 def test_without_an_update_it_is_the_plain_model():

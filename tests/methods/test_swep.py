@@ -43,6 +43,21 @@ def test_beta_annealing_in_the_second_half():
     assert weights == pytest.approx([1.0, 1.0, 1.0, 0.8, 0.5, 0.02])  # (1 - lambda) * beta * 2 * (1 - progress)
 
 
+def test_beta_zero_in_the_second_half():
+    module = Swep(SwepSettings(beta=2.0, beta_schedule="zero_in_second_half"), 16, 16)
+    assert [module.passes(progress)[-1].kl_weight for progress in (0.0, 0.49, 0.5, 0.99)] == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("reduction", "watched"), [("sum", "kl_per_window"), ("mean", "kl_per_token")])
+def test_a_target_is_in_the_unit_of_the_kl_that_is_weighed(reduction, watched):
+    module = Swep(SwepSettings(beta=1e-3, kl_target=20, kl_reduction=reduction), 16, 16)
+    assert module.watches == watched
+    assert module.passes(0.9)[-1].kl_weight.item() == pytest.approx(5e-4)  # (1 - lambda) * beta
+    module.observe(torch.tensor(100.0))
+    assert module.passes(0.9)[-1].kl_weight.item() > 1e-3
+    assert Swep(SwepSettings(), 16, 16).watches is None
+
+
 def test_official_order_of_passes():
     module = Swep(SwepSettings(separate_hidden_pass=True), 16, 16)
     passes = module.passes(0.0)
@@ -62,6 +77,8 @@ def test_remark_where_the_kl_of_a_window_names_no_span():
     assert "KL is 1.2 nats a window, and naming an answer span takes 10.6" in remark
     assert "lower method.beta" in remark
     assert module.remark(above, 0.5) is None
+    held = Swep(SwepSettings(kl_target=1.0), 16, 16)
+    assert "raise method.kl_target" in held.remark(below, 0.5)
 
 
 def test_a_fixed_sigma_is_nothing_learned():

@@ -332,9 +332,10 @@ def test_a_first_start_that_was_killed_anywhere_starts_again(tmp_path, pretrain)
 
 def test_what_killed_processes_left_is_cleared_and_nothing_else(used):
     tag = write_checkpoint(used / "checkpoints", 4)
-    (used / "predictions").mkdir()
+    for kind in ("predictions", "confidence"):
+        (used / kind).mkdir()
     left = [used / ".metrics.jsonl.12", used / ".report.html.1", tag / ".complete.json.3", tag.parent / ".latest.77"]
-    left += [used / "predictions" / ".test.json.5"]
+    left += [used / "predictions" / ".test.json.5", used / "confidence" / ".test.json.5"]
     kept = [used / ".notes.12", used / ".metrics.jsonl.12x", tag / ".state.pt.3", used / "predictions" / ".test.txt.5"]
     copy = used / "checkpoints" / "update-00000004-backup"
     shutil.copytree(tag, copy)

@@ -162,7 +162,14 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
         assert json.loads((folder / name / "results.json").read_text())["world_size"] == ranks
         files = {file.name for file in (folder / name).iterdir()} - {".lock"}
         promised = {"recipe.yaml", "ds_config.json", "metrics.jsonl", "health.jsonl", "checkpoints", "model"}
-        assert files == promised | {"batch.json", "predictions", "results.json", "report.html", "noise.safetensors"}
+        assert files == promised | {
+            "batch.json",
+            "predictions",
+            "confidence",
+            "results.json",
+            "report.html",
+            "noise.safetensors",
+        }
     # the resolved copies: of the recipe with every setting, of the ds_config with no "auto" left
     saved = yaml.safe_load((folder / "torchrun" / "recipe.yaml").read_text())
     assert saved["train"]["micro_batch_size"] == 2

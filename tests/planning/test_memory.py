@@ -52,6 +52,20 @@ def test_what_is_offloaded_is_on_the_host():
     assert state.host == (2 + 12 + 4 + 2) * part  # weights, copy and moments, its gradient, the gradients on their way
 
 
+def test_the_mean_of_the_model_s_weights_is_beside_the_float32_copy():
+    model = 1000  # of the 1110, the rest is the method's
+    assert states(0, averaged=model).optimizer == states(0).optimizer + 4 * model
+    for stage in (1, 2, 3):  # at most the part of one of two ranks: 556 in flat buffers, else 500 + 50 + 5
+        part = 555 if stage == 3 else 556
+        assert states(stage, averaged=model).optimizer == states(stage).optimizer + 4 * part
+        offloads = stage > 1
+        assert (
+            states(stage, offload=offloads, averaged=model).total()
+            == states(stage, offload=offloads).total() + 4 * part
+        )
+    assert states(2, offload=True, averaged=model).optimizer == 0
+
+
 def test_adafactor_keeps_two_vectors_for_a_matrix():
     assert states(0, optimizer="adafactor").optimizer == 4 * ((100 + 10) + (10 + 10) + 10)
 

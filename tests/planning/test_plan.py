@@ -11,9 +11,8 @@ from swep_ds.errors import InputError
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import training_batches, training_features
-from swep_ds.planning.capacity import GIB, Devices
 from swep_ds.planning.memory import States
-from swep_ds.planning.plan import plan
+from swep_ds.planning.plan import GIB, Devices, plan
 from swep_ds.recipe import Recipe
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import prepare
@@ -40,13 +39,12 @@ def gpus(count: int, mib: float) -> Devices:
     return Devices(count, int(mib * 2**20), True, None)
 
 
-def test_parameters_updates_and_tokens(capsys, folder):
-    text = printed(
-        capsys, folder, gpus(2, 1000), "train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"
-    )
-    recipe = Recipe.load(
-        str(folder / "recipe.yaml"), ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
-    )
+@pytest.mark.parametrize("grouped", ["true", "false"])
+def test_parameters_updates_and_tokens(capsys, folder, grouped):
+    overrides = ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
+    overrides.append(f"train.group_by_length={grouped}")
+    text = printed(capsys, folder, gpus(2, 1000), *overrides)
+    recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
     d = 16
     assert f"{3 * d * d + 3 * d:,} of the method" in text  # two layers with bias, d -> d -> 2d
     tokenizer = load_tokenizer(recipe.model.name)

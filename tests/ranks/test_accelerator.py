@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swep_ds.benchmarks import candidates as benchmark
-from swep_ds.planning.capacity import GIB, Devices
+from swep_ds.planning.plan import GIB, Devices
 from swep_ds.ranks import accelerator
 from swep_ds.training import metrics
 from tests.support.tiny_run import ROOT

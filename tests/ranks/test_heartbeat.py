@@ -31,7 +31,7 @@ from swep_ds.ranks import heartbeat
 from swep_ds.ranks.signals import leave_alone
 rank, file, hosts = int(sys.argv[1]), sys.argv[2], {HOSTS!r}
 if rank == 0:
-    beat = heartbeat.HeartbeatServer(4, hosts)
+    beat = heartbeat.HeartbeatServer(hosts)
     with open(file + ".new", "w") as new:
         json.dump(beat.address, new)
     os.replace(file + ".new", file)
@@ -39,7 +39,7 @@ else:
     while not os.path.exists(file):
         time.sleep(0.01)
     address = heartbeat.Address(*json.load(open(file)))
-    beat = heartbeat.HeartbeatClient(rank, 4, hosts, "localhost", address, reports=rank == 2)
+    beat = heartbeat.HeartbeatClient(rank, hosts, "localhost", address, reports=rank == 2)
 print("here", flush=True)
 for order in sys.stdin:
     order, _, what = order.strip().partition(" ")
@@ -239,7 +239,7 @@ def test_stalls_name_who_is_behind_and_who_is_silent_and_busy_ranks_are_none(ran
 
 
 def serve(world_size: int) -> HeartbeatServer:
-    return HeartbeatServer(world_size, ["here"] * world_size)
+    return HeartbeatServer(["here"] * world_size)
 
 
 def test_strangers_are_turned_away_and_nobody_listens_once_all_are_there():
@@ -300,7 +300,7 @@ def test_a_rank_that_is_slow_to_go_does_not_take_rank_0_for_dead(monkeypatch):
     monkeypatch.setattr(heartbeat, "leave", lambda text, code: left.append(text))
     monkeypatch.setattr(heartbeat, "LEAVE_SECONDS", 0.1)
     server = serve(2)
-    client = HeartbeatClient(1, 2, ["here"] * 2, "127.0.0.1", server.address, reports=True)
+    client = HeartbeatClient(1, ["here"] * 2, "127.0.0.1", server.address, reports=True)
     until(lambda: len(server._statuses) == 2)
     server.close()
     for stream in server._streams.values():

@@ -20,8 +20,9 @@ TRAIN = {
 }
 
 
-def recipe(**train) -> Recipe:
+def recipe(method: dict | None = None, **train) -> Recipe:
     sections = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
+    sections["method"] |= method or {}
     return Recipe.model_validate(sections | {"train": TRAIN | train})
 
 

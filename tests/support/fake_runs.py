@@ -18,15 +18,16 @@ RECIPE = {
 
 
 def data_set(folder: Path, name: str, questions: int) -> dict[str, list[str]]:
-    """Writes a SQuAD file `<name>.json`; returns its answers by question id: "b", in the context "a b c d"."""
-    qas = [
-        {"id": f"{name}{i}", "question": "which?", "answers": [{"text": "b", "answer_start": 2}]}
+    """Writes a SQuAD file `<name>.json`; returns its answers by question id: "b", in paragraphs "a b c 0" and so on."""
+    paragraphs = [
+        {
+            "context": f"a b c {i}",
+            "qas": [{"id": f"{name}{i}", "question": "which?", "answers": [{"text": "b", "answer_start": 2}]}],
+        }
         for i in range(questions)
     ]
-    (folder / f"{name}.json").write_text(
-        json.dumps({"data": [{"title": "t", "paragraphs": [{"context": "a b c d", "qas": qas}]}]})
-    )
-    return {qa["id"]: ["b"] for qa in qas}
+    (folder / f"{name}.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return {f"{name}{i}": ["b"] for i in range(questions)}
 
 
 def sweep(folder: Path, sizes: dict[str, int], **fields) -> list[Cell]:
@@ -50,7 +51,8 @@ def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> No
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}')
     scores = {}
     for name, source in recipe.data.eval.items():
-        ids = [qa["id"] for qa in json.loads(Path(source).read_text())["data"][0]["paragraphs"][0]["qas"]]
+        paragraphs = json.loads(Path(source).read_text())["data"][0]["paragraphs"]
+        ids = [paragraph["qas"][0]["id"] for paragraph in paragraphs]
         answers = {id_: "b" if number < right[name] else "c" for number, id_ in enumerate(ids)}
         (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
         scores[name] = score(answers, {id_: ["b"] for id_ in ids})

@@ -86,7 +86,7 @@ def cells(folder: Path, *behaviours: str) -> list[Cell]:
 
 
 def run_queue(folder: Path, queued: list[Cell], jobs: int = 1) -> tuple[list[str], bool]:
-    failed, stopped = local_queue.run_queue(queued, [str(folder / "fake_train.py")], folder, jobs=jobs, ranks=1)
+    failed, stopped = local_queue.run_queue(queued, [str(folder / "fake_train.py")], jobs=jobs, ranks=1)
     return [cell.variant for cell in failed], stopped
 
 
@@ -285,7 +285,7 @@ def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
     monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # Slurm's own
     queued = cells(folder, "work", "stop")
-    failed, _ = local_queue.run_queue(queued, [str(folder / "fake_train.py")], folder, jobs=1, ranks=None)
+    failed, _ = local_queue.run_queue(queued, [str(folder / "fake_train.py")], jobs=1, ranks=None)
     assert [cell.variant for cell in failed] == ["stop"]
     assert (
         f"\nsrun {sys.executable} -u {folder}/fake_train.py --output_dir {folder}/0-work" in queued[0].log.read_text()
@@ -293,9 +293,3 @@ def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
     assert "\nthreads 5\n" in queued[0].log.read_text()
     assert [cell.exit_code() for cell in queued] == [0, 75]
     assert "1-stop: stopped, exit code 75: threads 5" in capsys.readouterr().out
-
-
-def test_a_folder_that_cannot_be_made_is_bad_input(folder):
-    (folder / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written to"):
-        local_queue.run_queue(cells(folder, "work"), ["fake_train.py"], folder / "file" / "sub", jobs=1, ranks=1)

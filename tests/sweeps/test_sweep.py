@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, read_sweep
@@ -19,6 +20,7 @@ SHIPPED = sorted(SWEEPS.glob("*.yaml"))
 SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
 TABLE = tiny_run.ROOT / "scripts" / "table.py"
 MINIMAL = {"variants": {"MLE": {"method.name": "mle"}}}
+TWO = {"variants": {"MLE": {"method.name": "mle"}, "SWEP": {}}}
 
 
 def write(folder: Path, **fields) -> str:
@@ -107,6 +109,9 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
         "seed": 7,
         "model": "t",
     }
+    fields = {"variants": variants, "seeds": [4], "primary": ["B", "A", "f1", "shifted"]}
+    describe(read_sweep(write(tmp_path, **fields), tmp_path)[1], tmp_path / "primary")
+    assert {ref.primary for ref in find_runs([tmp_path / "primary"])} == {("B", "A", "f1", "shifted")}
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"--output_dir .*file: cannot be written to"):
         describe(cells, tmp_path / "file")
@@ -252,6 +257,17 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ),
         ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean 'epochs'"),
         (
+            {**TWO, "primary": ["SWEP", "Swep", "f1", "shifted"]},
+            "primary compares 'SWEP' with 'Swep': name two of MLE, SWEP",
+        ),
+        ({**TWO, "primary": ["MLE", "MLE", "f1", "shifted"]}, "primary compares 'MLE' with 'MLE': name two of"),
+        ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': input should be 'exact_match' or 'f1'"),
+        (
+            {**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]},
+            "primary 'bbc': no such data set: name one of .*news.*shifted",
+        ),
+        ({**TWO, "primary": ["SWEP", "MLE"]}, "primary.*field required"),
+        (
             {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
             "2 runs would share the folder a-b-c-seed0: rename",
         ),
@@ -296,8 +312,11 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
     assert (sweep.ds_config, cell.variant, cell.seed) == ("base.json", "MLE", 6)
     assert (cell.recipe.train.epochs, cell.recipe.train.log_every) == (1, 7)
     assert cell.recipe.tracking.group == "more"
+    (path.parent / "third.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "set": {"train.log_every": 2}}))
+    _, [cell] = read_sweep(str(path.parent / "third.yaml"), tmp_path)
+    assert (cell.seed, cell.recipe.train.epochs, cell.recipe.train.log_every) == (6, 1, 2)
     for extends, said in (
-        ("more.yaml", f"extends {tmp_path}/below/more.yaml, which extends another sweep: extend that one"),
+        ("again.yaml", f"extends {path.parent}/again.yaml, which extends this one: sweeps cannot go round in a circle"),
         ("nothing", "extends nothing: no such sweep; known are"),
         ([1], "extends [1]: name a shipped sweep or a YAML file"),
     ):
@@ -352,10 +371,9 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
     path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
     asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
 
-    def run_queue(cells, command, folder, *, jobs, ranks):
+    def run_queue(cells, command, *, jobs, ranks):
         [cell], code = cells, codes.pop(0)
         asked.append((cell.seed, jobs, ranks))
-        folder.mkdir(exist_ok=True)
         cell.log.write_text(f"$ run\n# exit code {code}\n")
         if code == 0:
             cell.folder.mkdir()
@@ -427,7 +445,7 @@ def test_a_sweep_survives_a_failed_cell_and_resumes_from_there(tmp_path):
     assert table["missing"] == []
     # intervals are over the questions that were asked; the table can be made again from sweep.json alone
     [_, swep] = table["blocks"][0]["rows"]
-    assert swep["differences"]["test"]["f1"]["low"] <= swep["differences"]["test"]["f1"]["mean"]
+    assert swep["differences"]["test"]["f1"]["bootstrap_low"] <= swep["differences"]["test"]["f1"]["mean"]
     ended = run_script(TABLE, str(output), "--output", str(tmp_path / "again"))
     assert json.loads((tmp_path / "again" / "table.json").read_text()) == table
     assert tiny_run.losses(output / "swep-elsewhere-seed0")

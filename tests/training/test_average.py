@@ -1,6 +1,7 @@
 """The mean of the weights: its formula, and what an engine holds with and without it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,16 +9,20 @@ import torch
 from swep_ds.errors import InputError
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline import prepare
+from swep_ds.planning.memory import model_states
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.training.average import WeightAverage, newest_share
+from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
 from tests.support.one_rank import one_rank
+from tests.support.tiny_checkpoint import BATCH, LAYOUT, rewrite_state
 
 UPDATES = 6
 DECAY, LAST = 0.6, 0.5
+FILE, WORD = "average_rank_0.pt", "qa.model.bert.embeddings.word_embeddings.weight"
 KINDS = {"ema": {"average": "ema", "average_decay": DECAY}, "last_k": {"average": "last_k", "average_last": LAST}}
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
@@ -67,6 +72,15 @@ def weights_of(engine, *, masters: bool) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=masters)}
 
 
+def planned_bytes(recipe: Recipe, job: prepare.Job) -> int:
+    """What --plan adds for the mean."""
+    shapes = [tuple(getattr(p, "ds_shape", p.shape)) for p in job.objective.parameters()]
+    averaged = sum(getattr(p, "ds_numel", p.numel()) for p in job.objective.qa.parameters())
+    how = {"precision": recipe.train.precision, "optimizer": "adamw", "world_size": 1}
+    totals = [model_states(shapes, job.config, **how, averaged=count).total() for count in (averaged, 0)]
+    return totals[0] - totals[1]
+
+
 @pytest.mark.parametrize(
     ("stage", "precision", "kind", "zero"),
     [
@@ -90,6 +104,7 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
         run_update(engine, batches, 1, MicroStep(update), parts)
         average.add(update + 1)
         seen.append(weights_of(engine, masters=half))
+    assert sum(mean.nbytes for mean in average._means) == planned_bytes(recipe, job)
     rounded = weights_of(engine, masters=False)
     with average.applied():
         inside, rounded_inside = weights_of(engine, masters=half), weights_of(engine, masters=False)
@@ -103,3 +118,61 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
     for before, after in ((seen[-1], weights_of(engine, masters=half)), (rounded, weights_of(engine, masters=False))):
         assert all(torch.equal(before[name], after[name]) for name in before)
     engine.destroy()
+
+
+def nothing(content: dict) -> dict:
+    return {}
+
+
+def halved(content: dict) -> dict:
+    return {name: saved | {"mean": saved["mean"].half()} for name, saved in content.items()}
+
+
+def shorter(content: dict) -> dict:
+    return content | {WORD: content[WORD] | {"mean": content[WORD]["mean"][:-1].clone()}}
+
+
+def infinite(content: dict) -> dict:
+    return content | {WORD: content[WORD] | {"mean": content[WORD]["mean"] / 0}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (nothing, f"has 0 of 3200 elements of {WORD}"),
+        (shorter, f"elements of {WORD}: resume on the number of ranks"),
+        (halved, "average_rank_0.pt: its mean is not of float32"),
+        (infinite, "average_rank_0.pt: its mean is not finite"),
+        (lambda content: content | {WORD: 3}, "average_rank_0.pt: TypeError: "),
+    ],
+)
+def test_a_checkpoint_with_a_wrong_mean_is_refused_and_the_one_before_it_is_taken(saved, change, said, caplog):
+    checkpoints, engine = saved
+    tag = checkpoints.tag(2)
+    original = torch.load(tag / FILE)
+    try:
+        rewrite_state(tag, FILE, change(original))
+        assert checkpoints.load(engine, [tag, checkpoints.tag(1)])[0] == checkpoints.tag(1)
+    finally:
+        rewrite_state(tag, FILE, original)
+    assert said in caplog.text
+    assert checkpoints.load(engine, [tag, checkpoints.tag(1)])[0] == tag
+
+
+@pytest.fixture(scope="module")
+def saved(folder, tmp_path_factory) -> Iterator[tuple[Checkpoints, Any]]:
+    """An engine of ZeRO-1, and checkpoints of its updates 1 and 2."""
+    recipe = Recipe.load(str(folder / "recipe.yaml"), ["train.average=ema"])
+    with one_rank():
+        job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, 1)))
+        engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
+        average = WeightAverage.of(engine, recipe.train, UPDATES)
+        folder = tmp_path_factory.mktemp("saved")
+        checkpoints = Checkpoints(folder, 9, {}, LAYOUT, BATCH, average=average)
+        parts, batches = job.objective.parts("split"), iter(job.batches[update] for update in range(2))
+        for update in range(2):
+            run_update(engine, batches, 1, MicroStep(update), parts)
+            average.add(update + 1)
+            checkpoints.save(engine, TrainState(update + 1))
+        yield checkpoints, engine
+        engine.destroy()

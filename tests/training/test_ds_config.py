@@ -121,6 +121,11 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ({"optimizer": {"type": "AdamW"}}, ADAFACTOR, "optimizer: the recipe's train.optimizer is adafactor"),
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
         ({"optimizer": {"type": "Lamb"}}, {}, 'optimizer.type = "Lamb": the recipe trains with "AdamW": name that'),
+        (
+            {"optimizer": {"type": "AdamW"}},
+            {"precision": "bf16", "average": "ema"},
+            "own optimizer keeps all weights in",
+        ),
         ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, {}, "makes another optimizer than the recipe"),
         ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
         ({"torch_autocast": {"enabled": True}}, {}, "torch_autocast.enabled"),
@@ -141,6 +146,21 @@ ADAFACTOR = {"optimizer": "adafactor"}
 )
 def test_what_is_refused_says_why(tmp_path, config, train, part):
     assert part in message(write(tmp_path, config), **train)
+
+
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    [
+        ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, "fp32"),
+        (zero(stage=2, compute_grad_norm=False), "fp32"),
+        (zero(stage=1) | {"data_types": {"grad_accum_dtype": "fp32"}}, "bf16"),
+    ],
+)
+def test_groups_are_not_clipped_apart_where_deepspeed_computes_no_norm_of_each(tmp_path, config, precision):
+    file, settings = write(tmp_path, config), {"precision": precision, "max_grad_norm": 0.0}
+    said = message(file, method={"noise_max_grad_norm": 1.0}, **settings)
+    assert "leaves method.noise_max_grad_norm without a norm of the noise generator's gradient: remove" in said
+    assert resolve(file, **settings)
 
 
 def test_what_is_accepted_beside_that(tmp_path):

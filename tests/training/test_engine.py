@@ -29,7 +29,7 @@ from swep_ds.recipe import Recipe
 from tests.support import rivals_reference
 from tests.support.fork_server import run_script
 from tests.support.tiny_objective import split
-from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, metrics, prepare
+from tests.support.tiny_run import ROOT, SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +48,17 @@ AVERAGES = {
 }
 AVERAGES |= {(2, 1): AVERAGES[0, 2], (2, 2): AVERAGES[0, 1], (3, 1): AVERAGES[0, 1], (3, 2): AVERAGES[0, 2]}
 CHECKPOINTING = [(0, "split", 1), (2, "joint", 2), (3, "split", 2), (3, "joint", 2)]  # stage, execution, world size
-# A softmax does not change when all of its inputs shift, so that these gradients are nothing but rounding errors,
-# which Adam scales up to steps of full size.
-WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
 VARIANTS = {
     "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
     "without_mle": {"method.mle_weight": 0.0},
     "ablation": {"method.noise": "additive"},
     "shuffled": {"method.noise": "shuffled"},
+    "controlled": {
+        "method.kl_target": 1000,  # below the KL at first
+        "method.noise_learning_rate": 5e-3,
+        "method.noise_max_grad_norm": 0.3,
+        "train.max_grad_norm": 0.5,  # each clips its group
+    },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba")},
 }
 # written a second time in tests/support/rivals_reference.py; by sizes that matter in a model as small as this one
@@ -75,7 +78,7 @@ def stages(variant: str, world_size: int) -> tuple[int, ...]:
     """ZeRO stages of a variant's runs: 0 on one rank, 3 on two, and 2 on two where passes are three or compared."""
     if world_size == 1:
         return (0,)
-    return (2, 3) if variant in ("published", *RIVALS) else (3,)
+    return ({"published": (2, 3), "controlled": STAGES} | dict.fromkeys(RIVALS, (2, 3))).get(variant, (3,))
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +118,15 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
             add(f"zero{stage}-{execution}-checkpointing", zero[stage], **settings)
     for name, settings in VARIANTS.items():
         for stage in stages(name, world_size):
-            add(f"zero{stage}-{name}", zero[stage], **settings)
+            several = name == "controlled" and stage == 3  # flat tensors in a group
+            config = ds_config(folder, 3, sub_group_size=1000) if several else zero[stage]
+            add(f"zero{stage}-{name}", config, **settings)
     for stage in (0, 2, 3):
         add(f"mle-zero{stage}", zero[stage], **MLE, **AVERAGES[stage, world_size])
     if world_size == 2:
         for name in ACCUMULATED:
             add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
+        add("mle-zero3-plain", zero[3], **MLE)
     else:
         for stage in (2, 3):
             add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
@@ -130,6 +136,11 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         for name in ("dropout", "dropout-again"):
             add(name, zero[2], **{"model.name": str(folder / "dropout")})
         add("ds_adam", deepspeeds_own_adam(folder))
+        add("controlled-ds_adam", deepspeeds_own_adam(folder), **VARIANTS["controlled"])
+        for stage in (2, 3):
+            offload = ROOT / "ds_configs" / f"zero{stage}_offload.json"
+            add(f"controlled-zero{stage}_offload", offload, **VARIANTS["controlled"])
+            add(f"controlled-zero{stage}-bf16", zero[stage], **VARIANTS["controlled"] | {"train.precision": "bf16"})
     return finished
 
 
@@ -225,21 +236,33 @@ def without_an_engine(folder: Path, variant: str) -> list[float]:
 
     They are those of a method's passes; a rival's are those of its equations, in one backward.
     """
-    overrides = [f"{key}={json.dumps(value)}" for key, value in VARIANTS[variant].items()]
-    recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
+    settings = VARIANTS[variant]
+    recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
     torch.manual_seed(recipe.seed)
     qa = ExtractiveQA.load(str(folder / "model"), activation_checkpointing=False)
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed).train()
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-3, weight_decay=0.0)
+    model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
+    groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
+    limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
     batches, seen = training_batches(folder)[1], []
     for update in range(UPDATES):
-        batch, total = batches[update], 0.0
-        passes = (loss for loss, _, _ in split(objective, batch, update))
-        for loss in [by_equation(objective, recipe, batch, update)] if variant in RIVALS else passes:
+        batch, total, statistics = batches[update], 0.0, {}
+        rival = variant in RIVALS
+        steps = (
+            [(by_equation(objective, recipe, batch, update), None, {})] if rival else split(objective, batch, update)
+        )
+        for loss, _, measured in steps:
             loss.backward()
-            total += loss.item()
-        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+            total, statistics = total + loss.item(), statistics | measured
+        if own_limit is None:
+            torch.nn.utils.clip_grad_norm_(model + own, limit)
+        else:
+            torch.nn.utils.clip_grad_norm_(model, limit)
+            torch.nn.utils.clip_grad_norm_(own, own_limit)
+        if "method.kl_target" in settings:
+            objective.method.observe(statistics["kl_per_window"])
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -296,6 +319,27 @@ def test_changed_words_and_the_saved_generator_are_the_same_at_every_stage(finis
     assert not (finished["mle-zero2", 2] / "noise.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["controlled-ds_adam", "controlled-zero2_offload", "controlled-zero3_offload"])
+def test_groups_are_clipped_alike_by_every_optimizer(finished, name):
+    assert_same_run(finished[name, 1], finished["zero0-controlled", 1])
+
+
+def test_each_group_has_its_norm_and_its_rate(finished):
+    whole = metrics(finished["zero0-controlled", 1])
+    for stage in STAGES[1:]:
+        for mine, other in zip(metrics(finished[f"zero{stage}-controlled", 2]), whole, strict=True):
+            assert mine["noise_grad_norm"] == pytest.approx(other["noise_grad_norm"], rel=1e-4)
+            assert 0.3 < mine["noise_grad_norm"] < mine["grad_norm"]  # clipped; the second is of both groups
+            for key in ("beta", "kl_per_window"):
+                assert mine[key] == pytest.approx(other[key], rel=1e-4)
+    betas = [line["beta"] for line in whole]
+    assert betas[0] == pytest.approx(1e-3)
+    assert len(set(betas)) == UPDATES
+    shared = metrics(finished["zero2-joint", 1])
+    assert all(0 < line["noise_grad_norm"] <= line["grad_norm"] for line in shared)
+    assert {line["beta"] for line in shared} == {1e-3}
+
+
 def test_loss_is_its_parts(finished):
     for line in metrics(finished["zero0-prior_aug", 1]):
         assert line["loss"] == pytest.approx((line["nll_clean"] + line["nll_noisy"]) / 2, rel=1e-6)
@@ -309,6 +353,13 @@ def test_bf16_is_close_to_fp32(finished, reference, stage):
     run = finished[f"zero{stage}-bf16", 1]
     np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
     assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished, stage):
+    mine, whole = (metrics(finished[name, 1]) for name in (f"controlled-zero{stage}-bf16", "zero0-controlled"))
+    for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):
+        np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.01)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -385,3 +436,14 @@ def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weig
     assert_same_weights(exported(run), mean)
     distances = {name: float((value - weights[-1][name]).abs().max()) for name, value in mean.items()}
     assert min(d for name, d in distances.items() if not name.endswith(WITHOUT_GRADIENT)) > 3e-4  # the tolerance: 3e-5
+
+
+def test_without_its_average_a_run_is_one_without(finished):
+    averaged, plain = finished["mle-zero3", 2] / "unaveraged", finished["mle-zero3-plain", 2]
+    assert losses(averaged.parent) == losses(plain)
+    for file in ("model/model.safetensors", "predictions/test.json"):
+        assert (averaged / file).read_bytes() == (plain / file).read_bytes()
+    recipes = [Recipe.load(str(run / "recipe.yaml")) for run in (averaged, plain)]
+    assert recipes[0] == recipes[1]
+    scores = [json.loads((run / "results.json").read_text())["eval"] for run in (averaged, plain)]
+    assert scores[0] == scores[1]

@@ -38,6 +38,9 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "train.keep_checkpoints": more.pop("keep", 2),
         "seed": more.pop("seed", 0),
         **AVERAGES[stage],
+        "method.kl_target": 1000,
+        "method.noise_learning_rate": 5e-3,
+        "method.noise_max_grad_norm": 0.3,
     }
     return {
         "recipe": str(folder / "recipe.yaml"),
@@ -153,6 +156,7 @@ def test_a_finished_run_trains_nothing_more_and_ends_again(resumed):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "zero{}-ranks{}-accumulation{}".format(*variant))
 def test_a_stopped_run_resumes_bit_for_bit(resumed, variant):
     assert_same(resumed / name("stopped", variant), resumed / name("whole", variant))
+    assert len({line["beta"] for line in metrics(resumed / name("stopped", variant))}) == UPDATES  # it has a state
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "zero{}-ranks{}-accumulation{}".format(*variant))

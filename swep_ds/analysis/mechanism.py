@@ -1,0 +1,212 @@
+"""What a noise generator learns beside a finished model that stays fixed, at several strengths of the KL.
+
+With g = d nll / dz at a window's noise z, the noise of a fixed model is stationary, per token and dimension, where
+    mu - 1 = -(alpha / beta) E[g],    sigma^2 = alpha / (1 + alpha k / beta),    k = E[d^2 nll / dz^2]
+(the derivatives of nll + beta KL by mu and by sigma, with E[g eps] = sigma k, which is Stein's identity). So alpha k is
+beta's natural unit: far above it the noise stays at its prior, far below it the KL does not bind.
+
+`curvature` measures k. `learn` trains a generator alone at beta = alpha k / ratio. `effects` compares its noise with
+the same noise shuffled and with the prior's, with the same eps (`swep_ds.methods.noise_effect`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.analysis.windows import AnswerWindow, windows_if_any
+from swep_ds.data.batches import Batch
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState, multiply_by_gaussian
+from swep_ds.methods.objective import Objective
+from swep_ds.methods.swep import Swep, SwepSettings
+from swep_ds.pipeline.prepare import training_batches, training_features
+
+BATCH = 16  # windows of a forward pass
+SETTING = ["ratio", "factor", "updates", "windows"]
+MAX_GRAD_NORM = 1.0
+
+
+def sample_windows(run: SavedRun, examples: Sequence[Example], count: int) -> list[AnswerWindow]:
+    """A seeded choice of `count` questions' windows, ordered by length; fewer if not enough hold their answer."""
+    order = np.random.default_rng(0).permutation(len(examples))
+    windows = windows_if_any([examples[index] for index in order], run.tokenizer, run.windows)
+    chosen = []
+    for window in windows:
+        if window is not None:
+            chosen.append(window)
+        if len(chosen) == count:
+            break
+    return sorted(chosen, key=lambda window: len(window.input_ids))
+
+
+def curvature(run: SavedRun, windows: Sequence[AnswerWindow], draws: int = 2) -> pd.DataFrame:
+    """The means of k and of E[g]^2 over dimensions and tokens, by kind of token, under prior noise.
+
+    k is the mean of g eps / sigma. E[g]^2 is the mean of g g' over two draws of noise, which has no bias from g's
+    variance.
+
+    Args:
+        draws: of noise, at least 2.
+
+    Returns:
+        A row for each kind ("all", "answer", "question", "context", "special") with columns k, k_error (the standard
+        error over windows), squared_mean_gradient and tokens.
+    """
+    variance = prior_variance(run)
+    rows = []
+    for batch, chunk in _batches(run, windows):
+        gradients, curvatures = [], []
+        with torch.no_grad():
+            embeddings = run.qa.embed(batch)
+        for draw in range(draws):
+            noise = _inputs(run, torch.ones_like(embeddings), batch, draw)
+            z_NTd = multiply_by_gaussian(noise, variance).requires_grad_()
+            nll_N = run.qa(embeddings * z_NTd, batch).nll
+            [g_NTd] = torch.autograd.grad(nll_N.sum(), z_NTd)
+            gradients.append(g_NTd)
+            curvatures.append((g_NTd * (z_NTd.detach() - 1) / variance).mean(-1))
+        k_NT = torch.stack(curvatures).mean(0)
+        product_NT = (gradients[0] * gradients[1]).mean(-1)
+        for n, window in enumerate(chunk):
+            kinds = _kinds(window)
+            for kind in ("all", "answer", "question", "context", "special"):
+                chosen = np.flatnonzero((kinds == kind) | (kind == "all"))
+                if len(chosen):
+                    rows.append((kind, k_NT[n, chosen].sum().item(), product_NT[n, chosen].sum().item(), len(chosen)))
+    table = pd.DataFrame(rows, columns=["kind", "k", "product", "tokens"])
+
+    def summary(group: pd.DataFrame) -> pd.Series:
+        tokens = group.tokens.sum()
+        k = group.k.sum() / tokens
+        error = np.sqrt(((group.k - k * group.tokens) ** 2).sum()) / tokens  # of a ratio of means over windows
+        return pd.Series(
+            {"k": k, "k_error": error, "squared_mean_gradient": group["product"].sum() / tokens, "tokens": tokens}
+        )
+
+    return table.groupby("kind", sort=False)[["k", "product", "tokens"]].apply(summary).reset_index()
+
+
+def learn(run: SavedRun, beta: float, learning_rate: float, updates: int) -> Swep:
+    """Trains a noise generator, which starts at the prior, on the run's training questions; the model stays as it is.
+
+    AdamW at a constant learning rate, without dropout, on the run's batches and with its seed.
+    """
+    torch.manual_seed(run.recipe.seed)
+    settings = SwepSettings(beta=beta, prior_variance=prior_variance(run), mle_weight=0.0)
+    method = Swep(settings, run.qa.hidden_size, run.qa.embedding_size)
+    features = training_features(run.recipe, run.tokenizer, run.training_examples())
+    train = run.recipe.train.model_copy(update={"epochs": 1000, "max_updates": updates})
+    batches = training_batches(run.recipe.model_copy(update={"train": train}), run.tokenizer, features, 0, 1)
+    objective = Objective(run.qa, method, run.recipe.seed)
+    optimizer = torch.optim.AdamW(method.parameters(), lr=learning_rate, weight_decay=0.0)
+    for update in range(updates):
+        for micro in range(batches.accumulation):
+            batch = batches[update * batches.accumulation + micro]
+            loss, *_ = objective(batch, MicroStep(update, update / updates))
+            (loss / batches.accumulation).backward()
+        torch.nn.utils.clip_grad_norm_(method.parameters(), MAX_GRAD_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+    return method.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def effects(run: SavedRun, method: Swep, windows: Sequence[AnswerWindow], draws: int = 2) -> dict[str, float]:
+    """The noise of `method` against noise from its prior: means over windows and draws.
+
+    Returns:
+        kl_per_window (nats), and for gold and guess: `<answer>_learned` and `<answer>_shuffled`, the nll
+        less that under prior noise; each with its standard error `<name>_error`, over contexts.
+    """
+    [noisy] = [pass_ for pass_ in method.passes(0.0) if pass_.perturb]
+    rows = []
+    for batch, chunk in _batches(run, windows):
+        embeddings = run.qa.embed(batch)
+        state = PassState(run.hidden(embeddings, batch))
+        for draw in range(draws):
+            noise = noisy.perturb(replace(_inputs(run, embeddings, batch, draw), carried=state))
+            nll = noise.compare()
+            values = {"kl_per_window": noise.kl.sum(1)} | {
+                f"{answer}_{kind}": nll[f"{answer}_nll_{kind}"] - nll[f"{answer}_nll_prior"]
+                for answer in ("gold", "guess")
+                for kind in ("learned", "shuffled")
+            }
+            columns = {name: value_N.tolist() for name, value_N in values.items()}
+            rows.append(pd.DataFrame(columns | {"context": [window.example.context for window in chunk]}))
+    table = pd.concat(rows)
+    means = table.drop(columns="context").mean()
+    sums = table.groupby("context").agg(["sum", "count"])
+    result = {}
+    for name, mean in means.items():
+        residuals = sums[name, "sum"] - mean * sums[name, "count"]
+        result |= {name: mean, f"{name}_error": float(np.sqrt((residuals**2).sum()) / len(table))}
+    return result
+
+
+def study(
+    run: SavedRun,
+    sets: Mapping[str, Sequence[AnswerWindow]],
+    k: float,
+    *,
+    ratios: Sequence[float],
+    factors: Sequence[float],
+    updates: int,
+    done: pd.DataFrame | None = None,
+) -> Iterator[pd.DataFrame]:
+    """Trains and measures a generator for each ratio alpha k / beta and factor of the run's learning rate.
+
+    Args:
+        sets: the windows of each test set.
+        k: from `curvature`.
+        done: an earlier table; the settings in it are not run again.
+
+    Yields:
+        After each setting the table so far: columns of `SETTING`, beta, data_set, and those of `effects`.
+    """
+    windows = max(map(len, sets.values()))
+    table = pd.DataFrame(columns=SETTING) if done is None else done
+    for ratio, factor in product(ratios, factors):
+        setting = dict(zip(SETTING, (ratio, factor, updates, windows), strict=True))
+        if (table[SETTING] == pd.Series(setting)).all(axis=1).any():
+            continue
+        beta = prior_variance(run) * k / ratio
+        method = learn(run, beta, factor * run.recipe.train.learning_rate, updates)
+        rows = [setting | {"beta": beta, "data_set": name} | effects(run, method, sets[name]) for name in sets]
+        table = pd.concat([table, pd.DataFrame(rows)] if len(table) else [pd.DataFrame(rows)], ignore_index=True)
+        yield table
+
+
+def prior_variance(run: SavedRun) -> float:
+    """alpha of a run of prior_aug; raises InputError for another method."""
+    if run.recipe.method.name != "prior_aug":
+        raise InputError(f"{run.folder}: trained by {run.recipe.method.name}: name a run of prior_aug")
+    return run.recipe.method.prior_variance
+
+
+def _inputs(run: SavedRun, embeddings: Tensor, batch: Batch, draw: int) -> Inputs:
+    key, forward = NoiseKey(run.recipe.seed, draw), partial(run.qa, batch=batch, hidden=True)
+    return Inputs(embeddings, batch, key, PassState(), forward)
+
+
+def _batches(run: SavedRun, windows: Sequence[AnswerWindow]) -> Iterator[tuple[Batch, Sequence[AnswerWindow]]]:
+    for begin in range(0, len(windows), BATCH):
+        chunk = windows[begin : begin + BATCH]
+        yield run.batch(chunk), chunk
+
+
+def _kinds(window: AnswerWindow) -> np.ndarray:
+    """By token: "answer", "question", "context" or "special"."""
+    kinds = np.full(len(window.input_ids), "special", dtype=object)
+    for word in window.words:
+        kinds[word.positions] = "question" if word.question else "context"
+    first, last = window.answer
+    kinds[first : last + 1] = "answer"
+    return kinds

@@ -1,0 +1,121 @@
+"""What noise learns beside a fixed model: against closed forms on a quadratic nll, and against loops."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from swep_ds.analysis import mechanism
+from swep_ds.analysis.mechanism import SETTING, curvature, effects, learn, sample_windows, study
+from swep_ds.errors import InputError
+from swep_ds.methods.base import Inputs, NoiseKey, PassState, multiply_by_gaussian
+from swep_ds.methods.noise_effect import shuffle
+from swep_ds.models.outputs import QAOutput
+from tests.support.finished import load
+
+ALPHA, STIFFNESS = 0.1, 2.0
+
+
+class Quadratic(nn.Module):
+    """nll = STIFFNESS / 2 * sum(e~^2) over the window's tokens, with embeddings of 1: k is STIFFNESS everywhere."""
+
+    hidden_size = embedding_size = 16
+
+    def embed(self, batch):
+        return torch.ones(*batch.input_ids.shape, 16)
+
+    def forward(self, embeddings, batch, *, hidden=False, layers=False):
+        nll_N = STIFFNESS / 2 * (embeddings**2 * batch.attention_mask[..., None]).sum((1, 2))
+        logits = torch.zeros(len(nll_N), 2, embeddings.shape[1])
+        return QAOutput(nll_N, logits, torch.full((len(nll_N), 2), 0.5), torch.ones_like(embeddings))
+
+
+@pytest.fixture
+def run(tmp_path):
+    return load(tmp_path, "prior_aug")
+
+
+@pytest.fixture
+def quadratic(run):
+    return replace(run, qa=Quadratic())
+
+
+def test_curvature_of_a_quadratic(quadratic):
+    table = curvature(quadratic, sample_windows(quadratic, quadratic.training_examples(), 6), draws=40)
+    assert table.kind.tolist() == ["all", "answer", "question", "context", "special"]
+    by_kind = table.set_index("kind")
+    assert by_kind.k["all"] == pytest.approx(STIFFNESS, rel=0.05)
+    assert by_kind.k["context"] == pytest.approx(STIFFNESS, rel=0.05)
+    assert by_kind.squared_mean_gradient["all"] == pytest.approx(STIFFNESS**2, rel=0.1)
+    assert by_kind.tokens["all"] == by_kind.tokens.drop("all").sum()
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0])
+def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
+    """mu - 1 = -(alpha / beta) E[g], where E[g] = k mu, and sigma^2 = alpha / (1 + alpha k / beta)."""
+    method = learn(quadratic, beta=ALPHA * STIFFNESS / ratio, learning_rate=0.01, updates=250)
+    mu, log_variance = method.noise(torch.ones(1, 1, 16)).chunk(2, -1)
+    # means over dimensions: Adam keeps each of them in motion
+    assert mu.mean().item() == pytest.approx(1 / (1 + ratio), abs=0.02)
+    assert log_variance.exp().mean().item() == pytest.approx(ALPHA / (1 + ratio), rel=0.07)
+
+
+def test_effects_against_a_loop(run):
+    windows = sample_windows(run, run.test_examples(), 5)
+    method = learn(run, beta=1e-6, learning_rate=0.03, updates=3)
+    found, by_context = effects(run, method, windows, draws=2), {}
+    batch = run.batch(windows)  # one, as padding takes part in the softmax
+    embeddings = run.qa.embed(batch)
+    clean = run.qa(embeddings, batch, hidden=True)
+    parameters, guess = method.noise(clean.hidden), clean.logits.argmax(-1)
+    gold = torch.stack([batch.start_position, batch.end_position], 1)
+    for draw in range(2):
+        key = NoiseKey(run.recipe.seed, draw)
+        inputs = Inputs(torch.ones_like(embeddings), batch, key, PassState(clean.hidden), None)
+        eps = (multiply_by_gaussian(inputs, ALPHA) - 1) / ALPHA**0.5
+        logits = {"prior": run.qa(embeddings * (1 + ALPHA**0.5 * eps), batch).logits}
+        for name, values in (("learned", parameters), ("shuffled", shuffle(parameters, batch, key))):
+            mu, log_variance = values.chunk(2, -1)
+            logits[name] = run.qa(embeddings * (mu + (log_variance / 2).exp() * eps), batch).logits
+        for n, window in enumerate(windows):
+            row = {}
+            for answer, choices in (("gold", gold[n]), ("guess", guess[n])):
+                nll = {
+                    name: -values[n].double().log_softmax(-1).gather(1, choices[:, None]).mean().item()
+                    for name, values in logits.items()
+                }
+                row |= {f"{answer}_{name}": nll[name] - nll["prior"] for name in ("learned", "shuffled")}
+            mu, log_variance = parameters[n, : len(window.input_ids)].double().chunk(2, -1)
+            terms = (log_variance.exp() + (mu - 1) ** 2) / ALPHA - 1 - log_variance + np.log(ALPHA)
+            row["kl_per_window"] = terms.sum().item() / 2
+            by_context.setdefault(window.example.context, []).append(row)
+    rows = pd.DataFrame([row for group in by_context.values() for row in group])
+    for name, mean in rows.mean().items():
+        assert found[name] == pytest.approx(mean, rel=1e-3, abs=2e-6)
+        residuals = [sum(row[name] - mean for row in group) for group in by_context.values()]
+        error = np.sqrt(np.sum(np.square(residuals))) / len(rows)
+        assert found[f"{name}_error"] == pytest.approx(error, rel=1e-3, abs=2e-6)
+
+
+def test_a_study_resumes(run, monkeypatch):
+    betas = []
+    monkeypatch.setattr(mechanism, "learn", lambda _, beta, rate, updates: betas.append((beta, rate)))
+    monkeypatch.setattr(mechanism, "effects", lambda *_: {"kl_per_window": 1.0})
+    windows = {"source": sample_windows(run, run.test_examples(), 2)}
+    settings = {"ratios": [1.0, 10.0], "factors": [1.0, 2.0], "updates": 5}
+    first = next(study(run, windows, 3.0, **settings))
+    *_, table = study(run, windows, 3.0, **settings, done=first)
+    rate = run.recipe.train.learning_rate
+    expected = [(0.3, rate), (0.3, 2 * rate), (0.03, rate), (0.03, 2 * rate)]
+    assert betas == [pytest.approx(pair) for pair in expected]
+    assert table[SETTING].drop_duplicates().shape == (4, 4)
+    assert [*study(run, windows, 3.0, **settings, done=table)] == []
+
+
+def test_other_methods_are_refused(tmp_path):
+    run = load(tmp_path, "mle")
+    with pytest.raises(InputError, match="trained by mle: name a run of prior_aug"):
+        curvature(run, sample_windows(run, run.training_examples(), 2))

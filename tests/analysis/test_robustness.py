@@ -1,0 +1,96 @@
+"""Points above the line of in-domain F1: fitted, published, drawn."""
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from swep_ds.analysis import robustness, table
+from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, published
+from swep_ds.analysis.runs import find_runs
+from swep_ds.errors import InputError
+from tests.support import fake_runs
+
+
+def scores(**f1: float) -> dict:
+    return {name: {"exact_match": 0.0, "f1": value, "total": 9} for name, value in f1.items()}
+
+
+def test_the_line_is_that_of_least_squares():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(50, 90, 12)
+    y = 1.2 * x - 20 + rng.normal(0, 1, 12)
+    runs = [scores(squad=a, nyt=b, same=7.0) for a, b in zip(x, y, strict=True)]
+    line, note = fitted(runs, "MLE")
+    design = np.stack([x, np.ones(12)], axis=1)
+    expected = np.linalg.lstsq(design, y, rcond=None)[0]
+    assert (line.shifted["nyt"].slope, line.shifted["nyt"].intercept) == pytest.approx(expected)
+    assert (line.in_domain, note) == ("squad", "")
+    residuals = [add_points(run, line)["nyt"][ABOVE] for run in runs]
+    assert residuals == pytest.approx(y - design @ expected)
+    assert sum(residuals) == pytest.approx(0, abs=1e-9)
+    assert ABOVE not in add_points(runs[0], line)["squad"]
+
+
+@pytest.mark.parametrize("x", [np.linspace(50, 90, 7), np.linspace(80, 89, 20)], ids=["few runs", "little spread"])
+def test_too_few_runs_or_too_much_alike_have_no_line(x):
+    line, note = fitted([scores(squad=value, nyt=value) for value in x], "MLE")
+    assert line is None
+    assert f"n/a ({len(x)} runs of MLE, but a line takes 8, with F1 over 10 points in domain;" in note
+    assert fitted([], "MLE") == fitted([scores(squad=1.0)] * 9, "MLE") == (None, "")
+
+
+def test_the_published_line_is_found_by_any_name_of_a_data_set():
+    line = published("squadshifts")
+    run = scores(squad=90.0, wiki=80.0, New_York_Times=80.0, bioasq=50.0, **{"amazon_reviews_v1.0": 60.0})
+    points = {name: score[ABOVE] for name, score in add_points(run, line).items() if ABOVE in score}
+    assert points == pytest.approx(
+        {"New_York_Times": 80 - (1.110 * 80 - 11.29), "amazon_reviews_v1.0": 60 - (1.436 * 80 - 51.73)}
+    )
+    assert add_points(scores(squad=90.0, amazon=60.0), line) == scores(squad=90.0, amazon=60.0)  # no New-Wikipedia
+
+
+def test_bad_lines_are_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"--line nope: no such line; known are squadshifts, or give a YAML file"):
+        published("nope")
+    file = tmp_path / "line.yaml"
+    file.write_text("source: s\nin_domain: squad\nshifted: {nyt: {slope: steep}}")
+    with pytest.raises(InputError, match=r"line\.yaml: .*slope.*intercept"):
+        published(str(file))
+
+
+def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path):
+    shares = {f"{share} %": {"data.train_fraction": share / 100} for share in (10, 40, 70, 100)}
+    variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
+    sizes = {"squad": 20, "nyt": 20}
+    cells = fake_runs.sweep(tmp_path, sizes, variants=variants, across={"questions": shares}, seeds=[0, 1])
+    for cell in cells:
+        right = 4 + 4 * list(shares).index(cell.labels["questions"]) + cell.seed
+        shifted = right // 2 + (2 if cell.variant == "SWEP" else 0)
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": shifted})
+    result = table.make(find_runs([tmp_path / "runs"]))
+    line = Line(**result["line"])
+    assert line.source == "least squares over the 8 runs of MLE"
+    above = {
+        name: [
+            row["scores"]["nyt"][ABOVE]["mean"]
+            for block in result["blocks"]
+            for row in block["rows"]
+            if row["name"] == name
+        ]
+        for name in variants
+    }
+    assert np.mean(above["MLE"]) == pytest.approx(0, abs=1e-9)
+    assert np.array(above["SWEP"]) - np.array(above["MLE"]) == pytest.approx([10] * 4)  # 2 of 20 questions
+    assert any(f"nyt: {line.shifted['nyt'].slope:.3f} x" in note for note in result["notes"])
+    [panel] = robustness.plot(result["blocks"], line).axes
+    *points, drawn = [drawn.get_xydata() for drawn in panel.lines]
+    means = [row["scores"] for block in result["blocks"] for row in block["rows"]]
+    expected = [[[row["squad"]["f1"]["mean"], row["nyt"]["f1"]["mean"]]] for row in means]
+    assert np.array(points) == pytest.approx(np.array(expected))
+    assert drawn[:, 1] == pytest.approx(line.shifted["nyt"].predict(drawn[:, 0]))
+    files = robustness.draw(result["blocks"], line, tmp_path)
+    assert [file.name for file in files] == ["robustness.png", "robustness.svg"]
+    assert ElementTree.parse(files[1]).getroot().tag.endswith("svg")
+    with_published = table.make(find_runs([tmp_path / "runs"]), line=published("squadshifts"))
+    assert not any(ABOVE in row["scores"]["nyt"] for block in with_published["blocks"] for row in block["rows"])

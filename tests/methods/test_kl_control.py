@@ -1,0 +1,74 @@
+"""The controller of the KL: its equations in NumPy, and what it does to generators that are slow to follow."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from swep_ds.methods.kl_control import KLController
+
+
+def test_it_is_its_equations():
+    control, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 3.0, 200)
+    mean, theta = 20.0, math.log(1e-4)
+    assert control.beta.item() == pytest.approx(1e-4)
+    for kl in kls:
+        control.observe(torch.tensor(kl))
+        mean += (kl - mean) / 5
+        error = math.log(mean / 20)
+        theta += 0.1 * np.clip(error, -0.5, 0.5)
+        assert control.beta.item() == pytest.approx(math.exp(theta + 3 * np.clip(error, -3, 3)), rel=1e-6)
+    assert control.beta.dtype == torch.float32  # a float64 weight would make the loss float64
+
+
+def kl_at_the_end(beta: float, learning_rate: float, target: float) -> float:
+    """The mean KL of a window of mean length over the last 50 of 300 updates, relative to the target.
+
+    The generator is a vector x, the distance of the noise from its prior, with KL ~ |x|^2. Adam trains it against a
+    constant gradient under larger noise, with warm-up and a learning rate that decays to 0. Windows of similar length
+    share a batch.
+    """
+    control, rng, updates, width = KLController(target, beta), np.random.default_rng(0), 300, 16
+    gradients = 0.02 * (-rng.lognormal(0, 0.7, width) + 3 * rng.normal(size=(updates, width)))
+    lengths = rng.lognormal(-0.06, 0.35, updates)
+    x, first, second, seen = np.zeros(width), 0.0, 0.0, []
+    for update, (gradient, length) in enumerate(zip(gradients, lengths, strict=True)):
+        seen.append(2000 * length * x @ x)
+        gradient = gradient + control.beta.item() * 4000 * length * x
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        rate = learning_rate * min(1, (update + 1) / 15) * (1 - update / updates)
+        unbiased = first / (1 - 0.9 ** (update + 1)), second / (1 - 0.999 ** (update + 1))
+        x = x - rate * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-12)
+        control.observe(torch.tensor(seen[-1]))
+    return np.sum(seen[-50:]) / np.sum(lengths[-50:]) / target
+
+
+@pytest.mark.parametrize("beta", [1e-1, 1e-2, 1e-3])  # it ends at about 3e-4
+@pytest.mark.parametrize(("learning_rate", "target"), [(1e-3, 5), (1e-3, 20), (3e-3, 20), (3e-3, 80)])
+def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learning_rate, target):
+    assert kl_at_the_end(beta, learning_rate, target) == pytest.approx(1, abs=0.1)
+
+
+def test_a_target_out_of_reach_leaves_beta_finite():
+    low, high = KLController(20.0, 1e-4), KLController(20.0, 1e-4)
+    for _ in range(2000):
+        low.observe(torch.tensor(0.0))
+        high.observe(torch.tensor(1e9))
+    for control in (low, high):
+        assert 0 < control.beta.item() < math.inf
+    high.observe(torch.tensor(0.0))
+    assert math.isfinite(high.beta.item())
+
+
+def test_it_continues_exactly_from_its_state():
+    whole, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 1.0, 20)
+    for kl in kls[:10]:
+        whole.observe(torch.tensor(kl))
+    again = KLController(20.0, 1e-4)
+    again.load(whole.state())
+    for kl in kls[10:]:
+        whole.observe(torch.tensor(kl))
+        again.observe(torch.tensor(kl))
+    assert again.state() == whole.state()
+    assert torch.equal(again.beta, whole.beta)
