@@ -117,11 +117,15 @@ def test_r_drop():
     assert len(module.parts("split")) == 1
 
 
-def test_r_drop_says_so_where_there_is_no_dropout():
-    module, batch = objective("r_drop"), tiny_batches.batch(LENGTHS)
-    _, _, statistics = module(batch, JOINT)
-    assert "no dropout" in module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1)
-    assert module.method.remark({"divergence": 1e-4}, 0.1) is None
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_r_drop_says_so_where_there_is_no_dropout(weight):
+    batch, remarks = tiny_batches.batch(LENGTHS), []
+    for dropout in (0.0, 0.1):
+        module = objective("r_drop", dropout=dropout, divergence_weight=weight)
+        _, _, statistics = module(batch, JOINT)
+        remarks.append(module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1))
+    assert "no dropout" in remarks[0]
+    assert remarks[1] is None
 
 
 def freelb_by_hand(module: Objective, batch: Batch, steps: int, step_size: float, radius: float) -> torch.Tensor:
