@@ -79,8 +79,10 @@ def cases() -> dict[str, list[Start]]:
         for stage in range(4):
             for ranks in (1, 2):
                 named[f"{method}-zero{stage}-on{ranks}"] = [Start({"method.name": method}, stage, ranks)]
-    for method in ("mle", "prior_aug", "gaussian_dropout", "bernoulli_dropout", "word_dropout", "neftune"):
+    dropouts = ("gaussian_dropout", "bernoulli_dropout", "word_dropout")
+    for method in ("mle", "prior_aug", *dropouts, "neftune", "symnoise", "r3f", "lnsr", "pdr", "fgm"):
         named[f"{method}-zero2-on1"] = [Start({"method.name": method}, 2)]
+    named["swep-divergence"] = [Start({"method.divergence_weight": 1}, 3, 2)]
     for noise in ("additive", "fixed_mu", "fixed_sigma", "no_eps"):
         named[f"swep-{noise}"] = [Start({"method.noise": noise})]
     named["swep-no_mle"] = [Start({"method.mle_weight": 0})]

@@ -16,7 +16,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, dire
 class FgmSettings(Settings):
     needs_split: ClassVar[bool] = True
     name: Literal["fgm"] = "fgm"
-    epsilon: float = Field(0.5, gt=0)  # Frobenius norm of a window's perturbation
+    epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
 
 
 class Fgm(Method):

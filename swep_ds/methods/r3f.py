@@ -32,5 +32,6 @@ class R3f(Method):
         return [Pass("clean", 1.0), Pass("noisy", 0.0, self._add, divergence_weight=weight)]
 
     def _add(self, inputs: Inputs) -> Perturbed:
+        size_NT1 = self.settings.noise_size * inputs.batch.attention_mask[..., None]
         noise_NTd = gaussian(inputs) if self.settings.noise == "normal" else 2 * uniform(inputs) - 1
-        return Perturbed(inputs.embeddings + (self.settings.noise_size * noise_NTd).to(inputs.embeddings.dtype))
+        return Perturbed(inputs.embeddings + (size_NT1 * noise_NTd).to(inputs.embeddings.dtype))

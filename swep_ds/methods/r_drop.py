@@ -2,8 +2,9 @@
 
 loss = 1/2 (nll_1 + nll_2) + alpha * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))
 
-Eq. 4 with the cross-entropies averaged instead of added, as the authors' code does, so that alpha = 0 is MLE. The
-divergence of a window is the mean over its predictions (start and end; the target tokens).
+Eq. 4 with the cross-entropies averaged instead of added, as the authors' code does. alpha = 0 is MLE with two dropout
+masks, the control of methods with two passes. The divergence of a window is the mean over its predictions (start and
+end; the target tokens).
 """
 
 from typing import Literal
@@ -27,6 +28,6 @@ class RDrop(Method):
         return [Pass("clean", 0.5), Pass("again", 0.5, divergence_weight=self.weight)]
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        if means.get("divergence", 1.0) > 0:
+        if means["nll_clean"] != means["nll_again"]:
             return None
         return "both passes predict the same: this model has no dropout, without which R-Drop is MLE"

@@ -33,5 +33,6 @@ class Symnoise(Method):
         return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)
 
     def _draw(self, inputs: Inputs) -> torch.Tensor:
-        scale_N = self.alpha / (inputs.batch.attention_mask.sum(1) * inputs.embeddings.shape[-1]).sqrt()
-        return torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None]
+        mask_NT1 = inputs.batch.attention_mask[..., None]
+        scale_N = self.alpha / (mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]).sqrt()
+        return torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None] * mask_NT1

@@ -24,7 +24,7 @@ def objective(method: str) -> Objective:
 
 
 @pytest.mark.parametrize(
-    ("method", "lengths"), [("mle", (12, 12)), ("mle", (48,)), ("swep", (48,)), ("adv_aug", (48,))]
+    ("method", "lengths"), [("mle", (12, 12)), ("mle", (48,)), ("swep", (48,)), ("adv_aug", (48,)), ("pdr", (48,))]
 )
 def test_they_are_those_of_the_operations_where_nothing_is_padding(method, lengths):
     module, windows = objective(method), batch(lengths, dtype=torch.float32)

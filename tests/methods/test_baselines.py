@@ -1,8 +1,5 @@
 """Every baseline and rival against its paper's equations, written here in plain NumPy and PyTorch, in float64."""
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -14,18 +11,20 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from tests.support import tiny_batches
-from tests.support.perturb_reference import normal, philox
-from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, gradients, inputs, objective, split
+from tests.support.perturb_reference import normal, uniform
+from tests.support.tiny_objective import (
+    JOINT,
+    MEASURED,
+    SEED,
+    UPDATE,
+    gradients,
+    inputs,
+    objective,
+    running_inputs,
+    split,
+)
 
 LENGTHS = (12, 7, 9)
-
-
-def uniform(draw: int, sample_ids, n_positions: int, d: int) -> np.ndarray:
-    """U[0, 1) in steps of 2^-24, [N, T, d], from the words that the Gaussian noise is made of."""
-    grid = np.meshgrid(np.asarray(sample_ids), np.arange(n_positions), np.arange(d // 4), indexing="ij")
-    sample, position, block = grid
-    words = philox((block, position, sample, np.full_like(block, draw)), (SEED % 2**32, SEED >> 32))
-    return np.concatenate([(word >> np.uint64(8)).astype(np.float64) for word in words], -1) / 2**24
 
 
 def logits(module: Objective, embeddings: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,14 +66,14 @@ def test_gaussian_dropout():
 def test_bernoulli_dropout():
     module, batch = objective("bernoulli_dropout", drop_probability=0.3), tiny_batches.batch(LENGTHS)
     e = words(module, batch)
-    kept = torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), *e.shape[1:]) >= 0.3)
+    kept = torch.from_numpy(uniform(SEED, UPDATE, batch.sample_id.numpy(), *e.shape[1:]) >= 0.3)
     assert_same(module, module(batch, JOINT)[0], nll(module, torch.where(kept, e / 0.7, 0.0), batch).mean())
 
 
 def test_word_dropout():
     module, batch = objective("word_dropout", drop_probability=0.3), tiny_batches.batch(LENGTHS)
     e = words(module, batch)
-    kept = torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), e.shape[1], 4)[..., :1] >= 0.3)
+    kept = torch.from_numpy(uniform(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], 4)[..., :1] >= 0.3)
     assert 0 < kept.sum() < kept.numel()
     assert_same(module, module(batch, JOINT)[0], nll(module, torch.where(kept, e, 0.0), batch).mean())
 
@@ -82,7 +81,7 @@ def test_word_dropout():
 def test_neftune():
     module, batch = objective("neftune", noise_alpha=7.0), tiny_batches.batch(LENGTHS)
     e = words(module, batch)
-    u = 2 * torch.from_numpy(uniform(UPDATE, batch.sample_id.numpy(), *e.shape[1:])) - 1
+    u = 2 * torch.from_numpy(uniform(SEED, UPDATE, batch.sample_id.numpy(), *e.shape[1:])) - 1
     scale = 7.0 / torch.tensor([length * e.shape[-1] for length in LENGTHS]).double().sqrt()
     assert_same(module, module(batch, JOINT)[0], nll(module, e + scale[:, None, None] * u, batch).mean())
 
@@ -118,11 +117,15 @@ def test_r_drop():
     assert len(module.parts("split")) == 1
 
 
-def test_r_drop_says_so_where_there_is_no_dropout():
-    module, batch = objective("r_drop"), tiny_batches.batch(LENGTHS)
-    _, _, statistics = module(batch, JOINT)
-    assert "no dropout" in module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1)
-    assert module.method.remark({"divergence": 1e-4}, 0.1) is None
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_r_drop_says_so_where_there_is_no_dropout(weight):
+    batch, remarks = tiny_batches.batch(LENGTHS), []
+    for dropout in (0.0, 0.1):
+        module = objective("r_drop", dropout=dropout, divergence_weight=weight)
+        _, _, statistics = module(batch, JOINT)
+        remarks.append(module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1))
+    assert "no dropout" in remarks[0]
+    assert remarks[1] is None
 
 
 def freelb_by_hand(module: Objective, batch: Batch, steps: int, step_size: float, radius: float) -> torch.Tensor:
@@ -131,7 +134,7 @@ def freelb_by_hand(module: Objective, batch: Batch, steps: int, step_size: float
     for row in range(len(LENGTHS)):
         window = Batch(*(t if t is None else t[row : row + 1] for t in batch))
         e = words(module, window)
-        u = 2 * uniform(steps * UPDATE, window.sample_id.numpy(), *e.shape[1:]) - 1
+        u = 2 * uniform(SEED, steps * UPDATE, window.sample_id.numpy(), *e.shape[1:]) - 1
         delta = torch.from_numpy(u) * radius / (LENGTHS[row] * e.shape[-1]) ** 0.5
         delta = delta * window.attention_mask[..., None]
         for _ in range(steps):
@@ -218,10 +221,6 @@ def test_adv_aug():
     loss, _, statistics = module(batch, JOINT)
     assert statistics["nll_adversarial"] > statistics["nll_clean"]
     assert_same(module, loss, 0.3 * clean.mean() + 0.7 * raised.mean())
-
-
-def running_inputs(module: Objective, batch: Batch):
-    return replace(inputs(module, batch, draw=1), forward=partial(module._forward_without_dropout, batch))
 
 
 def test_the_distance_penalty_holds_h_back():

@@ -69,7 +69,7 @@ def test_a_window_does_not_see_its_neighbours_nor_the_batchs_width():
     torch.testing.assert_close(left, right)
 
 
-@pytest.mark.parametrize("method", ["swep", "r_drop"])
+@pytest.mark.parametrize("method", ["swep", "r_drop", "pdr", "lnsr"])
 def test_methods_on_packed_windows_equal_those_on_windows_of_one_length(method):
     """Without padding the two losses are the same by definition."""
     batch = tiny_batches.batch((9, 9, 9))
@@ -88,7 +88,8 @@ def test_swep_keeps_its_noise_and_kl_on_windows_of_several_lengths():
     gradients = tiny_objective.gradients(swep, swep(batch, tiny_objective.JOINT)[0])
     assert all(gradient.isfinite().all() for gradient in gradients.values())
     # a divergence over the lowest logits at padding
-    assert packed_objective("r_drop", dropout=0.3)(batch, tiny_objective.JOINT)[0].isfinite()
+    for method in ("r_drop", "pdr"):
+        assert packed_objective(method, dropout=0.3)(batch, tiny_objective.JOINT)[0].isfinite()
 
 
 def test_lengths_on_the_host_change_nothing_and_evaluation_is_padded(monkeypatch):

@@ -54,6 +54,15 @@ def normal(seed, draw, sample_ids, n_positions, d, rounds=10):
     return np.concatenate(rows, axis=-1)
 
 
+def uniform(seed, draw, sample_ids, n_positions, d):
+    """U[0, 1) in steps of 2^-24, [N, T, d], from the words that the Gaussian noise is made of."""
+    sample, position, block = np.meshgrid(
+        np.asarray(sample_ids), np.arange(n_positions), np.arange(d // 4), indexing="ij"
+    )
+    words = philox((block, position, sample, np.full_like(block, draw)), (seed % 2**32, seed >> 32))
+    return np.concatenate([(word >> np.uint64(8)).astype(np.float64) for word in words], -1) / 2**24
+
+
 def perturb(embeddings, mu, logvar, mask, eps, alpha, mode):
     """(perturbed, kl) in float64 from eps: the paper's formulas with the ablations' substitutions."""
     mean = 0.0 if mode == "additive" else 1.0

@@ -1,6 +1,8 @@
 """A method around a tiny model in float64, as the engine would call it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -43,3 +45,8 @@ def gradients(module: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 def inputs(module: Objective, batch: Batch, draw: int, hidden: torch.Tensor | None = None) -> Inputs:
     """The inputs of a perturbation that does not run the model."""
     return Inputs(module.qa.embed(batch), batch, NoiseKey(SEED, draw), PassState(hidden), forward=None)
+
+
+def running_inputs(module: Objective, batch: Batch) -> Inputs:
+    """The inputs of a perturbation that runs the model."""
+    return replace(inputs(module, batch, draw=1), forward=partial(module._forward_without_dropout, batch))

@@ -18,13 +18,15 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from swep_ds.data.batches import Padding, TrainingBatches
+from swep_ds.data.batches import Batch, Padding, TrainingBatches
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
 from swep_ds.methods import METHODS, build
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.recipe import Recipe
+from tests.support import rivals_reference
 from tests.support.fork_server import run_script
 from tests.support.tiny_objective import split
 from tests.support.tiny_run import ROOT, SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare
@@ -59,14 +61,24 @@ VARIANTS = {
     },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba")},
 }
+# written a second time in tests/support/rivals_reference.py; by sizes that matter in a model as small as this one
+RIVALS = {
+    "r3f": {"method.name": "r3f", "method.noise_size": 0.1, "method.divergence_weight": 5.0},
+    "pdr": {"method.name": "pdr", "method.start_size": 0.01},
+    "fgm": {"method.name": "fgm"},
+    "symnoise": {"method.name": "symnoise"},
+    "lnsr": {"method.name": "lnsr", "method.noise_scale": 0.5},
+    "divergence": {"method.divergence_weight": 20.0},
+}
+VARIANTS |= RIVALS
 ACCUMULATED = ("adv_aug", "freelb")
 
 
 def stages(variant: str, world_size: int) -> tuple[int, ...]:
-    """ZeRO stages of a variant's runs: 0 on one rank, 3 on two. Stage 2 adds to them only with three passes."""
+    """ZeRO stages of a variant's runs: 0 on one rank, 3 on two, and 2 on two where passes are three or compared."""
     if world_size == 1:
         return (0,)
-    return {"published": (2, 3), "controlled": STAGES}.get(variant, (3,))
+    return ({"published": (2, 3), "controlled": STAGES} | dict.fromkeys(RIVALS, (2, 3))).get(variant, (3,))
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +231,12 @@ def training_batches(folder: Path) -> tuple[PreTrainedTokenizerFast, TrainingBat
     return tokenizer, batches
 
 
-def without_an_engine(folder: Path, settings: dict) -> list[float]:
-    """Losses of a method's passes in a plain PyTorch loop: one process, one backward a pass, one step at the end."""
+def without_an_engine(folder: Path, variant: str) -> list[float]:
+    """Losses in a plain PyTorch loop: one process, one backward a pass, one step at the end.
+
+    They are those of a method's passes; a rival's are those of its equations, in one backward.
+    """
+    settings = VARIANTS[variant]
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
     torch.manual_seed(recipe.seed)
     qa = ExtractiveQA.load(str(folder / "model"), activation_checkpointing=False)
@@ -232,8 +248,12 @@ def without_an_engine(folder: Path, settings: dict) -> list[float]:
     limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
     batches, seen = training_batches(folder)[1], []
     for update in range(UPDATES):
-        total, statistics = 0.0, {}
-        for loss, _, measured in split(objective, batches[update], update):
+        batch, total, statistics = batches[update], 0.0, {}
+        rival = variant in RIVALS
+        steps = (
+            [(by_equation(objective, recipe, batch, update), None, {})] if rival else split(objective, batch, update)
+        )
+        for loss, _, measured in steps:
             loss.backward()
             total, statistics = total + loss.item(), statistics | measured
         if own_limit is None:
@@ -250,9 +270,16 @@ def without_an_engine(folder: Path, settings: dict) -> list[float]:
     return seen
 
 
+def by_equation(objective: Objective, recipe: Recipe, batch: Batch, update: int) -> torch.Tensor:
+    """A rival's loss, from its equation; the number of the draw is the package's."""
+    draw = next(key.draw for pass_, key in objective.passes(MicroStep(update)) if pass_.perturb)
+    generator = getattr(objective.method, "noise", None)
+    return rivals_reference.loss(objective.qa.model, batch, recipe.method, recipe.seed, draw, generator)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_method_is_its_passes_at_every_stage(finished, folder, reference, variant):
-    expected = without_an_engine(folder, VARIANTS[variant])
+    expected = without_an_engine(folder, variant)
     for world_size in WORLD_SIZES:
         for stage in stages(variant, world_size):
             assert losses(finished[f"zero{stage}-{variant}", world_size]) == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,162 @@
+"""R3F, PDR, FGM, SymNoise, LNSR and SWEP with a divergence, against their equations in plain PyTorch and float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swep_ds.data.batches import Batch
+from swep_ds.methods import METHODS
+from swep_ds.methods.objective import Objective
+from swep_ds.models.outputs import symmetric_divergence
+from tests.support import rivals_reference, tiny_batches
+from tests.support.tiny_objective import JOINT, SEED, gradients, inputs, objective, running_inputs, split
+
+CASES = {
+    "r3f": ("r3f", {"noise_size": 0.3, "divergence_weight": 0.7}),
+    "r3f, normal": ("r3f", {"noise": "normal", "noise_size": 0.1, "divergence_weight": 0.7}),
+    "pdr": ("pdr", {"start_size": 0.01, "epsilon": 0.2, "divergence_weight": 3.0}),
+    "fgm": ("fgm", {"epsilon": 0.3}),
+    "symnoise": ("symnoise", {"noise_alpha": 7.0}),
+    "lnsr": ("lnsr", {"noise_scale": 0.2, "distance_weight": 0.6}),
+    "swep": ("swep", {"divergence_weight": 0.8, "beta": 0.01, "mle_weight": 0.3}),
+    "swep, published": ("swep", {"divergence_weight": 0.8, "separate_hidden_pass": True}),
+}
+MICRO_STEPS = {"fgm": 2, "symnoise": 2}  # the others compare their passes
+
+
+def windows(architecture: str) -> Batch:
+    return tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
+
+
+def first_draw(module: Objective) -> int:
+    return next(key.draw for pass_, key in module.passes(JOINT) if pass_.perturb)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "electra", "t5"])
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_are_those_of_the_equations(case, architecture):
+    name, settings = CASES[case]
+    module, batch = objective(name, architecture, **settings), windows(architecture)
+    if name == "swep":  # away from the prior
+        torch.manual_seed(2)
+        for parameter in module.method.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    generator = getattr(module.method, "noise", None)
+    draw = first_draw(module)
+    expected = rivals_reference.loss(module.qa.model, batch, METHODS[name](**settings), SEED, draw, generator)
+    reference = gradients(module, expected)
+    module.zero_grad()
+    parts = split(module, batch)
+    total = sum(backward(loss) for loss, _, _ in parts)
+    assert total == pytest.approx(expected.item(), rel=1e-6)
+    for name, gradient in reference.items():
+        got = module.get_parameter(name).grad
+        assert (got - gradient).norm() <= 1e-5 * gradient.norm() + 1e-12, name  # noise in float32
+    assert len(module.parts("split")) == MICRO_STEPS.get(case, 1)
+
+
+def backward(loss: torch.Tensor) -> float:
+    loss.backward()
+    return loss.item()
+
+
+@pytest.mark.parametrize("extra", [{}, {"separate_hidden_pass": True}])
+def test_without_a_weight_for_the_divergence_swep_is_unchanged(extra):
+    batch = tiny_batches.batch()
+    results = []
+    for settings in ({}, {"divergence_weight": 0.0}):
+        module = objective("swep", **extra, **settings)
+        loss, _, statistics = module(batch, JOINT)
+        assert "divergence" not in statistics
+        assert len(module.parts("split")) == 2
+        results.append((loss, gradients(module, loss)))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_two_dropout_masks_are_r_drop_without_its_divergence():
+    """The control of every method with two passes: MLE's loss, averaged over two masks."""
+    control, mle = objective("r_drop", dropout=0.2, divergence_weight=0), objective("mle", dropout=0.2)
+    batch = tiny_batches.batch()
+    torch.manual_seed(3)
+    losses = [loss.item() for loss, _, _ in split(control, batch)]
+    torch.manual_seed(3)
+    expected = [mle(batch, JOINT)[0].item() for _ in range(2)]
+    assert expected[0] != pytest.approx(expected[1], rel=1e-3)
+    assert losses == pytest.approx([loss / 2 for loss in expected], rel=1e-9)
+
+
+def test_r3f_compares_two_dropout_masks_and_lnsr_one():
+    batch = tiny_batches.batch()
+    _, _, statistics = objective("r3f", dropout=0.3, noise_size=1e-9)(batch, JOINT)
+    assert statistics["divergence"] > 1e-3
+    _, _, statistics = objective("lnsr", dropout=0.3, noise_scale=1e-6)(batch, JOINT)
+    assert 0 < statistics["hidden_distance"] < 1e-6
+
+
+# The ascents
+
+
+def test_pdr_climbs_without_dropout_and_touches_no_gradient():
+    batch = tiny_batches.batch()
+    module = objective("pdr", dropout=0.2, epsilon=0.3)
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
+    forwards = []
+    module.qa.register_forward_hook(lambda *_: forwards.append((module.qa.training, torch.is_grad_enabled())))
+    given = running_inputs(module, batch)
+    delta = (module.method.passes(0.0)[1].perturb(given).embeddings - given.embeddings).detach()
+    assert forwards == [(False, False), (False, True)]
+    assert all((parameter.grad == 7.0).all() for parameter in module.parameters())
+    real = batch.attention_mask.bool()
+    assert delta.flatten(1).norm(dim=1).tolist() == pytest.approx([0.3] * 3, rel=1e-6)
+    assert (delta[~real] == 0).all()
+    torch.manual_seed(0)
+    other = torch.randn_like(delta) * real[..., None]
+    other *= 0.3 / other.flatten(1).norm(dim=1)[:, None, None]
+    base = given.embeddings.detach()
+    clean, climbed, drifted = (given.forward(x) for x in (base, base + delta, base + other))
+    assert (symmetric_divergence(clean, climbed) > 2 * symmetric_divergence(clean, drifted)).all()
+
+
+def test_pdr_stays_where_the_divergence_says_nothing():
+    module, batch = objective("pdr", start_size=1e-30), tiny_batches.batch()
+    loss, _, statistics = module(batch, JOINT)
+    assert statistics["divergence"] == 0
+    assert loss.item() == statistics["nll_clean"].item()
+
+
+@pytest.mark.parametrize("fault", [float("inf"), float("nan"), 0.0])
+def test_fgm_stays_where_a_gradient_says_nothing(fault):
+    """An overflow in fp16, which the engine skips, or a window of weight 0: the next pass is finite all the same."""
+    module, batch = objective("fgm", epsilon=0.3), tiny_batches.batch()
+    loss, carried, _ = next(split(module, batch))
+    loss.backward()
+    carried.delta.grad[0] = fault
+    step = replace(JOINT, part=1, carried=carried)
+    [(pass_, key)] = module.passes(step)
+    e = module.qa.embed(batch)
+    moved = (pass_.perturb(replace(inputs(module, batch, key.draw), carried=carried)).embeddings - e).flatten(1)
+    assert moved.norm(dim=1).tolist() == pytest.approx([0.0, 0.3, 0.3], rel=1e-6)
+
+
+def test_fgm_raises_the_loss():
+    module, batch = objective("fgm", epsilon=0.05), tiny_batches.batch()
+    seen = {}
+    for loss, _, statistics in split(module, batch):
+        loss.backward()
+        seen |= statistics
+    assert seen["nll_adversarial"] > seen["nll_clean"] + 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["bert", "t5"])
+def test_lnsr_takes_all_layers_with_activation_checkpointing_too(architecture):
+    batch, losses = windows(architecture), []
+    for checkpointing in (False, True):
+        module = objective("lnsr", architecture, noise_scale=0.3)
+        if checkpointing:
+            module.qa.model.gradient_checkpointing_enable({"use_reentrant": False})
+        loss, _, statistics = module(batch, JOINT)
+        assert loss > 1.01 * statistics["nll_clean"]
+        losses.append((loss, gradients(module, loss)))
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-9, atol=1e-14)

@@ -1,0 +1,151 @@
+"""The losses of SWEP's rivals written a second time: one window after the other, in plain PyTorch, from the equations.
+
+Without dropout. Shares with the package the settings and the number of the draw that keys the noise.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Normal, kl_divergence
+from transformers import PreTrainedModel
+
+from swep_ds.data.batches import IGNORED, Batch
+from swep_ds.methods.base import Settings
+from tests.support.perturb_reference import normal, uniform
+
+
+class Reading(NamedTuple):
+    """What the model makes of a window: its negative log-likelihood, its distributions, its states after each layer."""
+
+    nll: Tensor
+    answers: Categorical
+    states: tuple[Tensor, ...]
+
+
+class Window(NamedTuple):
+    """A batch of one window of `length` tokens, in a model."""
+
+    model: PreTrainedModel
+    batch: Batch
+    seed: int
+    draw: int
+
+    @property
+    def length(self) -> int:
+        return int(self.batch.attention_mask.sum())
+
+    def words(self) -> Tensor:
+        """e [1, T, d]."""
+        model = self.model.get_encoder() if self.model.config.is_encoder_decoder else self.model
+        return model.get_input_embeddings()(self.batch.input_ids)
+
+    def drawn(self, draw: Callable, like: Tensor) -> Tensor:
+        """[1, T, d] numbers."""
+        return torch.from_numpy(draw(self.seed, self.draw, self.batch.sample_id.numpy(), *like.shape[1:])).to(
+            like.dtype
+        )
+
+    def of_tokens(self, values: Tensor) -> Tensor:
+        """The values with zeros at padding."""
+        return values * self.batch.attention_mask[..., None]
+
+    def read(self, embeddings: Tensor) -> Reading:
+        inputs = {"inputs_embeds": embeddings, "attention_mask": self.batch.attention_mask}
+        inputs["output_hidden_states"] = True
+        if self.model.config.is_encoder_decoder:
+            output = self.model(**inputs, labels=self.batch.target_ids)
+            logits, states = output.logits[0], output.encoder_hidden_states
+            targets = self.batch.target_ids[0]
+            logits, targets = logits[targets != IGNORED], targets[targets != IGNORED]
+        else:
+            output = self.model(**inputs, token_type_ids=self.batch.token_type_ids)
+            logits, states = torch.cat([output.start_logits, output.end_logits]), output.hidden_states
+            targets = torch.cat([self.batch.start_position, self.batch.end_position])
+        answers = Categorical(logits=logits)
+        return Reading(-answers.log_prob(targets).mean(), answers, states[1:])
+
+
+def both_directions(first: Reading, second: Reading) -> Tensor:
+    """KL(p || q) + KL(q || p), the mean over the window's predictions."""
+    p, q = first.answers, second.answers
+    return (kl_divergence(p, q) + kl_divergence(q, p)).mean()
+
+
+def along(gradient: Tensor, window: Window, length: float) -> Tensor:
+    """The gradient by the window's tokens, at this length."""
+    gradient = window.of_tokens(gradient)
+    return length * gradient / gradient.square().sum().sqrt()
+
+
+def r3f(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    noise = window.drawn(normal, e) if settings.noise == "normal" else 2 * window.drawn(uniform, e) - 1
+    clean, noisy = window.read(e), window.read(e + settings.noise_size * window.of_tokens(noise))
+    return clean.nll + settings.divergence_weight * both_directions(clean, noisy)
+
+
+def pdr(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    base, start = e.detach(), settings.start_size * window.of_tokens(window.drawn(normal, e))
+    start.requires_grad_()
+    divergence = both_directions(window.read(base), window.read(base + start))
+    [gradient] = torch.autograd.grad(divergence, start)
+    clean, adversarial = window.read(e), window.read(e + along(gradient, window, settings.epsilon))
+    return clean.nll + settings.divergence_weight * both_directions(clean, adversarial)
+
+
+def fgm(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    clean = window.read(e)
+    [gradient] = torch.autograd.grad(clean.nll, e, retain_graph=True)
+    return clean.nll + window.read(e + along(gradient, window, settings.epsilon)).nll
+
+
+def symnoise(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    signs = torch.where(window.drawn(uniform, e) < 0.5, -1.0, 1.0)
+    delta = settings.noise_alpha / (window.length * e.shape[-1]) ** 0.5 * window.of_tokens(signs)
+    return (window.read(e + delta).nll + window.read(e - delta).nll) / 2
+
+
+def lnsr(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    size = settings.noise_scale * e.detach().square().mean(-1, keepdim=True).sqrt()  # of each dimension
+    clean, noisy = window.read(e), window.read(e + window.of_tokens(size * window.drawn(normal, e)))
+    length = window.length
+    distances = [(a - b)[0, :length].square().sum() / length for a, b in zip(clean.states, noisy.states, strict=True)]
+    return clean.nll + settings.distance_weight * sum(distances) / len(distances)
+
+
+def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
+    """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions."""
+    e, length, lam = window.words(), window.length, settings.mle_weight
+    clean = window.read(e)
+    mu, log_variance = generator(clean.states[-1].detach()).chunk(2, -1)
+    sigma = (log_variance / 2).exp()
+    noisy = window.read(window.of_tokens(e * (mu + sigma * window.drawn(normal, e))))
+    prior = Normal(1.0, settings.prior_variance**0.5)
+    kl = kl_divergence(Normal(mu, sigma), prior)[0, :length].sum()
+    loss = lam * clean.nll + (1 - lam) * (noisy.nll + settings.beta * kl)
+    return loss + settings.divergence_weight * both_directions(clean, noisy) / 2
+
+
+LOSSES = {loss.__name__: loss for loss in (r3f, pdr, fgm, symnoise, lnsr, swep)}
+
+
+def loss(
+    model: PreTrainedModel, batch: Batch, settings: Settings, seed: int, draw: int, generator: nn.Module | None = None
+) -> Tensor:
+    """The loss of a method on a batch.
+
+    Args:
+        draw: the number of the draw of the pass that draws the noise.
+        generator: h to mu and log sigma^2, for "swep".
+    """
+    total = 0.0
+    for row in range(len(batch.input_ids)):
+        alone = Batch(*(part[row : row + 1] if isinstance(part, Tensor) else None for part in batch))
+        total = total + batch.weight[row] * LOSSES[settings.name](Window(model, alone, seed, draw), settings, generator)
+    return total
