@@ -209,7 +209,8 @@ def _run_stage(
         if scores:
             title = f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}"
             if average:
-                print_scores(plain_scores, f"{title}, without the average")
+                print_scores(plain_scores, f"{title}, {UNAVERAGED}")
+                title += f", {recipe.train.average}"
             print_scores(scores, title)
         say(f"model in {folder.model}, results in {folder.results}")
     return tracker

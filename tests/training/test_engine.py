@@ -434,6 +434,8 @@ def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weig
     assert_same_weights(exported(run / "unaveraged"), weights[-1])
     mean = plain_mean(weights, AVERAGES[stage, world_size])
     assert_same_weights(exported(run), mean)
+    assert "\n- Weights: their " in (run / "model" / "README.md").read_text()
+    assert "\n- Weights: their " not in (run / "unaveraged" / "model" / "README.md").read_text()
     distances = {name: float((value - weights[-1][name]).abs().max()) for name, value in mean.items()}
     assert min(d for name, d in distances.items() if not name.endswith(WITHOUT_GRADIENT)) > 3e-4  # the tolerance: 3e-5
 
