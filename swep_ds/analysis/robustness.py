@@ -38,6 +38,7 @@ class Line(Section):
 
     source: str  # what it was fitted to
     in_domain: str
+    fitted_over: tuple[float, float]  # the lowest and the highest F1 in domain, in percent
     shifted: dict[str, Fit]
 
     def of(self, data_set: str) -> Fit | None:
@@ -70,14 +71,16 @@ def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
         first, *others = scores
         for name in others if first == in_domain else ():
             points.setdefault(name, []).append((scores[first]["f1"], scores[name]["f1"]))
-    fits = {}
+    fits, over = {}, (0.0, 0.0)
     for name, pairs in points.items():
         x, y = np.array(pairs).T
         if len(x) >= LEAST_RUNS and np.ptp(x) >= LEAST_SPREAD:
             slope, intercept = np.polyfit(x, y, 1).tolist()
             fits[name] = Fit(slope=slope, intercept=intercept)
+            over = (x.min().item(), x.max().item())
     if fits:
-        return Line(source=f"least squares over the {len(runs)} runs of {row}", in_domain=in_domain, shifted=fits), ""
+        source = f"least squares over the {len(runs)} runs of {row}"
+        return Line(source=source, in_domain=in_domain, fitted_over=over, shifted=fits), ""
     note = f"{len(runs)} runs of {row}, but a line takes {LEAST_RUNS}, with F1 over {LEAST_SPREAD:g} points in domain"
     return (
         None,
@@ -96,9 +99,20 @@ def add_points(scores: Scores, line: Line) -> Scores:
     return result
 
 
-def note(line: Line) -> str:
+def line_notes(line: Line, runs: Sequence[Scores]) -> list[str]:
+    """What the points are above; whether the line is extrapolated for some of these runs, or has nothing to predict."""
+    known = [(scores, column) for scores in runs if (column := line.in_domain_of(list(scores)))]
+    x = [scores[column]["f1"] for scores, column in known]
+    if not any(name != column and line.of(name) for scores, column in known for name in scores):
+        sets = ", ".join(line.shifted)
+        return [f"Points above the line: n/a (no run was tested both on {line.in_domain} and on one of {sets})."]
     fits = "; ".join(f"{name}: {fit.slope:.3f} x {fit.intercept:+.2f}" for name, fit in line.shifted.items())
-    return f"Points above the line: F1 less what F1 on {line.in_domain} (x) predicts. {fits}. {line.source}."
+    low, high = line.fitted_over
+    about = f"{line.source}, with x from {low:.4g} to {high:.4g}"
+    notes = [f"Points above the line: F1 less what F1 on {line.in_domain}, x, predicts. {fits} ({about})."]
+    if min(x) < low or max(x) > high:
+        notes.append(f"The line is extrapolated: here x is from {min(x):.2f} to {max(x):.2f}.")
+    return notes
 
 
 def draw(blocks: Sequence[Mapping[str, Any]], line: Line, folder: Path) -> list[Path]:

@@ -14,8 +14,7 @@ from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import LEAST_SEEDS, LEVEL, MARGIN, holm
 from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trained_on
 from swep_ds.analysis.questions import ARTICLES, QuestionScores
-from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted
-from swep_ds.analysis.robustness import note as line_note
+from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
 from swep_ds.analysis.runs import MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATION, COVERED_ACCURACY, ECE_BINS
@@ -51,10 +50,9 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
     """
     runs, missing = read_runs(refs)
     base = _base_row(list(dict.fromkeys(ref.variant for ref in refs)), against)
-    line_notes = []
+    no_line = ""
     if line is None and base is not None:
-        line, why = fitted([_scores(run) for run in runs if run.ref.variant == base], base)
-        line_notes = [why] if why else []
+        line, no_line = fitted([_scores(run) for run in runs if run.ref.variant == base], base)
     questions = QuestionScores()
     blocks, notes, keys = [], [], []
     for ref in refs:
@@ -79,7 +77,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
             "of as many questions each), area under the risk-coverage curve (risk: 1 - EM), and the share of questions "
             f"that can be answered, the most confident first, with {COVERED_ACCURACY} % of EM."
         )
-    notes += [line_note(line)] if any(ABOVE in cell for cell in cells) else line_notes
+    notes += line_notes(line, [_scores(run) for run in runs]) if line else [no_line] * bool(no_line)
     return {
         "against": base,
         "line": line and line.model_dump(),
@@ -270,7 +268,8 @@ def _difference_notes(base: str) -> list[str]:
         f"{LEVEL} % interval is for other seeds and other questions: crossed over both, questions by article where "
         f"there are {ARTICLES} of them, else by paragraph; it takes {LEAST_SEEDS} seeds.",
         "p is adjusted by Holm for all differences of the block but the sweep's primary one. Bold: p below "
-        f'{1 - LEVEL / 100:.2f}. "none": certainly smaller than {MARGIN} points (two one-sided tests).',
+        f"{1 - LEVEL / 100:.2f}. No difference: certainly smaller than {MARGIN} points (two one-sided tests at "
+        f"{100 - LEVEL} %).",
         f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
         "these trained models. It knows nothing of other seeds.",
     ]

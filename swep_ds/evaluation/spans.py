@@ -9,7 +9,6 @@ exp(score) over all allowed spans of its example, in all windows and whatever `n
 Shapes: B windows of at most T tokens, W in all; K = `n_best` candidates each.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -194,14 +193,16 @@ class SpanDecoder:
         """The best answer's probability by example id; 0 without an allowed span."""
         confidences = {self.examples[row].id: 0.0 for row in sorted(self._log_sums)}
         example, score, _, _ = self._ordered()
-        _, first = np.unique(example, return_index=True)
-        for row, best in zip(example[first].tolist(), score[first].tolist(), strict=True):
-            confidences[self.examples[row].id] = self._probability(row, best)
+        rows, first = np.unique(example, return_index=True)
+        for row, probability in zip(rows.tolist(), self._probabilities(rows, score[first]).tolist(), strict=True):
+            confidences[self.examples[row].id] = probability
         return confidences
 
-    def _probability(self, row: int, score: float) -> float:
-        score = min(max(score, -2 * LARGEST), 2 * LARGEST)  # inf: two infinite logits
-        return math.exp(min(0.0, score - self._log_sums[row]))
+    def _probabilities(self, example: np.ndarray, score: np.ndarray) -> np.ndarray:
+        """Of candidates with these scores [C] of these examples [C]: [C] float64."""
+        log_sum = np.array([self._log_sums[row] for row in example.tolist()])
+        finite = score.astype(np.float64).clip(-2 * LARGEST, 2 * LARGEST)  # two infinite logits add up to inf
+        return np.exp(np.minimum(0.0, finite - log_sum))
 
     def n_best(self) -> dict[str, list[Answer]]:
         """At most `settings.n_best` answers by example id, best first.
@@ -215,13 +216,14 @@ class SpanDecoder:
         example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
         kept = np.arange(len(group)) - first[group] < self.settings.n_best
+        probability = self._probabilities(example, score)
         for i in np.flatnonzero(kept).tolist():
-            source, probability = self.examples[int(example[i])], self._probability(int(example[i]), float(score[i]))
+            source = self.examples[int(example[i])]
             start = int(begin[i])
             text = source.context[start : int(end[i])]
             start += len(text) - len(text.lstrip())
             text = text.strip()
-            answers[source.id].append(Answer(text, start, start + len(text), float(score[i]), probability))
+            answers[source.id].append(Answer(text, start, start + len(text), float(score[i]), float(probability[i])))
         return answers
 
     def _ordered(self) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swep_ds.analysis import robustness, table
-from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, published
+from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes, published
 from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from tests.support import fake_runs
@@ -25,7 +25,7 @@ def test_the_line_is_that_of_least_squares():
     design = np.stack([x, np.ones(12)], axis=1)
     expected = np.linalg.lstsq(design, y, rcond=None)[0]
     assert (line.shifted["nyt"].slope, line.shifted["nyt"].intercept) == pytest.approx(expected)
-    assert (line.in_domain, note) == ("squad", "")
+    assert (line.in_domain, line.fitted_over, note) == ("squad", (min(x), max(x)), "")
     residuals = [add_points(run, line)["nyt"][ABOVE] for run in runs]
     assert residuals == pytest.approx(y - design @ expected)
     assert sum(residuals) == pytest.approx(0, abs=1e-9)
@@ -47,6 +47,13 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
     assert points == pytest.approx(
         {"New_York_Times": 80 - (1.110 * 80 - 11.29), "amazon_reviews_v1.0": 60 - (1.436 * 80 - 51.73)}
     )
+    [about] = line_notes(line, [run])
+    assert "amazon: 1.436 x -51.73 (least squares" in about
+    assert line_notes(line, [run, scores(new_wiki=50.0)])[1:] == [
+        "The line is extrapolated: here x is from 50.00 to 80.00."
+    ]
+    [nothing] = line_notes(line, [scores(squad=90.0, amazon=60.0)])
+    assert "n/a (no run was tested both on new_wiki and on one of nyt, reddit, amazon)" in nothing
     assert add_points(scores(squad=90.0, amazon=60.0), line) == scores(squad=90.0, amazon=60.0)  # no New-Wikipedia
 
 
@@ -54,7 +61,7 @@ def test_bad_lines_are_one_line(tmp_path):
     with pytest.raises(InputError, match=r"--line nope: no such line; known are squadshifts, or give a YAML file"):
         published("nope")
     file = tmp_path / "line.yaml"
-    file.write_text("source: s\nin_domain: squad\nshifted: {nyt: {slope: steep}}")
+    file.write_text("source: s\nin_domain: squad\nfitted_over: [1, 2]\nshifted: {nyt: {slope: steep}}")
     with pytest.raises(InputError, match=r"line\.yaml: .*slope.*intercept"):
         published(str(file))
 

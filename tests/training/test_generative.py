@@ -97,6 +97,9 @@ def test_an_output_layer_of_its_own_is_trained_and_exported(finished, folder):
     whole, sharded = finished["untied-zero0", 1], finished["untied-zero3", 2]
     assert losses(sharded) == pytest.approx(losses(whole), rel=1e-5)
     assert predictions(sharded) == predictions(whole)
+    confidences = [json.loads((run / "confidence" / "test.json").read_text()) for run in (whole, sharded)]
+    assert confidences[1] == pytest.approx(confidences[0], rel=1e-3)
+    assert all(0 < confidence < 1 for confidence in confidences[0].values())
     models = []
     for run in (folder / "untied", whole, sharded):
         model, report = AutoModelForSeq2SeqLM.from_pretrained(run / "model", output_loading_info=True)
