@@ -23,7 +23,9 @@ class AdvAugSettings(Settings):
     uses_model: ClassVar[bool] = True
     name: Literal["adv_aug"] = "adv_aug"
     ascent_steps: int = Field(5, ge=1, le=1000)
-    step_size: float = Field(0.003, gt=0)  # share of the Frobenius norm of a window's embeddings
+    # share of the Frobenius norm of a window's embeddings; about 0.5 changes the paper's 20 % of the words on the quick
+    # start, and leaves nothing to learn (docs/methods.md)
+    step_size: float = Field(0.003, gt=0)
     penalty: float = Field(0.1, ge=0)  # gamma, weight of the distance in semantic space
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
 
