@@ -127,7 +127,8 @@ def test_steps_count_where_the_optimizer_expects_them(fused):
 def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, **more) -> dict:
     """A run for `several_runs.py`. The recipe's split is for 2 ranks; a single rank has to find another."""
     sets = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
-    sets += ["train.average=ema", "train.average_decay=0.8"]
+    if more.pop("average", True):
+        sets += ["train.average=ema", "train.average_decay=0.8"]
     if name == "bf16":
         sets.append("train.precision=bf16")
     return {
