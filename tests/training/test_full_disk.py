@@ -36,13 +36,13 @@ def folder(tmp_path_factory, disk) -> Path:
         start(folder, "stopped", 2, 2, full=[1, 4], fails=True),
         start(folder, "again", 2, 2, resume=str(folder / "stopped" / "checkpoints")),
         start(folder, "go-on", 2, 2, GO_ON, full=[0, 4]),
-        start(folder, "no-model", 2, 2, full=[0, "model"], fails=True),
+        start(folder, "no-model", 2, 2, average=False, full=[0, "model"], fails=True),
         start(folder, "whole", 2, 2, full=[0, "model"], fails=True),
         start(folder, "no-lines", 2, 2, blocked="metrics.jsonl", fails=True),
         start(folder, "blocked", 2, 3, blocked=4, fails=True),
     ]
     if disk:
-        runs.append(start(folder, "disk", 2, 2, GO_ON, output_dir=str(disk / "run")))
+        runs.append(start(folder, "disk", 2, 2, GO_ON, average=False, output_dir=str(disk / "run")))
     make(folder, 2, runs)
     return folder
 
@@ -88,14 +88,14 @@ def test_lines_that_cannot_be_written_from_the_start(folder):
 
 
 def test_a_model_that_cannot_be_written(folder):
-    for run in (folder / "no-model", folder / "whole"):
+    for run, model in ((folder / "no-model", "model"), (folder / "whole", "unaveraged/model")):
         said = error(run)
-        assert said.startswith(f"cannot write {run / 'model'}: ")
+        assert said.startswith(f"cannot write {run / model}: ")
         assert "File too large" in said
         assert "on rank 0" in said
         assert complete(run) == [4, 6]
-        assert not (run / ".model.unfinished").exists()
-        assert not (run / "results.json").exists()
+        assert not list(run.rglob(".model.unfinished"))
+        assert not list(run.rglob("results.json"))
     assert not (folder / "no-model" / "model").exists()
     assert (folder / "whole" / "model" / "model.safetensors").is_file()  # an earlier start's
 
