@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from swep_ds.errors import InputError
+from swep_ds.evaluation.evaluate import Evaluation
+from swep_ds.evaluation.results import read_results
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline import prepare
+from swep_ds.pipeline.run import run
 from swep_ds.planning.memory import model_states
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.training.average import WeightAverage, newest_share
@@ -120,6 +123,33 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
     engine.destroy()
 
 
+def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path, monkeypatch):
+    """By the weights that a run has whenever it scores: at three checkpoints, then in both tests."""
+    seen = []
+
+    def record(evaluation: Evaluation, engine, test, score=Evaluation.score):
+        seen.append(engine.module.get_parameter(WORD).detach().flatten().clone())
+        return score(evaluation, engine, test)
+
+    monkeypatch.setattr(Evaluation, "score", record)
+    settings = {
+        "average": "ema",
+        "average_decay": DECAY,
+        "max_updates": 3,
+        "checkpoint_every": 1,
+        "keep_checkpoints": 3,
+    }
+    sets = [*(f"train.{name}={value}" for name, value in settings.items()), "eval.select_on=test"]
+    run(Recipe.load(str(folder / "recipe.yaml"), sets), str(tiny_run.ds_config(folder, 1)), tmp_path / "run", "never")
+    tags = sorted((tmp_path / "run" / "checkpoints").glob("update-*"))
+    means = [torch.load(tag / FILE)[WORD]["mean"] for tag in tags]
+    last = [torch.load(tag / "mp_rank_00_model_states.pt", weights_only=False)["module"][WORD] for tag in tags]
+    chosen = read_results(tmp_path / "run" / "results.json").selection.update - 1
+    expected = [*means, last[chosen].flatten(), means[chosen]]
+    assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 5
+    assert not torch.equal(means[2], last[2].flatten())
+
+
 def nothing(content: dict) -> dict:
     return {}
 
@@ -161,7 +191,7 @@ def test_a_checkpoint_with_a_wrong_mean_is_refused_and_the_one_before_it_is_take
 
 @pytest.fixture(scope="module")
 def saved(folder, tmp_path_factory) -> Iterator[tuple[Checkpoints, Any]]:
-    """An engine of ZeRO-1, and checkpoints of its updates 1 and 2."""
+    """An engine of ZeRO-1, and checkpoints of its updates 1 and 2; its group stays until the module's last test."""
     recipe = Recipe.load(str(folder / "recipe.yaml"), ["train.average=ema"])
     with one_rank():
         job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, 1)))
