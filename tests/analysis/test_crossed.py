@@ -104,7 +104,7 @@ EXPERIMENTAL = {
     "seeds differ little": {"seed": 0.33, "question": 4, "residual": 5},
     "seeds differ": {"seed": 1.0, "question": 6, "residual": 10},
     "seeds differ a lot": {"seed": 1.9, "question": 6, "residual": 12},
-    "paragraphs differ, of many sizes": {"seed": 1.0, "question": 5, "residual": 10, "cluster": 4, "uneven": True},
+    "paragraphs differ a lot, and in size": {"seed": 0.5, "question": 6, "residual": 10, "cluster": 12, "uneven": True},
     "the mean over three sets": {"seed": 0.7, "question": 6, "residual": 10, "sets": 3},
 }
 
