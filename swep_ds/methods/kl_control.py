@@ -17,10 +17,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-SMOOTHING = 5  # updates: windows of similar length share a batch, so the KL of batches differs by 20 to 40 %
-DAMPING = 3.0  # a KL that is twice the target makes beta 8 times as large
-REACH = 3.0  # beta moves at most by a factor of 8,000 at once, so that it stays a number where the KL is 0
-ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer
+SMOOTHING = 2  # updates; Adam's momentum smooths enough, and a longer mean answers too late
+DAMPING = 4.0  # a KL that is twice the target makes beta 16 times as large
+REACH = 2.0  # beta moves at most by a factor of 3,000 at once: bursts would live on in Adam's second moment
+ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 40 updates, longer than the generator takes to answer
 STEP = 0.5  # at first the KL rises no faster than Adam lets it: what theta loses meanwhile, for nothing, is bounded
 RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
 

@@ -6,6 +6,8 @@ Notable (n parameters, b bytes each in computation, w ranks; each formula names 
 - At ZeRO 1 all gradients exist until the update's last micro-step is over; in `split` execution ZeRO 2 holds its
   part twice, what is accumulated and what arrives.
 - The gradient of a parameter larger than `reduce_bucket_size` does not go through the bucket: it exists beside it.
+- The method's parameters are flat by themselves. Here they are counted in one buffer with the model's, which differs by
+  a few elements of padding, and in the step, which takes one after the other.
 - The step needs room: the gradients as one flat float32 piece, and Adafactor's temporaries.
 """
 

@@ -73,7 +73,10 @@ def train(
             rate = engine.get_lr()[0]  # the engine's step moves on to the next update's
             watch.next_update(number)
             step = MicroStep(update, progress, measure=logs, compare=update % COMPARED_EVERY == 0)
-            meter.add(run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase))
+            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase)
+            meter.add(statistics)
+            if method.watches:
+                method.observe(_mean([seen[method.watches] for seen in statistics]))
             if average:
                 with watch.phase("average"):
                     average.add(number)
@@ -123,7 +126,7 @@ def run_update(
 ) -> list[dict[str, Tensor]]:
     """One update of any method: for each micro-batch and each of its passes forward, backward, step.
 
-    The engine's step changes weights only after the update's last backward. Collective.
+    The engine's step changes weights only after the update's last backward.
 
     Args:
         parts: from `Objective.parts`.
@@ -147,11 +150,6 @@ def run_update(
             seen |= measured | {"loss": seen["loss"] + loss.detach()}
             del loss  # frees the pass's graph before the next forward
         statistics.append(seen)
-    method = engine.module.method
-    if method.watches:
-        mean = torch.stack([seen[method.watches].double() for seen in statistics]).mean()
-        dist.all_reduce(mean)
-        method.observe(mean / ranks.world_size())
     return statistics
 
 
@@ -164,6 +162,13 @@ def _count(state: TrainState, batches: TrainingBatches, update: int) -> TrainSta
     rows = batches.windows(update)
     tokens = state.tokens + int(batches.lengths[rows].sum())
     return replace(state, updates=update + 1, windows=state.windows + len(rows), tokens=tokens, unlogged={})
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """The mean of scalars over micro-batches and ranks, as 0-dim float64 on the device. Collective."""
+    mean = torch.stack(list(values)).double().mean()
+    dist.all_reduce(mean)
+    return mean / ranks.world_size()
 
 
 def _read_engine(engine, precision: str) -> dict[str, float]:
