@@ -127,7 +127,7 @@ def test_steps_count_where_the_optimizer_expects_them(fused):
 def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, **more) -> dict:
     """A run for `several_runs.py`. The recipe's split is for 2 ranks; a single rank has to find another."""
     sets = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
-    sets += ["method.kl_target=1000", "method.noise_learning_rate=5e-3", "method.noise_max_grad_norm=0.3"]
+    sets += ["method.kl_target=4000", "method.noise_learning_rate=5e-3", "method.noise_max_grad_norm=0.3"]
     if more.pop("average", True):
         sets += ["train.average=ema", "train.average_decay=0.8"]
     if name == "bf16":

@@ -54,7 +54,7 @@ VARIANTS = {
     "ablation": {"method.noise": "additive"},
     "shuffled": {"method.noise": "shuffled"},
     "controlled": {
-        "method.kl_target": 1000,  # below the KL at first
+        "method.kl_target": 4000,  # below the KL at first
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 0.3,
         "train.max_grad_norm": 0.5,  # each clips its group

@@ -38,7 +38,7 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "train.keep_checkpoints": more.pop("keep", 2),
         "seed": more.pop("seed", 0),
         **AVERAGES[stage],
-        "method.kl_target": 1000,
+        "method.kl_target": 4000,
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 0.3,
     }
