@@ -177,7 +177,8 @@ def _read_engine(engine, precision: str) -> dict[str, float]:
     if engine.group_norms:
         numbers["noise_grad_norm"] = engine.group_norms.method_norm()
     if precision == "fp16":
-        numbers |= {"loss_scale": engine.loss_scale(), "skipped_updates": engine.skipped_steps}
+        scale = float(engine.optimizer.loss_scale)  # the engine's own `loss_scale()` is the ds_config's, 0 for dynamic
+        numbers |= {"loss_scale": scale, "skipped_updates": engine.skipped_steps}
     return numbers
 
 
