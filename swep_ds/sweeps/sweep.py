@@ -39,8 +39,8 @@ EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
 START_LINE = "$ "  # begins an attempt; its command follows
 DESCRIPTION = "sweep.json"  # in the sweep's folder: what each run's folder holds
 Settings = dict[str, Any]  # dotted name -> value
-# (row, the row it is compared with, metric, data set or "shifted": the mean over all but the first). A row is a variant,
-# or "VARIANT, unaveraged": its last weights, where it has train.average
+# (row, the row it is compared with, metric, data set or "shifted": the mean over all but the first); a row is a variant
+# or, where that has train.average, "VARIANT, unaveraged": its last weights
 Primary = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
 MOST_RUNS = 10_000
