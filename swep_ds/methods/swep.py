@@ -193,9 +193,13 @@ class Swep(Method):
             learned *= 1 - fixed / means["kl_per_token"] if fixed else 1
         if learned >= span:
             return None
-        fix = "lower method.beta" if self.control is None else "raise method.kl_target"
+        fix = "lower method.beta to let it learn"
+        if self.control:
+            tokens = 1 if self.kl_reduction == "sum" else math.exp(span / 2)
+            fix = "raise method.kl_target to let it learn"
+            if self.control.target * tokens >= span:
+                fix = "method.kl_target is not reached: raise method.noise_learning_rate, or train for more updates"
         return (
             f"the learned noise is nearly its prior: the KL is {learned:.2g} nats a window, and naming an answer span "
-            f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix} "
-            "to let it learn"
+            f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix}"
         )

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.recipe import HOLDOUT, Recipe
-from swep_ds.settings import Section, differences, flatten, inherit, read_settings, validate
+from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate
 
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
@@ -57,9 +57,17 @@ class Sweep(Section):
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)
-    primary: Primary | None = (
-        None  # the comparison that the table tests alone; the others are adjusted for their number
-    )
+    primary: Primary | None = None  # the comparison that the table tests alone; others are adjusted for their number
+
+    @field_validator("primary", mode="before")
+    @classmethod
+    def _four_parts(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, list) and len(value) == 4):
+            raise ValueError(
+                f"{shown(value)}: write it as [VARIANT, THE VARIANT IT IS COMPARED WITH, f1 or exact_match, DATA SET "
+                f"or {SHIFTED}]"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
