@@ -200,6 +200,7 @@ def _run_stage(
         ranks.progress("export")
         if average:
             export_model(engine, job.tokenizer, plain_folder.model, plain, plain_scores, keep_fp32)
+            export_noise(engine, plain_folder.path / NOISE)
             _write_results(plain_folder, results(eval=plain_scores))
         with averaged():
             export_model(engine, job.tokenizer, folder.model, recipe, scores, keep_fp32)
