@@ -73,7 +73,10 @@ def train(
             rate = engine.get_lr()[0]  # the engine's step moves on to the next update's
             watch.next_update(number)
             step = MicroStep(update, progress, measure=logs, compare=update % COMPARED_EVERY == 0)
-            meter.add(run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase))
+            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase)
+            meter.add(statistics)
+            if method.watches:
+                method.observe(_mean_over_ranks(statistics, method.watches))
             if average:
                 with watch.phase("average"):
                     average.add(number)
@@ -147,12 +150,14 @@ def run_update(
             seen |= measured | {"loss": seen["loss"] + loss.detach()}
             del loss  # frees the pass's graph before the next forward
         statistics.append(seen)
-    method = engine.module.method
-    if method.watches:
-        mean = torch.stack([seen[method.watches].double() for seen in statistics]).mean()
-        dist.all_reduce(mean)
-        method.observe(mean / ranks.world_size())
     return statistics
+
+
+def _mean_over_ranks(statistics: list[dict[str, Tensor]], name: str) -> Tensor:
+    """Over the global batch, 0-dim float64. Collective."""
+    mean = torch.stack([seen[name].double() for seen in statistics]).mean()
+    dist.all_reduce(mean)
+    return mean / ranks.world_size()
 
 
 def seed_dropout(seed: int, update: int) -> None:
