@@ -98,7 +98,7 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
     Args:
         means: of `kl_per_window`, `kl_per_token` and `span_nats`.
         unlearned: the part of the KL per token that a fixed sigma adds, which depends on no input.
-        fix: what lets the noise learn, in the imperative.
+        fix: what the user can do, in the imperative.
     """
     if progress < 0.1:
         return None  # the noise starts there, or far away
@@ -109,6 +109,5 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
         return None
     return (
         f"the learned noise is nearly its prior: the KL is {learned:.2g} nats a window, and naming an answer span "
-        f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix} to let it "
-        "learn"
+        f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix}"
     )
