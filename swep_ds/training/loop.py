@@ -14,7 +14,7 @@ from swep_ds import ranks
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import Stopped
 from swep_ds.evaluation.results import Score
-from swep_ds.methods.base import MicroStep, PassState
+from swep_ds.methods.base import Method, MicroStep, PassState
 from swep_ds.ranks.launch import note_checkpoint
 from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.vote import stop_vote
@@ -74,9 +74,8 @@ def train(
             watch.next_update(number)
             step = MicroStep(update, progress, measure=logs, compare=update % COMPARED_EVERY == 0)
             statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase)
+            _observe(method, statistics)
             meter.add(statistics)
-            if method.watches:
-                method.observe(_mean([seen[method.watches] for seen in statistics]))
             if average:
                 with watch.phase("average"):
                     average.add(number)
@@ -153,6 +152,14 @@ def run_update(
     return statistics
 
 
+def _observe(method: Method, statistics: Sequence[dict[str, Tensor]]) -> None:
+    """Gives the method the mean of what it watches, if anything, over the update's global batch. Collective."""
+    if method.watches:
+        mean = torch.stack([seen[method.watches].double() for seen in statistics]).mean()
+        dist.all_reduce(mean)
+        method.observe(mean / ranks.world_size())
+
+
 def seed_dropout(seed: int, update: int) -> None:
     """Keys dropout by (seed, update, rank): a resumed run needs no generator state to continue exactly."""
     torch.manual_seed(int(np.random.SeedSequence([seed, update, ranks.rank()]).generate_state(1, np.uint64)[0] >> 1))
@@ -162,13 +169,6 @@ def _count(state: TrainState, batches: TrainingBatches, update: int) -> TrainSta
     rows = batches.windows(update)
     tokens = state.tokens + int(batches.lengths[rows].sum())
     return replace(state, updates=update + 1, windows=state.windows + len(rows), tokens=tokens, unlogged={})
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    """The mean of scalars over micro-batches and ranks, as 0-dim float64 on the device. Collective."""
-    mean = torch.stack(list(values)).double().mean()
-    dist.all_reduce(mean)
-    return mean / ranks.world_size()
 
 
 def _read_engine(engine, precision: str) -> dict[str, float]:
