@@ -98,8 +98,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
         InputError: the model does not exist, a ds_config contradicts the recipe or offloads to disk, or the updates are
             too few for `train.average_last`.
     """
-    # Adafactor factors whole matrices: `resolve_ds_config`
-    names = ORDER[:1] if recipe.train.optimizer == "adafactor" else ORDER
+    # `resolve_ds_config` refuses Adafactor above ZeRO-0, and fp16 there
+    names = ORDER[:1] if recipe.train.optimizer == "adafactor" else ORDER[recipe.train.precision == "fp16" :]
     configs = {f"ds_configs/{name}.json": shipped / f"{name}.json" for name in names}
     if ds_config:
         configs = {ds_config: Path(ds_config)}
