@@ -135,9 +135,10 @@ def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
     make_folder(folder)
     write_atomically(folder / "curvature.csv", by_kind.to_csv(index=False))
     print(by_kind.to_string(index=False), flush=True)
-    [k] = by_kind.k[by_kind.kind == "all"]
-    if k <= 0:
-        raise InputError(f"{arguments.run}: the mean of k is {k:.3g}, which gives beta no unit: name a longer run")
+    [(k, error)] = by_kind.loc[by_kind.kind == "all", ["k", "k_error"]].to_numpy().tolist()
+    if k < 2 * error:
+        fault = f"k is {k:.3g} with a standard error of {error:.3g}, too uncertain to be the unit of beta"
+        raise InputError(f"{arguments.run}: {fault}: give more --windows, or name a longer run")
     settings = {name: getattr(arguments, name) for name in ("ratios", "factors", "updates")}
     for table in study(run, sets, k, **settings, done=done):
         write_atomically(file, table.to_csv(index=False))

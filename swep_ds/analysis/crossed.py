@@ -82,11 +82,15 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     return Estimate(per_seed.mean(-1), variance, np.nan_to_num(df, nan=seeds - 1))  # nan: all D are alike
 
 
+def effective_clusters(clusters: np.ndarray) -> float:
+    """G of the module's docstring."""
+    return len(clusters) ** 2 / np.square(np.bincount(clusters)).sum()
+
+
 def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """(B, E, G) of the module's docstring."""
     sizes = np.bincount(clusters)
-    questions, seeds = len(clusters), values.shape[-2]
-    effective = questions**2 / np.square(sizes).sum()
+    questions, seeds, effective = len(clusters), values.shape[-2], effective_clusters(clusters)
     starts = np.cumsum(sizes) - sizes
     sums = np.add.reduceat(values[..., np.argsort(clusters, kind="stable")], starts, axis=-1)
     sums = sums - values.mean(-1, keepdims=True) * sizes  # [..., S, C], centred by seed

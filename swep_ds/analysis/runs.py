@@ -16,7 +16,7 @@ from swep_ds.files import read_json
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
-from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe
+from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe, unaveraged
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # fields of a resolved ds_config that the recipe decides, or that do not affect training
@@ -100,7 +100,7 @@ def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
 
 def _unaveraged(ref: RunRef) -> RunRef:
     """The same training with its last weights in place of their mean, a row of its own."""
-    return replace(ref, folder=ref.folder / UNAVERAGED, variant=f"{ref.variant}, {UNAVERAGED}")
+    return replace(ref, folder=ref.folder / UNAVERAGED, variant=unaveraged(ref.variant))
 
 
 def _with_unaveraged(refs: Sequence[RunRef]) -> list[RunRef]:

@@ -24,6 +24,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples, reported_examples, tested_on
 from swep_ds.pipeline.export import NOISE
+from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Recipe
 
@@ -59,7 +60,8 @@ class SavedRun:
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)
         if method.state_dict():
-            _load_noise(method, folder / NOISE)
+            # a run with `train.average` has one noise generator, which is not averaged, for both of its models
+            _load_noise(method, (folder.parent if folder.resolve().name == UNAVERAGED else folder) / NOISE)
         method = method.to(ranks.device()).eval().requires_grad_(False)
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
 

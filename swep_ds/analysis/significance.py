@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swep_ds.analysis.crossed import LEAST_SEEDS, LEVEL, Estimate, estimate
+from swep_ds.analysis.crossed import LEAST_SEEDS, LEVEL, Estimate, effective_clusters, estimate
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run
 
@@ -22,7 +22,7 @@ Rows = Mapping[str, Sequence[Run]]
 class Difference(NamedTuple):
     """The difference of a row to the base, in points: EM and F1 [2]."""
 
-    crossed: Estimate | None  # None: fewer than `LEAST_SEEDS` seeds in common, or a single paragraph
+    crossed: Estimate | None  # None: fewer than `LEAST_SEEDS` seeds in common, or not even two paragraphs
     bootstrap: np.ndarray  # [2, 2]: low and high
 
 
@@ -62,7 +62,7 @@ def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScore
 
 
 def _crossed(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate | None:
-    if len(sets[0][0]) < LEAST_SEEDS or any(clusters.max() == 0 for _, clusters in sets):
+    if len(sets[0][0]) < LEAST_SEEDS or any(effective_clusters(clusters) < 2 for _, clusters in sets):
         return None
     return estimate([(np.moveaxis(values_SQ2, -1, 0), clusters) for values_SQ2, clusters in sets])
 

@@ -23,6 +23,7 @@ from swep_ds.sweeps.sweep import SHIFTED
 
 OUT_OF_DOMAIN = "out-of-domain mean"
 METRICS = ("exact_match", "f1")
+SCORES = (*METRICS, *CALIBRATION, ABOVE)
 LOWER_IS_BETTER = ("ece", "aurc")
 BASE = "MLE"
 Table = dict[str, Any]
@@ -160,7 +161,7 @@ def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
         scores = {
             column: {
                 metric: _summary([run[column][metric] for run in full])
-                for metric in (*METRICS, *CALIBRATION, ABOVE)
+                for metric in SCORES
                 if all(metric in run[column] for run in full)
             }
             for column in (full[0] if full else [])
@@ -169,7 +170,7 @@ def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
     done = [entry["scores"] for entry in entries if entry["scores"]]
     columns = list(done[0]) if done else []
     for column in columns:
-        for metric in (*METRICS, *CALIBRATION, ABOVE):
+        for metric in SCORES:
             cells = [scores[column][metric] for scores in done if metric in scores[column]]
             sign = -1 if metric in LOWER_IS_BETTER else 1
             best = f"{sign * max(sign * cell['mean'] for cell in cells):.2f}" if cells else ""
@@ -215,11 +216,12 @@ def _difference(
         interval, "no_difference": whether it is certainly smaller than `MARGIN`, "bootstrap_low" and "bootstrap_high"};
         None where there is no interval.
     """
-    scores = {id(run): _with_mean(_scores(run))[column][metric] for run in (*runs, *base)}
-    base_scores = {run.ref.seed: scores[id(run)] for run in base}
-    each = [scores[id(run)] - base_scores[run.ref.seed] for run in runs if run.ref.seed in base_scores]
-    result = dict.fromkeys(("low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
-    result = {**_summary(each), "n": len(each), **result}
+    scores, base_scores = (
+        {run.ref.seed: _with_mean(_scores(run))[column][metric] for run in row} for row in (runs, base)
+    )
+    each = [scores[seed] - base_scores[seed] for seed in significance.common_seeds(runs, base)]
+    result = {**_summary(each), "n": len(each)}
+    result |= dict.fromkeys(("low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
     difference, number = compared.get(None if column == OUT_OF_DOMAIN else column), METRICS.index(metric)
     if difference is not None:
         low, high = difference.bootstrap[:, number].tolist()
@@ -246,19 +248,18 @@ def _add_primary(block: Block, rows: Mapping[str, Sequence[Run]], primary: Prima
 def _adjust(block: Block, base: str | None) -> None:
     """Adds "holm", p adjusted for all differences of the block but the primary ones, and "significant"."""
     primaries = [(entry["row"], entry["base"], entry["column"], entry["metric"]) for entry in block["primary"]]
-    rest = []
+    every, rest = list(block["primary"]), []
     for row in block["rows"]:
         for column, by_metric in row["differences"].items():
             for metric, entry in by_metric.items():
-                is_primary = (row["name"], base, column, metric) in primaries
-                entry |= {"holm": entry["p"] if is_primary else None}
-                rest += [] if is_primary or entry["p"] is None else [entry]
+                every.append(entry)
+                if entry["p"] is not None and (row["name"], base, column, metric) not in primaries:
+                    rest.append(entry)
+    for entry in every:
+        entry["holm"] = entry["p"]
     for entry, p in zip(rest, holm([entry["p"] for entry in rest]), strict=True):
         entry["holm"] = p
-    for entry in block["primary"]:
-        entry["holm"] = entry["p"]
-    every = [entry for row in block["rows"] for cell in row["differences"].values() for entry in cell.values()]
-    for entry in [*every, *block["primary"]]:
+    for entry in every:
         entry["significant"] = entry["holm"] is not None and entry["holm"] < 1 - LEVEL / 100
 
 

@@ -165,11 +165,11 @@ def _run_stage(
             scores = [_test(engine, job, outcome, say) for outcome in outcomes]
             tracker.summary(scores[-1])
         ranks.progress("export")
+        export_noise(engine, folder.path / NOISE)
         results = partial(_results, recipe, job, done, peak, pretraining, selection)
         for outcome, its_scores in zip(outcomes, scores, strict=True):
             with outcome.weights():
                 export_model(engine, job.tokenizer, outcome.folder.model, outcome.recipe, its_scores, keep_fp32)
-            export_noise(engine, outcome.folder.path / NOISE)
             _write_results(outcome.folder, results(its_scores))
     if ranks.is_main():
         for outcome, its_scores in zip(outcomes, scores, strict=True):

@@ -30,6 +30,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked, read_json, write_atomically
+from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.recipe import HOLDOUT, Recipe
 from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate
 
@@ -38,7 +39,8 @@ EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
 START_LINE = "$ "  # begins an attempt; its command follows
 DESCRIPTION = "sweep.json"  # in the sweep's folder: what each run's folder holds
 Settings = dict[str, Any]  # dotted name -> value
-# (variant, the variant it is compared with, metric, data set or "shifted": the mean over all but the first)
+# (row, the row it is compared with, metric, data set or "shifted": the mean over all but the first); a row is a variant
+# or, where that has train.average, "VARIANT, unaveraged": its last weights
 Primary = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
 MOST_RUNS = 10_000
@@ -57,14 +59,14 @@ class Sweep(Section):
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)
-    primary: Primary | None = None  # the comparison that the table tests alone; others are adjusted for their number
+    primary: Primary | None = None  # tested alone; the table adjusts all other comparisons for their number
 
     @field_validator("primary", mode="before")
     @classmethod
     def _four_parts(cls, value: Any) -> Any:
         if value is not None and not (isinstance(value, list) and len(value) == 4):
             raise ValueError(
-                f"{shown(value)}: write it as [VARIANT, THE VARIANT IT IS COMPARED WITH, f1 or exact_match, DATA SET "
+                f"{shown(value)}: write it as [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET "
                 f"or {SHIFTED}]"
             )
         return value
@@ -75,10 +77,6 @@ class Sweep(Section):
             raise ValueError("variants names nothing to train: give each a name and its settings")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds holds a seed twice: its runs would share a folder")
-        if self.primary:
-            row, base = self.primary[:2]
-            if row == base or not {row, base} <= self.variants.keys():
-                raise ValueError(f"primary compares {row!r} with {base!r}: name two of {', '.join(self.variants)}")
         _check_settings("set", self.set)
         parts = self.parts()
         fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
@@ -150,6 +148,11 @@ class Cell:
 
     def exit_code(self) -> int | None:
         return exit_code_of(self.folder)
+
+
+def unaveraged(variant: str) -> str:
+    """The table's row with the last weights of a variant that has `train.average`."""
+    return f"{variant}, {UNAVERAGED}"
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
@@ -304,9 +307,14 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
 
 
 def _check_primary(cells: Sequence[Cell], path: Path) -> None:
-    """Raises InputError if the runs are not tested on the data set of the primary comparison."""
+    """Raises InputError if the table will not have the rows or the data set of the primary comparison."""
     primary, data = cells[0].primary, cells[0].recipe.data
     if primary:
+        row, base = primary[:2]
+        averaged = [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
+        rows = list(dict.fromkeys([*(cell.variant for cell in cells), *averaged]))
+        if row == base or not {row, base} <= set(rows):
+            raise InputError(f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}")
         tests = [HOLDOUT] * bool(data.holdout_fraction) + list(data.eval)
         known = [*tests, *([SHIFTED] if len(tests) > 1 else [])]
         if primary[3] not in known:

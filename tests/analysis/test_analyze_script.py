@@ -3,10 +3,14 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
+from swep_ds.analysis.mechanism import sample_windows
+from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.recipe import Recipe
 from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script
@@ -108,10 +112,24 @@ def test_a_method_without_perturbation_is_refused(run, tmp_path):
     assert "trained by mle: it perturbs nothing" in refuse("heatmap", folder)
 
 
+def fit(folder: Path) -> None:
+    """Trains the run's model for a moment: a random one has no curvature that can be told from 0."""
+    run = SavedRun.load(folder)
+    batch = run.batch(sample_windows(run, run.training_examples(), 40))
+    optimizer = torch.optim.Adam(run.qa.requires_grad_(True).parameters(), 1e-2)
+    for _ in range(30):
+        run.qa(run.qa.embed(batch), batch).nll.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.qa.model.save_pretrained(folder / "model")
+
+
 def test_mechanism(tmp_path):
     (tmp_path / "run").mkdir()
     run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
-    options = ["--output", output, "--updates", 2, "--windows", 3, "--factors", 1]
+    options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1]
+    assert "too uncertain to be the unit of beta: give more --windows" in refuse("mechanism", run, *options)
+    fit(run)
     said = succeed("mechanism", run, *options, "--ratios", 1)
     assert "special" in said
     assert "guess_shuffled" in said

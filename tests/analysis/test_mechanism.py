@@ -49,7 +49,7 @@ def test_curvature_of_a_quadratic(quadratic):
     by_kind = table.set_index("kind")
     assert by_kind.k["all"] == pytest.approx(STIFFNESS, rel=0.05)
     assert by_kind.k["context"] == pytest.approx(STIFFNESS, rel=0.05)
-    assert by_kind.squared_mean_gradient["all"] == pytest.approx(STIFFNESS**2, rel=0.1)
+    assert by_kind.squared_mean_gradient["all"] == pytest.approx(STIFFNESS**2)  # pairs of noise have its mean exactly
     assert by_kind.tokens["all"] == by_kind.tokens.drop("all").sum()
 
 

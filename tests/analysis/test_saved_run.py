@@ -1,5 +1,6 @@
 """A saved run: model, generator and perturbation as they were trained, or one line that says why not."""
 
+import shutil
 from dataclasses import replace
 from unittest import mock
 
@@ -79,6 +80,15 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     (folder / "results.json").unlink()
     with pytest.raises(InputError, match=r"holds no results\.json, so no finished run"):
         SavedRun.load(folder)
+
+
+def test_the_run_without_its_average_has_the_noise_generator_of_the_run(tmp_path):
+    run = load(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "unaveraged", ignore=lambda *_: ["noise.safetensors", "unaveraged"])
+    plain = SavedRun.load(tmp_path / "unaveraged")
+    assert plain.method.state_dict().keys() == run.method.state_dict().keys() != set()
+    for name, value in run.method.state_dict().items():
+        assert torch.equal(plain.method.state_dict()[name], value)
 
 
 def test_a_test_set_that_the_run_does_not_know(tmp_path):

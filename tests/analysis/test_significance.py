@@ -104,10 +104,12 @@ def test_three_seeds_have_a_crossed_interval(runs):
             assert part == pytest.approx([number, number])
 
 
-def test_a_single_paragraph_has_no_crossed_interval(runs, tmp_path):
+@pytest.mark.parametrize("alone", [0, 1])
+def test_less_than_two_paragraphs_have_no_crossed_interval(runs, tmp_path, alone):
+    """One paragraph, or nearly: with all questions but one in it, they are hardly more than one cluster."""
     file = tmp_path / "nyt.json"
     asked = json.loads(file.read_text())
-    for paragraph in asked["data"][0]["paragraphs"]:
+    for paragraph in asked["data"][0]["paragraphs"][alone:]:
         paragraph["context"] = "a b c d"
     file.write_text(json.dumps(asked))
     compared = significance.compare(runs, "MLE", list(SIZES), QuestionScores())["SWEP"]

@@ -155,6 +155,17 @@ def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others
     assert differences["squad"]["f1"]["holm"] == pytest.approx(min(1, 5 * differences["squad"]["f1"]["p"]))
 
 
+def test_a_primary_comparison_may_be_that_of_the_last_weights_of_runs_with_an_average(tmp_path):
+    variants = {"MLE": {"train.average": "ema"}, "SWEP": {"train.average": "ema", "method.name": "swep"}}
+    fields = {"variants": variants, "seeds": [0, 1, 2], "primary": ["SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt"]}
+    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, **fields):
+        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(("squad", "nyt"), 9))
+        right = dict.fromkeys(("squad", "nyt"), 9 if cell.variant == "MLE" else 12)
+        fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), right)
+    [primary] = table.make(find_runs([tmp_path / "runs"]))["blocks"][0]["primary"]
+    assert (primary["n"], primary["mean"]) == (3, pytest.approx(10))
+
+
 def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     new = {"ece": 5.0, "aurc": 20.0, "coverage_at_80": 60.0}
     runs = [scores(a=(80, 90), b=(70, 80)), scores(a=(82, 90), b=(74, 81))]

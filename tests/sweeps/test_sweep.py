@@ -258,16 +258,21 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean 'epochs'"),
         (
             {**TWO, "primary": ["SWEP", "Swep", "f1", "shifted"]},
-            "primary compares 'SWEP' with 'Swep': name two of MLE, SWEP",
+            "primary compares 'SWEP' with 'Swep': name two of MLE; SWEP",
         ),
         ({**TWO, "primary": ["MLE", "MLE", "f1", "shifted"]}, "primary compares 'MLE' with 'MLE': name two of"),
         ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': input should be 'exact_match' or 'f1'"),
         (
+            {**TWO, "set": {"train.average": "ema"}, "primary": ["SWEP, unaveraged", "MLE, plain", "f1", "shifted"]},
+            "with 'MLE, plain': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
+        ),
+        ({**TWO, "primary": ["SWEP, unaveraged", "MLE", "f1", "shifted"]}, "primary .* name two of MLE; SWEP$"),
+        (
             {**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]},
             "primary 'bbc': no such data set: name one of .*news.*shifted",
         ),
-        ({**TWO, "primary": ["SWEP", "MLE"]}, r"primary: \['SWEP', 'MLE'\]: write it as \[VARIANT, "),
-        ({**TWO, "primary": "SWEP"}, r"primary: 'SWEP': write it as \[VARIANT, "),
+        ({**TWO, "primary": ["SWEP", "MLE"]}, r"primary: \['SWEP', 'MLE'\]: write it as \[ROW, "),
+        ({**TWO, "primary": "SWEP"}, r"primary: 'SWEP': write it as \[ROW, "),
         (
             {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
             "2 runs would share the folder a-b-c-seed0: rename",
