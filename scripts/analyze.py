@@ -120,9 +120,7 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    import pandas as pd
-
-    from swep_ds.analysis.mechanism import curvature, sample_windows, study
+    from swep_ds.analysis.mechanism import FILE, curvature, read_table, sample_windows, study
     from swep_ds.analysis.saved_run import SavedRun
     from swep_ds.pipeline.examples import tested_on
 
@@ -130,7 +128,8 @@ def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
     if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
         raise InputError("--ratios and --factors: must be positive numbers")
     run = SavedRun.load(arguments.run)
-    file, names = folder / "mechanism.csv", arguments.data or tested_on(run.recipe)
+    file, names = folder / FILE, arguments.data or tested_on(run.recipe)
+    done = read_table(file) if file.is_file() else None
     sets = {name: sample_windows(run, run.test_examples(name), arguments.windows) for name in names}
     by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows))
     make_folder(folder)
@@ -141,7 +140,6 @@ def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
         fault = f"k is {k:.3g} with a standard error of {error:.3g}, too uncertain to be the unit of beta"
         raise InputError(f"{arguments.run}: {fault}: give more --windows, or name a longer run")
     settings = {name: getattr(arguments, name) for name in ("ratios", "factors", "updates")}
-    done = pd.read_csv(file) if file.is_file() else None
     for table in study(run, sets, k, **settings, done=done):
         write_atomically(file, table.to_csv(index=False))
         print(table.tail(len(sets)).to_string(index=False), flush=True)

@@ -291,7 +291,8 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
         case "model_type" | "model_attributes_type":
             return f"{field}: {_no_section(field, error['input'], model)}"
         case "missing" if isinstance(error["loc"][-1], str):
-            return f"{field} is required: give it in the recipe or with --set {field}=..."
+            kind = model.__name__.lower()
+            return f"{field} is required: give it in the {kind}" + f" or with --set {field}=..." * (kind == "recipe")
         case "union_tag_invalid":
             name = shown(error["input"].get("name"), str)
             return f"{field}.name: {name!r} is not a {field}{suggest(name, kinds)}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,14 +24,16 @@ from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import AnswerWindow, windows_if_any
 from swep_ds.data.batches import Batch
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, parsing
 from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.swep import Swep, SwepSettings
 from swep_ds.pipeline.prepare import training_batches, training_features
 
 BATCH = 16  # windows of a forward pass
-SETTING = ["ratio", "factor", "updates", "windows"]
+FILE = "mechanism.csv"
+SETTING, MEASURED = ["ratio", "factor", "updates", "windows"], ["beta", "data_set"]
+SAME_BETA = 1e-3  # relative: k differs in rounding from machine to machine, and by more from run to run
 MAX_GRAD_NORM = 1.0
 
 
@@ -170,22 +173,42 @@ def study(
     Args:
         sets: the windows of each test set.
         k: from `curvature`.
-        done: an earlier table; the settings in it are not run again.
+        done: an earlier table (`read_table`); what it has is not run again.
 
     Yields:
         After each setting the table so far: columns of `SETTING`, beta, data_set, and those of `effects`.
+
+    Raises:
+        InputError: `done` is of another run, which has another k.
     """
     windows = max(map(len, sets.values()))
-    table = pd.DataFrame(columns=SETTING) if done is None else done
+    table = pd.DataFrame(columns=[*SETTING, *MEASURED]) if done is None else done
     for ratio, factor in product(ratios, factors):
         setting = dict(zip(SETTING, (ratio, factor, updates, windows), strict=True))
-        if (table[SETTING] == pd.Series(setting)).all(axis=1).any():
-            continue
         beta = prior_variance(run) * k / ratio
+        same = table[(table[SETTING] == pd.Series(setting)).all(axis=1)]
+        if not np.allclose(same.beta.astype(float), beta, rtol=SAME_BETA):
+            raise InputError(
+                f"{FILE}: beta is {same.beta.iloc[0]:.3g} there and {beta:.3g} here at ratio {ratio:g}, so it was "
+                "measured with another run: name another --output"
+            )
+        left = [name for name in sets if name not in set(same.data_set)]
+        if not left:
+            continue
         method = learn(run, beta, factor * run.recipe.train.learning_rate, updates)
-        rows = [setting | {"beta": beta, "data_set": name} | effects(run, method, sets[name]) for name in sets]
+        rows = [setting | {"beta": beta, "data_set": name} | effects(run, method, sets[name]) for name in left]
         table = pd.concat([table, pd.DataFrame(rows)] if len(table) else [pd.DataFrame(rows)], ignore_index=True)
         yield table
+
+
+def read_table(file: Path) -> pd.DataFrame:
+    """A table of `study`, from CSV. Raises InputError if it is damaged."""
+    with parsing(f"{file}: is damaged", "delete it"):
+        table = pd.read_csv(file)
+        table[[*SETTING, *MEASURED]].drop(columns="data_set").astype(float)
+        if table.isna().any(axis=None):
+            raise ValueError("a cell is empty")
+    return table
 
 
 def prior_variance(run: SavedRun) -> float:

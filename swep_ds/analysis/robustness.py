@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from swep_ds.analysis.paper import data_set_name
 from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
@@ -39,7 +40,14 @@ class Line(Section):
     source: str  # what it was fitted to
     in_domain: str
     fitted_over: tuple[float, float]  # the lowest and the highest F1 in domain, in percent
-    shifted: dict[str, Fit]
+    shifted: dict[str, Fit] = Field(min_length=1)
+
+    @field_validator("fitted_over")
+    @classmethod
+    def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[0] > value[1]:
+            raise ValueError(f"{list(value)} is no range: write it as [LOWEST, HIGHEST]")
+        return value
 
     def of(self, data_set: str) -> Fit | None:
         return {data_set_name(name): fit for name, fit in self.shifted.items()}.get(data_set_name(data_set))

@@ -269,9 +269,12 @@ def _repeated(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
-    """A line for each setting outside `method` in which rows differ."""
+    """A line for each setting outside `method` in which rows differ. A row of last weights is as that of the mean."""
     values: dict[str, dict[str, list[str]]] = {}  # setting -> value as JSON -> rows
-    settings = {row: [_row_settings(run.recipe) for run in runs] for row, runs in rows.items()}
+    folders = {run.ref.folder / UNAVERAGED for runs in rows.values() for run in runs}
+    settings = {
+        row: [_row_settings(run.recipe) for run in runs if run.ref.folder not in folders] for row, runs in rows.items()
+    }
     for name in dict.fromkeys(name for recipes in settings.values() for recipe in recipes for name in recipe):
         for row, recipes in settings.items():
             for value in dict.fromkeys(json.dumps(recipe.get(name)) for recipe in recipes):

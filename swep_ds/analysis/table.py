@@ -95,13 +95,13 @@ def _base_row(rows: Sequence[str], against: str | None) -> str | None:
     """
 
     def folded(name: str) -> str:
-        return re.sub(r"[\s_-]+", " ", name.casefold())
+        return re.sub(r"[\s,_-]+", " ", name.casefold())
 
     wanted = against or BASE
     matches = [wanted] if wanted in rows else [name for name in rows if folded(name) == folded(wanted)]
     if against and len(matches) != 1:
         fault = f"{len(matches)} rows have that name" if matches else "no row has that name"
-        raise InputError(f"--against {against}: {fault}; the rows are {', '.join(rows)}")
+        raise InputError(f"--against {against}: {fault}; the rows are {', '.join(map(repr, rows))}")
     return matches[0] if len(matches) == 1 else None
 
 

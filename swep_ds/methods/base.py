@@ -189,19 +189,28 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
         module.train(training)
 
 
-def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
-    """e * z [N, T, d] with z ~ N(1, variance I); zero at padding."""
-    perturbed, _ = perturb(
+def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float, mode: str) -> tuple[Tensor, Tensor]:
+    """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
+
+    Args:
+        parameters: mu and log sigma^2 as `swep_ds.kernels.perturb` takes them; None for "prior".
+        mode: of `swep_ds.kernels.MODES`.
+    """
+    return perturb(
         inputs.embeddings,
-        None,
+        parameters,
         inputs.batch.attention_mask,
         inputs.batch.sample_id,
         seed=inputs.key.seed,
         draw=inputs.key.draw,
-        prior_variance=variance,
-        mode="prior",
+        prior_variance=prior_variance,
+        mode=mode,
     )
-    return perturbed
+
+
+def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
+    """e * z [N, T, d] with z ~ N(1, variance I); zero at padding."""
+    return draw_noise(inputs, None, variance, "prior")[0]
 
 
 def gaussian(inputs: Inputs) -> Tensor:

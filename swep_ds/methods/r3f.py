@@ -13,6 +13,8 @@ from pydantic import Field
 
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, gaussian, uniform
 
+LEAST = 1e-6  # share of the nll below which the divergence is called nothing
+
 
 class R3fSettings(Settings):
     draws_noise: ClassVar[bool] = True
@@ -35,3 +37,12 @@ class R3f(Method):
         size_NT1 = self.settings.noise_size * inputs.batch.attention_mask[..., None]
         noise_NTd = gaussian(inputs) if self.settings.noise == "normal" else 2 * uniform(inputs) - 1
         return Perturbed(inputs.embeddings + (size_NT1 * noise_NTd).to(inputs.embeddings.dtype))
+
+    def remark(self, means: dict[str, float], progress: float) -> str | None:
+        added = 2 * self.settings.divergence_weight * means["divergence"]
+        if added > LEAST * means["nll_clean"]:
+            return None
+        return (
+            f"the divergence adds {added:.1e} to the loss, so R3F hardly differs from MLE: the noise is small, and "
+            "this model has no dropout; raise method.noise_size"
+        )

@@ -26,11 +26,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from swep_ds.data.batches import Batch
-from swep_ds.kernels import MODES, perturb
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, without_dropout
+from swep_ds.kernels import MODES
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, draw_noise
 from swep_ds.methods.kl_control import KLController
-from swep_ds.methods.noise_effect import noise_effect, shuffle
+from swep_ds.methods.noise_effect import collapse_remark, noise_effect, noise_statistics, shuffle
 
 
 class SwepSettings(Settings):
@@ -92,9 +91,9 @@ class Swep(Method):
 
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int):
         super().__init__()
-        self.kernel_mode = "learned" if settings.noise == "shuffled" else settings.noise
-        self.settings, self.mode, self.kl_reduction = settings, MODES[self.kernel_mode], settings.kl_reduction
-        self.noise = NoiseGenerator(settings, hidden_size, embedding_size, self.mode.prior_mean)
+        self.settings, self.kl_reduction = settings, settings.kl_reduction
+        self.mode = "learned" if settings.noise == "shuffled" else settings.noise
+        self.noise = NoiseGenerator(settings, hidden_size, embedding_size, MODES[self.mode].prior_mean)
         self.learning_rate, self.max_grad_norm = settings.noise_learning_rate, settings.noise_max_grad_norm
         if settings.kl_target is not None:
             self.control = KLController(settings.kl_target, settings.beta)
@@ -132,70 +131,21 @@ class Swep(Method):
 
     def _perturb(self, inputs: Inputs) -> Perturbed:
         """e~ and the KL per token. h is detached (`PassState`): no gradient of the noise reaches the encoder by it."""
-        parameters = self.noise(inputs.carried.hidden)
+        parameters, alpha = self.noise(inputs.carried.hidden), self.settings.prior_variance
         if self.settings.noise == "shuffled":
             parameters = shuffle(parameters, inputs.batch, inputs.key)
         return Perturbed(
-            *self._draw(inputs, parameters, self.kernel_mode),
-            measure=lambda: self._statistics(parameters.detach(), inputs.batch),
-            compare=lambda: noise_effect(inputs, self._noises),
+            *draw_noise(inputs, parameters, alpha, self.mode),
+            measure=lambda: noise_statistics(parameters.detach(), inputs.batch, self.mode),
+            compare=lambda: noise_effect(inputs, self.noise, alpha, self.mode),
         )
-
-    def _draw(self, inputs: Inputs, parameters: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-        return perturb(
-            inputs.embeddings,
-            parameters,
-            inputs.batch.attention_mask,
-            inputs.batch.sample_id,
-            seed=inputs.key.seed,
-            draw=inputs.key.draw,
-            prior_variance=self.settings.prior_variance,
-            mode=mode,
-        )
-
-    def _noises(self, inputs: Inputs) -> dict[str, Tensor]:
-        """e~ [N, T, d] under the learned noise, the same shuffled, and noise from the prior, without dropout."""
-        with without_dropout(self.noise):
-            learned = self.noise(inputs.carried.hidden)
-        at_prior = (self.mode.prior_mean, math.log(self.settings.prior_variance))
-        precise = torch.promote_types(learned.dtype, torch.float32)
-        halves = zip(learned.chunk(2, -1), at_prior, strict=True)
-        prior = torch.cat([torch.full_like(half, value, dtype=precise) for half, value in halves], -1)
-        noises = {
-            "learned": (learned, self.kernel_mode),
-            "shuffled": (shuffle(learned, inputs.batch, inputs.key), self.kernel_mode),
-            "prior": (prior, "additive" if self.mode.additive else "learned"),
-        }
-        return {name: self._draw(inputs, *noise)[0] for name, noise in noises.items()}
-
-    def _statistics(self, parameters: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. And `span_nats`, [N]."""
-        mu, log_variance = parameters.float().chunk(2, -1)
-        # naming the start and the end of an answer among the window's tokens
-        statistics = {"span_nats": 2 * batch.attention_mask.sum(1).log()}
-        if self.mode.learned_mu:
-            statistics |= {"mu": mu.mean(-1), "mu_distance": (mu - self.mode.prior_mean).abs().mean(-1)}
-        if self.mode.learned_sigma:
-            statistics["sigma"] = (log_variance / 2).exp().mean(-1)
-        return statistics
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        """Judges the noise by its KL per window, which bounds what it can tell about the answer.
-
-        |mu - 1| would mislead: 0.01 in each of 768 dimensions of 384 tokens is a KL of 147 nats at alpha = 0.1.
-        """
-        if progress < 0.1:
-            return None  # the noise starts there, or far away
-        learned, span = means["kl_per_window"], means["span_nats"]
-        if not self.mode.learned_sigma:
-            # a fixed sigma's part of the KL per token is a constant, which depends on no input
-            fixed = self.noise.inner.out_features * self.mode.fixed_kl(self.settings.prior_variance) / 2
-            learned *= 1 - fixed / means["kl_per_token"] if fixed else 1
-        if learned >= span:
-            return None
-        fix = "lower method.beta" if self.control is None else "raise method.kl_target"
-        return (
-            f"the learned noise is nearly its prior: the KL is {learned:.2g} nats a window, and naming an answer span "
-            f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix} "
-            "to let it learn"
-        )
+        fix = "lower method.beta to let it learn"
+        if self.control:
+            fix = "raise method.kl_target to let it learn"
+            tokens = 1 if self.kl_reduction == "sum" else math.exp(means["span_nats"] / 2)
+            if self.control.target * tokens >= means["span_nats"]:
+                fix = "method.kl_target is not reached: raise method.noise_learning_rate, or train for more updates"
+        unlearned = self.noise.inner.out_features * MODES[self.mode].fixed_kl(self.settings.prior_variance) / 2
+        return collapse_remark(means, progress, unlearned, fix)

@@ -8,8 +8,8 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.evaluation.results import (
     Results,
     Score,
+    Scores,
     Selection,
     print_scores,
     read_results,
@@ -142,15 +143,7 @@ def _run_stage(
     ranks.progress("engine")
     with _engine(recipe, job) as engine:
         average = WeightAverage.of(engine, recipe.train, updates)
-        averaged = average.applied if average else nullcontext
-
-        def validate() -> Score:
-            engine.eval()
-            with averaged():
-                score = job.evaluation.score(engine, job.validation)
-            engine.train()
-            return score
-
+        outcomes = _outcomes(recipe, folder, average)
         batch = Batch.of(recipe, job.batches.global_batch)
         kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
         checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure, average=average)
@@ -164,56 +157,90 @@ def _run_stage(
         with write_on_all_ranks(
             lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
         ) as tracker:
-            scoring = validate if job.validation else None
-            done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, scoring, average)
+            validate = partial(_validate, engine, job, outcomes[-1]) if job.validation else None
+            done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, validate, average)
             peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
             selection = select(engine, checkpoints, recipe, done, say) if job.validation else None
             engine.eval()
-            plain, plain_folder = recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED)
-            if average:
-                write_on_rank0(lambda: _begin_folder(plain_folder, plain, job), plain_folder.path)
-                say(f"first without train.average, in {plain_folder.path}:")
-                plain_scores = job.evaluation.run(engine, job.tests, plain_folder.path, say)
-                say(f"with train.average {recipe.train.average}:")
-            with averaged():
-                scores = job.evaluation.run(engine, job.tests, folder.path, say)
-            tracker.summary(scores)
-        results = partial(
-            Results,
-            method=recipe.method.name,
-            model=recipe.model.name,
-            seed=recipe.seed,
-            world_size=ranks.world_size(),
-            train={
-                "examples": job.questions,
-                "features": len(job.features.dataset),
-                "updates": done.updates,
-                "seconds": done.seconds,
-                "samples_per_second": done.windows / done.seconds,
-                "tokens_per_second": done.tokens / done.seconds,
-                "peak_memory_bytes": peak,
-            },
-            pretraining=pretraining,
-            selection=selection,
-            versions=versions(),
-        )
+            scores = [_test(engine, job, outcome, say) for outcome in outcomes]
+            tracker.summary(scores[-1])
         ranks.progress("export")
-        if average:
-            export_model(engine, job.tokenizer, plain_folder.model, plain, plain_scores, keep_fp32)
-            _write_results(plain_folder, results(eval=plain_scores))
-        with averaged():
-            export_model(engine, job.tokenizer, folder.model, recipe, scores, keep_fp32)
         export_noise(engine, folder.path / NOISE)
-        _write_results(folder, results(eval=scores))
+        results = partial(_results, recipe, job, done, peak, pretraining, selection)
+        for outcome, its_scores in zip(outcomes, scores, strict=True):
+            with outcome.weights():
+                export_model(engine, job.tokenizer, outcome.folder.model, outcome.recipe, its_scores, keep_fp32)
+            _write_results(outcome.folder, results(its_scores))
     if ranks.is_main():
-        if scores:
-            title = f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}"
-            if average:
-                print_scores(plain_scores, f"{title}, {UNAVERAGED}")
-                title += f", {recipe.train.average}"
-            print_scores(scores, title)
+        for outcome, its_scores in zip(outcomes, scores, strict=True):
+            if its_scores:
+                print_scores(its_scores, outcome.title)
         say(f"model in {folder.model}, results in {folder.results}")
     return tracker
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Weights that a run tests and exports as those of a run of `recipe` in `folder`."""
+
+    recipe: Recipe
+    folder: RunFolder
+    weights: Callable[[], AbstractContextManager[None]]  # the engine has them inside
+    kind: str = ""  # where a run has more than one outcome
+
+    @property
+    def title(self) -> str:
+        named = f"{self.recipe.method.name}, {self.recipe.model.name}, seed {self.recipe.seed}"
+        return f"{named}, {self.kind}" if self.kind else named
+
+
+def _outcomes(recipe: Recipe, folder: RunFolder, average: WeightAverage | None) -> list[Outcome]:
+    """The run's own outcome comes last; with `train.average`, the one without it first."""
+    if average is None:
+        return [Outcome(recipe, folder, nullcontext)]
+    plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), nullcontext, UNAVERAGED)
+    return [plain, Outcome(recipe, folder, average.applied, recipe.train.average)]
+
+
+def _validate(engine, job: Job, outcome: Outcome) -> Score:
+    engine.eval()
+    with outcome.weights():
+        score = job.evaluation.score(engine, job.validation)
+    engine.train()
+    return score
+
+
+def _test(engine, job: Job, outcome: Outcome, say: Say) -> Scores:
+    """Scores by test set; begins the outcome's folder."""
+    folder, recipe = outcome.folder, outcome.recipe
+    write_on_rank0(lambda: _begin_folder(folder, recipe, job), folder.path)
+    if outcome.kind:
+        say(f"with train.average {recipe.train.average}, in {folder.path}:")
+    with outcome.weights():
+        return job.evaluation.run(engine, job.tests, folder.path, say)
+
+
+def _results(
+    recipe: Recipe,
+    job: Job,
+    done: TrainState,
+    peak: int,
+    pretraining: dict[str, Any] | None,
+    selection: Selection | None,
+    scores: Scores,
+) -> Results:
+    train = {
+        "examples": job.questions,
+        "features": len(job.features.dataset),
+        "updates": done.updates,
+        "seconds": done.seconds,
+        "samples_per_second": done.windows / done.seconds,
+        "tokens_per_second": done.tokens / done.seconds,
+        "peak_memory_bytes": peak,
+    }
+    run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
+    run |= {"world_size": ranks.world_size(), "versions": versions()}
+    return Results(**run, train=train, pretraining=pretraining, selection=selection, eval=scores)
 
 
 def _write_results(folder: RunFolder, results: Results) -> None:

@@ -31,6 +31,7 @@ from swep_ds.planning.activations import Activations, Generation, count_activati
 from swep_ds.planning.memory import States, model_states
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
+from swep_ds.training.average import last_k
 from swep_ds.training.ds_config import resolve_ds_config
 
 # the simplest first: partitioning costs communication, offload waits for the bus
@@ -94,10 +95,11 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
         command: the options of scripts/train.py that name the recipe and change it.
 
     Raises:
-        InputError: the model does not exist, a ds_config contradicts the recipe or offloads to disk.
+        InputError: the model does not exist, a ds_config contradicts the recipe or offloads to disk, or the updates are
+            too few for `train.average_last`.
     """
-    # Adafactor factors whole matrices: `resolve_ds_config`
-    names = ORDER[:1] if recipe.train.optimizer == "adafactor" else ORDER
+    # `resolve_ds_config` refuses Adafactor above ZeRO-0, and fp16 there
+    names = ORDER[:1] if recipe.train.optimizer == "adafactor" else ORDER[recipe.train.precision == "fp16" :]
     configs = {f"ds_configs/{name}.json": shipped / f"{name}.json" for name in names}
     if ds_config:
         configs = {ds_config: Path(ds_config)}
@@ -232,7 +234,10 @@ def _untie(model: PreTrainedModel, name: str) -> None:
 def _say_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None, missing: str, world_size: int, say: Say
 ) -> int:
-    """Prints what is known of the data; returns the tokens of the longest window."""
+    """Prints what is known of the data; returns the tokens of the longest window.
+
+    Raises InputError: `train.average_last` of these updates is not two.
+    """
     try:
         if tokenizer is None:
             raise InputError(missing)
@@ -244,6 +249,8 @@ def _say_data(
         say(f"updates and tokens: not known, because {error}")
         return recipe.data.max_length
     batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
+    if recipe.train.average == "last_k":
+        last_k(recipe.train, batches.updates)  # checks the number, as the run will
     # an epoch's updates are made of the same windows
     seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
     tokens, positions = sum(int(n.sum()) for n in seen), sum(int(n.max()) * len(n) for n in seen)

@@ -26,13 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.recipe import HOLDOUT, Recipe
-from swep_ds.settings import Section, differences, flatten, inherit, read_settings, validate
+from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate
 
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
@@ -60,6 +60,16 @@ class Sweep(Section):
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)
     primary: Primary | None = None  # tested alone; the table adjusts all other comparisons for their number
+
+    @field_validator("primary", mode="before")
+    @classmethod
+    def _four_parts(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, list) and len(value) == 4):
+            raise ValueError(
+                f"{shown(value)}: write it as [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET "
+                f"or {SHIFTED}]"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":

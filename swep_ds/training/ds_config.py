@@ -130,6 +130,11 @@ def _recipe_faults(
         )
     if on_cpu and train.precision == "fp16":
         faults.append('fp16 needs a GPU: set train.precision to "fp32", "autocast" or "bf16"')
+    elif train.precision == "fp16" and not stage:
+        faults.append(
+            "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "
+            "multiplied the loss by: take ds_configs/zero1.json, or another train.precision"
+        )
     optimizer = config.get("optimizer")
     if train.optimizer == "adafactor":
         if optimizer is not None:
@@ -144,9 +149,9 @@ def _recipe_faults(
         params = optimizer.get("params", {})
         if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
             faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
-        if train.average != "none" and not stage and train.precision in ("bf16", "fp16"):
+        if train.average != "none" and not stage and train.precision == "bf16":
             faults.append(
-                f"optimizer: at ZeRO-0 in {train.precision} DeepSpeed's own optimizer keeps all weights in one tensor, "
+                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, "
                 f"of which train.average {train.average} cannot leave out the method's: remove this block, or take "
                 "ds_configs/zero1.json"
             )

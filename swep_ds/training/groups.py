@@ -53,6 +53,8 @@ def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | 
 class GroupNorms:
     """The norm of each group's gradient in the latest update, before clipping.
 
+    An update that fp16 skips may leave no norms; those of the update before stay unread.
+
     Args:
         limits: clips each group by its norm; 0 = no clipping. None = DeepSpeed clips.
     """
@@ -75,8 +77,10 @@ class GroupNorms:
             engine.optimizer.unscale_and_clip_grads = self._clip_part if stage < 3 else self._clip_sub_group
 
     def method_norm(self) -> float:
-        """Of the method's parameters; infinite if it is not finite, or if every update so far overflowed."""
-        return float(self._norm(METHOD)) / self._scale if self._norms else math.inf
+        """Of the method's parameters; infinite if it is not finite, not computed, or if the update overflowed."""
+        if not self._norms or getattr(self._optimizer, "overflow", False):
+            return math.inf
+        return float(self._norm(METHOD)) / self._scale
 
     def _norm(self, group: int) -> Tensor:
         return combine_grad_norm_groups(norm for norm, of in zip(self._norms, self._groups, strict=True) if of == group)

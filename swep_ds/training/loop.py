@@ -14,7 +14,7 @@ from swep_ds import ranks
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.errors import Stopped
 from swep_ds.evaluation.results import Score
-from swep_ds.methods.base import MicroStep, PassState
+from swep_ds.methods.base import Method, MicroStep, PassState
 from swep_ds.ranks.launch import note_checkpoint
 from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.vote import stop_vote
@@ -73,7 +73,9 @@ def train(
             rate = engine.get_lr()[0]  # the engine's step moves on to the next update's
             watch.next_update(number)
             step = MicroStep(update, progress, measure=logs, compare=update % COMPARED_EVERY == 0)
-            meter.add(run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase))
+            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase)
+            _observe(method, statistics)
+            meter.add(statistics)
             if average:
                 with watch.phase("average"):
                     average.add(number)
@@ -147,12 +149,15 @@ def run_update(
             seen |= measured | {"loss": seen["loss"] + loss.detach()}
             del loss  # frees the pass's graph before the next forward
         statistics.append(seen)
-    method = engine.module.method
+    return statistics
+
+
+def _observe(method: Method, statistics: Sequence[dict[str, Tensor]]) -> None:
+    """Gives the method the mean of what it watches, if anything, over the update's global batch. Collective."""
     if method.watches:
         mean = torch.stack([seen[method.watches].double() for seen in statistics]).mean()
         dist.all_reduce(mean)
         method.observe(mean / ranks.world_size())
-    return statistics
 
 
 def seed_dropout(seed: int, update: int) -> None:
@@ -172,7 +177,8 @@ def _read_engine(engine, precision: str) -> dict[str, float]:
     if engine.group_norms:
         numbers["noise_grad_norm"] = engine.group_norms.method_norm()
     if precision == "fp16":
-        numbers |= {"loss_scale": engine.loss_scale(), "skipped_updates": engine.skipped_steps}
+        scale = float(engine.optimizer.loss_scale)  # the engine's own `loss_scale()` is the ds_config's, 0 for dynamic
+        numbers |= {"loss_scale": scale, "skipped_updates": engine.skipped_steps}
     return numbers
 
 

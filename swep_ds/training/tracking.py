@@ -28,6 +28,8 @@ SHOWN = (
     ("loss", "loss", ".3f"),
     ("nll_clean", "clean", ".3f"),
     ("nll_noisy", "noisy", ".3f"),
+    ("divergence", "divergence", ".3g"),
+    ("hidden_distance", "distance", ".3g"),
     ("kl_per_token", "KL/token", ".3g"),
     ("kl_per_window", "KL/window", ".3g"),
     ("beta", "beta", ".2e"),

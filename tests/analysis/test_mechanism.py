@@ -113,6 +113,34 @@ def test_a_study_resumes(run, monkeypatch):
     assert betas == [pytest.approx(pair) for pair in expected]
     assert table[SETTING].drop_duplicates().shape == (4, 4)
     assert [*study(run, windows, 3.0, **settings, done=table)] == []
+    more = windows | {"other": windows["source"]}
+    *_, wider = study(run, more, 3.0, **settings, done=table)
+    assert wider.data_set.tolist() == ["source"] * 4 + ["other"] * 4  # of a further set, only its own rows
+    with pytest.raises(
+        InputError, match=r"beta is 0\.3 there and 0\.6 here at ratio 1, so it was measured with another"
+    ):
+        next(study(run, windows, 6.0, **settings, done=table))
+
+
+def test_a_damaged_table_is_one_line(tmp_path):
+    row = {
+        "ratio": 1,
+        "factor": 1.0,
+        "updates": 5,
+        "windows": 2,
+        "beta": 0.3,
+        "data_set": "source",
+        "gold_learned": 0.1,
+    }
+    table, file = pd.DataFrame([row]), tmp_path / "mechanism.csv"
+    text = table.to_csv(index=False)
+    file.write_text(text)
+    pd.testing.assert_frame_equal(mechanism.read_table(file), table)
+    for damaged in ("", text[:-5], text.replace("0.3", "?"), table.drop(columns="beta").to_csv(index=False)):
+        file.write_text(damaged)
+        with pytest.raises(InputError, match=r"mechanism\.csv: is damaged \(.*\): delete it") as caught:
+            mechanism.read_table(file)
+        assert "\n" not in str(caught.value)
 
 
 def test_other_methods_are_refused(tmp_path):

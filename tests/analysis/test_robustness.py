@@ -61,9 +61,18 @@ def test_bad_lines_are_one_line(tmp_path):
     with pytest.raises(InputError, match=r"--line nope: no such line; known are squadshifts, or give a YAML file"):
         published("nope")
     file = tmp_path / "line.yaml"
-    file.write_text("source: s\nin_domain: squad\nfitted_over: [1, 2]\nshifted: {nyt: {slope: steep}}")
-    with pytest.raises(InputError, match=r"line\.yaml: .*slope.*intercept"):
-        published(str(file))
+    for fitted_over, shifted, said in (
+        ("[1, 2]", "{nyt: {slope: steep}}", r"slope.*shifted\.nyt\.intercept is required: give it in the line$"),
+        (
+            "[2, 1]",
+            "{nyt: {slope: 1, intercept: 0}}",
+            r"fitted_over: \[2\.0, 1\.0\] is no range: write it as \[LOW",
+        ),
+        ("[1, 2]", "{}", "shifted: .*at least 1 item"),
+    ):
+        file.write_text(f"source: s\nin_domain: squad\nfitted_over: {fitted_over}\nshifted: {shifted}")
+        with pytest.raises(InputError, match=rf"line\.yaml: .*{said}"):
+            published(str(file))
 
 
 def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path):

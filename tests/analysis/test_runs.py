@@ -108,6 +108,10 @@ def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path,
     first, second, _ = (run.ref for run in done)
     assert second.variant == f"{first.variant}, unaveraged"
     assert second.folder == first.folder / "unaveraged"
+    by_row = {run.ref.variant: [run] for run in done}
+    differing = [line.split(":")[1].split(" is ")[0].strip() for line in runs.settings_notes(by_row)]
+    assert differing == ["train.average", "train.average_decay"]
+    assert runs.settings_notes(dict([*by_row.items()][:2])) == []  # its row's name says it
 
 
 def test_a_run_whose_recipe_is_gone_says_so(cells):

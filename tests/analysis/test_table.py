@@ -96,7 +96,7 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     assert len(result["missing"]) == 1 + 3 + 3
     against = table.make(find_runs([tmp_path / "runs"]), "r-drop")["blocks"][1]["rows"][1]["differences"]
     assert against["nyt"]["exact_match"]["mean"] == pytest.approx(10)
-    with pytest.raises(InputError, match=r"--against Adv-Aug: no row has that name; the rows are mle, SWEP, R-Drop"):
+    with pytest.raises(InputError, match=r"--against Adv-Aug: no row has that name; the rows are 'mle', 'SWEP'"):
         table.make(find_runs([tmp_path / "runs"]), "Adv-Aug")
 
 

@@ -86,6 +86,16 @@ def test_two_dropout_masks_are_r_drop_without_its_divergence():
     assert losses == pytest.approx([loss / 2 for loss in expected], rel=1e-9)
 
 
+def test_r3f_says_so_where_it_is_mle():
+    batch, remarks = tiny_batches.batch(), []
+    for settings in ({"noise_size": 1e-5}, {"noise_size": 1e-5, "dropout": 0.1}, {"noise_size": 0.3}):
+        module = objective("r3f", **settings)
+        _, _, statistics = module(batch, JOINT)
+        remarks.append(module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1))
+    assert "R3F hardly differs from MLE" in remarks[0]
+    assert remarks[1:] == [None, None]
+
+
 def test_r3f_compares_two_dropout_masks_and_lnsr_one():
     batch = tiny_batches.batch()
     _, _, statistics = objective("r3f", dropout=0.3, noise_size=1e-9)(batch, JOINT)

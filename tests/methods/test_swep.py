@@ -77,8 +77,11 @@ def test_remark_where_the_kl_of_a_window_names_no_span():
     assert "KL is 1.2 nats a window, and naming an answer span takes 10.6" in remark
     assert "lower method.beta" in remark
     assert module.remark(above, 0.5) is None
-    held = Swep(SwepSettings(kl_target=1.0), 16, 16)
-    assert "raise method.kl_target" in held.remark(below, 0.5)
+    for unit, tokens in (("sum", 1), ("mean", 200)):
+        # a target that is out of reach is not raised
+        for target, fix in ((5.0, "raise method.kl_target"), (20.0, "method.kl_target is not reached")):
+            held = Swep(SwepSettings(kl_target=target / tokens, kl_reduction=unit), 16, 16)
+            assert fix in held.remark(below, 0.5)
 
 
 def test_a_fixed_sigma_is_nothing_learned():

@@ -112,6 +112,12 @@ def test_adafactor_is_planned_without_zero_alone(capsys, folder):
     assert list(peaks(printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor"))) == ["zero0"]
 
 
+def test_a_mean_over_too_few_updates_is_refused_as_in_training(capsys, folder):
+    settings = ["train.average=last_k", "train.average_last=0.01", "train.max_updates=3"]
+    with pytest.raises(InputError, match=r"^train\.average_last 0\.01: of 3 update\(s\) that is 0, and a mean takes 2"):
+        printed(capsys, folder, gpus(1, 1e6), *settings)
+
+
 def test_both_stages_are_planned_with_one_command(capsys, folder):
     stages = f"pretrain={{train: {folder / 'train.json'}, micro_batch_size: 16}}"
     text = printed(capsys, folder, gpus(1, 1e6), stages)

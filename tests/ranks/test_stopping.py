@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 UPDATES, EVERY = 10, 4  # logged after updates 1, 4, 8, 10
 SET = [f"train.max_updates={UPDATES}", f"train.log_every={EVERY}", "train.micro_batch_size=4"]
+SET += ["train.average=ema", "train.average_decay=0.8", "method.kl_target=1000"]  # what else a checkpoint must hold
 KILLED = -signal.SIGKILL
 
 

@@ -274,7 +274,8 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             {**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]},
             "primary 'bbc': no such data set: name one of .*news.*shifted",
         ),
-        ({**TWO, "primary": ["SWEP", "MLE"]}, "primary.*field required"),
+        ({**TWO, "primary": ["SWEP", "MLE"]}, "primary: ['SWEP', 'MLE']: write it as [ROW, "),
+        ({**TWO, "primary": "SWEP"}, "primary: 'SWEP': write it as [ROW, "),
         (
             {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
             "2 runs would share the folder a-b-c-seed0: rename",
