@@ -98,7 +98,7 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
     Args:
         means: of `kl_per_window`, `kl_per_token` and `span_nats`.
         unlearned: the part of the KL per token that a fixed sigma adds, which depends on no input.
-        fix: what the user can do, in the imperative.
+        fix: what to do, in the imperative.
     """
     if progress < 0.1:
         return None  # the noise starts there, or far away

@@ -141,11 +141,11 @@ class Swep(Method):
         )
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        unlearned = self.noise.inner.out_features * MODES[self.mode].fixed_kl(self.settings.prior_variance) / 2
         fix = "lower method.beta to let it learn"
         if self.control:
-            tokens = 1 if self.kl_reduction == "sum" else math.exp(means["span_nats"] / 2)
             fix = "raise method.kl_target to let it learn"
+            tokens = 1 if self.kl_reduction == "sum" else math.exp(means["span_nats"] / 2)
             if self.control.target * tokens >= means["span_nats"]:
                 fix = "method.kl_target is not reached: raise method.noise_learning_rate, or train for more updates"
+        unlearned = self.noise.inner.out_features * MODES[self.mode].fixed_kl(self.settings.prior_variance) / 2
         return collapse_remark(means, progress, unlearned, fix)

@@ -66,7 +66,7 @@ class Sweep(Section):
     def _four_parts(cls, value: Any) -> Any:
         if value is not None and not (isinstance(value, list) and len(value) == 4):
             raise ValueError(
-                f"{shown(value)}: write it as [VARIANT, THE VARIANT IT IS COMPARED WITH, f1 or exact_match, DATA SET "
+                f"{shown(value)}: write it as [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET "
                 f"or {SHIFTED}]"
             )
         return value
