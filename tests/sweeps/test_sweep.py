@@ -169,11 +169,7 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets(tmp_path):
     assert {cell.recipe.eval.select_on for cell in cells} == {"held_out"}
 
 
-<<<<<<< HEAD
 WITHOUT_CONTROLS = ("quickstart", "learned_noise_new_wiki")  # small; the arms of one comparison alone
-=======
-WITHOUT_CONTROLS = ("quickstart", "learned_noise_new_wiki")
->>>>>>> h14-r2
 
 
 @pytest.mark.parametrize("name", [path.stem for path in SHIPPED if path.stem not in WITHOUT_CONTROLS])
@@ -181,11 +177,7 @@ def test_every_sweep_has_the_controls_of_two_passes(name, tmp_path):
     _, cells = read_sweep(name, tmp_path)
     for seed in {cell.seed for cell in cells}:
         recipes = {cell.variant: cell.recipe for cell in cells if cell.seed == seed and cell.labels == cells[0].labels}
-<<<<<<< HEAD
         epochs = min(recipe.train.epochs for recipe in recipes.values())
-=======
-        mle = recipes["Prior-Aug 0.1" if name == "learned_noise" else "MLE"].train.epochs  # which has no plain MLE
->>>>>>> h14-r2
         if name != "synthetic":  # whose axis takes the first stage away, so that no row can set its epochs
             assert recipes["MLE, equal compute"].method.name == "mle"
             assert recipes["MLE, equal compute"].train.epochs == 2 * epochs
