@@ -167,6 +167,8 @@ def test_the_mean_of_the_weights_is_in_every_rank_s_checkpoint(resumed, variant)
     assert files == [f"average_rank_{rank}.pt" for rank in range(ranks if stage else 1)]
     averaged, plain = (load_file(folder / "model" / "model.safetensors") for folder in (run, run / "unaveraged"))
     assert not any(torch.equal(averaged[key], plain[key]) for key in plain)
+    noise, beside_plain = ((folder / "noise.safetensors").read_bytes() for folder in (run, run / "unaveraged"))
+    assert noise == beside_plain  # it is not averaged
 
 
 def test_dropout_makes_updates_differ(resumed):
