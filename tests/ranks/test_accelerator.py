@@ -46,7 +46,6 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, fail)
     assert not accelerator.on_gpu()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
-    assert "CPU threads" in benchmark.hardware()
     assert metrics.peak_memory_bytes() > 2**20
     assert Devices.parse("") == Devices(1, psutil.virtual_memory().total, False, psutil.virtual_memory().total)
 
@@ -72,4 +71,3 @@ def test_a_gpu_that_deepspeed_uses_is(monkeypatch, has_names):
     assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
     assert Devices.parse("") == Devices(2, 79 * GIB, True, psutil.virtual_memory().total)
     assert metrics.peak_memory_bytes() == 123
-    assert benchmark.hardware() == accelerator.product_name()

@@ -127,11 +127,11 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     """By the weights that a run has whenever it scores: at three checkpoints, then in both tests."""
     seen = []
 
-    def record(evaluation: Evaluation, engine, test, score=Evaluation.score):
+    def record(evaluation: Evaluation, engine, test, answer=Evaluation.answer):
         seen.append(engine.module.get_parameter(WORD).detach().flatten().clone())
-        return score(evaluation, engine, test)
+        return answer(evaluation, engine, test)
 
-    monkeypatch.setattr(Evaluation, "score", record)
+    monkeypatch.setattr(Evaluation, "answer", record)
     settings = {
         "average": "ema",
         "average_decay": DECAY,

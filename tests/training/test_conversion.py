@@ -256,7 +256,9 @@ def test_a_first_stage_and_the_selection_of_a_checkpoint_are_converted_as_well(f
     mine, whole = (json.loads((folder / name / "results.json").read_text()) for name in ("stages", "whole-stages"))
     assert mine["selection"] == whole["selection"]
     assert mine["selection"]["update"] == EVERY  # written by one rank at ZeRO-3, chosen by two at ZeRO-1
-    assert mine["eval"] == whole["eval"]
+    assert mine["eval"].keys() == whole["eval"].keys()
+    for name, scores in mine["eval"].items():
+        assert scores == pytest.approx(whole["eval"][name], rel=1e-4)  # confidences differ by rounding
 
 
 @pytest.mark.slow
