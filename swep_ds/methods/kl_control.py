@@ -6,9 +6,9 @@
     theta <- theta + ASCENT * clamp(e, +-STEP)                              dual ascent
     beta   = exp(theta + DAMPING * clamp(e, +-REACH))
 
-Dual ascent alone circles the target. The noise generator is slow: Adam moves a weight by at most its learning rate in
-an update, whatever beta is, so that the KL goes on rising for many updates after beta would stop it. The proportional
-term answers at once (Stooke et al., ICML 2020: PID Lagrangian methods).
+Dual ascent alone oscillates around the target. The noise generator responds slowly: in an update Adam moves a weight by
+at most about its learning rate, however large beta is. The KL therefore overshoots for many updates before a raised
+beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
 """
 
 import math
