@@ -1,49 +1,7 @@
-"""Makes training data for `method.name: ssmba`: samples of every question from a masked language model.
+"""The command `swep-ds augment` as a script."""
 
-    python scripts/augment.py --data train-v1.1.json --model bert-base-uncased --output train-ssmba.json
-    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set method.name=ssmba \\
-        --set data.train=train-v1.1.json --set data.augmented=train-ssmba.json --set data.eval.squad=dev-v1.1.json
-
-SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted again; the
-answer does not change. With --unprotect_answer its tokens are corrupted like all others, as SSMBA was published, and
-samples that lose it are dropped and counted. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks
-share the questions. Started again after a stop, it resumes.
-Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
-"""
-
-import argparse
-
-from swep_ds.cli import Parser, main
-from swep_ds.files import path_of
-
-
-def augment() -> None:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--data", required=True, metavar="SOURCE", help="training data, as data.train names it")
-    parser.add_argument("--model", required=True, help="hub id or local folder of a masked language model")
-    parser.add_argument(
-        "--output", required=True, type=path_of("--output"), metavar="FILE.json", help="a new SQuAD v1.1 file"
-    )
-    parser.add_argument("--samples", type=int, default=8, help="samples per question (default: 8)")
-    parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt (default: 0.25)")
-    parser.add_argument(
-        "--unprotect_answer", action="store_true", help="corrupt the answer as well; drop samples that lose it"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
-    parser.add_argument("--max_examples", type=int, help="use only the first questions, to try it out (default: all)")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
-    arguments = parser.parse_args()
-
-    from swep_ds.ranks.group import process_group
-    from swep_ds.ssmba.augment import augment  # after the arguments: these imports take seconds
-    from swep_ds.ssmba.reconstruct import Settings
-
-    sizes = (arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
-    settings = Settings(*sizes, protect_answer=not arguments.unprotect_answer)
-    with process_group():
-        augment(arguments.data, arguments.model, arguments.output, settings, arguments.max_examples)
-
+from swep_ds.cli import main
+from swep_ds.commands.augment import augment
 
 if __name__ == "__main__":
     main(augment)

@@ -1,46 +1,7 @@
-"""Evaluates a saved model on any number of data sets: predictions, scores and a table.
+"""The command `swep-ds evaluate` as a script."""
 
-    python scripts/evaluate.py runs/quickstart-swep-seed0/model --data news=quickstart:news --output_dir scores
-    deepspeed scripts/evaluate.py MODEL --data squad=dev-v1.1.json --data bioasq=BioASQ.jsonl.gz --output_dir scores
-
-MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that run's window settings.
-Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
-Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
-"""
-
-import argparse
-
-from swep_ds.cli import Parser, main
-from swep_ds.files import check_output_folder, path_of
-
-
-def evaluate() -> None:
-    parser = Parser(description=__doc__)
-    parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
-    parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help="may be repeated")
-    parser.add_argument(
-        "--output_dir", type=path_of("--output_dir"), required=True, help="for predictions/ and results.json"
-    )
-    parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
-    parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
-    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
-    arguments = parser.parse_args()
-    check_output_folder("--output_dir", arguments.output_dir)
-
-    from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: these imports take seconds
-    from swep_ds.ranks.group import process_group
-
-    with process_group():
-        evaluate_saved(
-            arguments.model,
-            arguments.data,
-            arguments.output_dir,
-            max_length=arguments.max_length,
-            doc_stride=arguments.doc_stride,
-            batch_size=arguments.batch_size,
-        )
-
+from swep_ds.cli import main
+from swep_ds.commands.evaluate import evaluate
 
 if __name__ == "__main__":
     main(evaluate)

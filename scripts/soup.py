@@ -1,29 +1,7 @@
-"""Averages the models of finished runs into one model, a soup, which is tested like any other.
+"""The command `swep-ds soup` as a script."""
 
-    python scripts/soup.py runs/swep-seed0 runs/swep-seed1 runs/swep-seed2 --output soups/swep
-    python scripts/evaluate.py soups/swep --data news=quickstart:news --output_dir scores
-
-The runs must have trained one architecture from the same weights for the same task; they may differ in seed, method and
-data. The soup is a plain Hugging Face folder whose model card names the runs.
-Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
-"""
-
-from swep_ds.cli import Parser, main
-from swep_ds.files import check_output_folder, path_of
-
-
-def soup() -> None:
-    parser = Parser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=path_of("RUN"), metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--output", required=True, type=path_of("--output"), metavar="FOLDER", help="a new folder")
-    arguments = parser.parse_args()
-    check_output_folder("--output", arguments.output)
-
-    from swep_ds.pipeline.soup import make_soup  # takes seconds: after the arguments are checked
-
-    make_soup(arguments.runs, arguments.output)
-    print(f"soup of {len(arguments.runs)} models in {arguments.output}")
-
+from swep_ds.cli import main
+from swep_ds.commands.soup import soup
 
 if __name__ == "__main__":
     main(soup)

@@ -1,45 +1,7 @@
-"""Makes one table, and curves, of the runs in any number of folders.
+"""The command `swep-ds table` as a script."""
 
-    python scripts/table.py runs/paper_bert runs/paper_electra runs/paper_t5 --output tables
-    python scripts/table.py runs/mle runs/swep --against mle --line squadshifts
-
-Rows are methods, columns data sets, blocks models. A block has the means and standard deviations of scores over seeds,
-with the paper's numbers if there are any; calibration; F1 above the line of in-domain F1; and differences to a base
-row, with intervals. With --output all is written as table.md, .csv, .tex and .json, and as figures (PNG, SVG): a curve
-over each axis of numbers, and F1 on shifted sets against F1 in domain if there is a line.
-Exit codes: 0 done; 1 some runs are missing from the table, which names them; 2 bad input (one line says what and how to
-fix it).
-"""
-
-import sys
-
-from swep_ds.cli import Parser, main
-from swep_ds.errors import EXIT_FAULT
-from swep_ds.files import check_output_folder, path_of
-
-
-def table() -> None:
-    parser = Parser(description=__doc__)
-    parser.add_argument(
-        "folders", nargs="+", type=path_of("FOLDER"), metavar="FOLDER", help="folder of a sweep, or of one or more runs"
-    )
-    parser.add_argument("--against", metavar="ROW", help="the row that others are compared with (default: MLE)")
-    parser.add_argument(
-        "--line",
-        help="F1 on shifted data by in-domain F1: squadshifts, or a YAML file (default: fitted to the base row)",
-    )
-    parser.add_argument("--output", type=path_of("--output"), metavar="DIR", help="write table and figures there")
-    arguments = parser.parse_args()
-    check_output_folder("--output", arguments.output)
-
-    from swep_ds.analysis.publish import publish  # takes seconds: after the arguments are checked
-    from swep_ds.analysis.robustness import published
-    from swep_ds.analysis.runs import find_runs
-
-    line = published(arguments.line) if arguments.line else None
-    if publish(find_runs(arguments.folders), arguments.output, arguments.against, line)["missing"]:
-        sys.exit(EXIT_FAULT)
-
+from swep_ds.cli import main
+from swep_ds.commands.table import table
 
 if __name__ == "__main__":
     main(table)

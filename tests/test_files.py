@@ -219,7 +219,10 @@ def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
         check_output_folder("--output", tmp_path / "a" / "b")
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)
+SOURCES = sorted([*(ROOT / "scripts").glob("*.py"), *(ROOT / "swep_ds" / "commands").glob("*.py")])
+
+
+@pytest.mark.parametrize("script", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_script_checks_its_paths(script):
     apart = script.stem in ("bench_kernels", "same_numbers")  # scripts that know nothing of the package
     assert apart or "type=Path" not in script.read_text()

@@ -1,0 +1,184 @@
+"""The paper's analyses of a finished run, as figures and tables in a folder.
+
+    python scripts/analyze.py words RUN [RUN ...] [--augmented samples.json]   # words changed, over training
+    python scripts/analyze.py heatmap RUN --data news --questions ID ID        # how far each word moves, and to which
+    python scripts/analyze.py tsne RUN --data news --first 5                   # embeddings before and after
+    python scripts/analyze.py frequency RUN                                    # by word-frequency rank
+    python scripts/analyze.py mechanism RUN --data held_out news               # what noise learns beside a fixed model
+
+RUN is a run's folder, with its noise generator in noise.safetensors. The noise is keyed by the run's seed and the
+question's id: the same questions give the same figures. `tsne` needs `pip install 'swep-ds[analysis]'`.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from swep_ds.cli import Parser
+from swep_ds.errors import InputError
+from swep_ds.files import check_output_folder, path_of, write_atomically
+
+
+def parser() -> argparse.ArgumentParser:
+    options = Parser(description=__doc__)
+    commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency|mechanism")
+    for command in (words, heatmap, tsne, frequency, mechanism):
+        name = command.__name__
+        sub = commands.add_parser(name)
+        sub.set_defaults(command=command)
+        count = {"nargs": "+"} if name == "words" else {}
+        sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **count)
+        sub.add_argument(
+            "--output", type=path_of("--output"), help="folder to write to (default: analysis/ in the first RUN)"
+        )
+        if name == "words":
+            sub.add_argument(
+                "--augmented", type=path_of("--augmented"), help="samples of scripts/augment.py, to show SSMBA's share"
+            )
+        if name in ("heatmap", "tsne"):
+            first = 3 if name == "heatmap" else 5
+            sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
+            chosen = sub.add_mutually_exclusive_group()
+            chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
+            chosen.add_argument("--first", type=int, default=first, help=f"the first N questions (default: {first})")
+        if name == "tsne":
+            sub.add_argument("--max_tokens", type=int, default=500, help="more are sampled (default: 500)")
+            sub.add_argument("--seed", type=int, default=0, help="seed of the sample and of t-SNE (default: 0)")
+        if name == "frequency":
+            sub.add_argument("--windows", type=int, default=200, help="training windows to perturb (default: 200)")
+        if name == "mechanism":
+            sub.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
+            sub.add_argument("--ratios", nargs="+", type=float, default=[0.1, 1, 10, 100], help="alpha k / beta")
+            sub.add_argument("--factors", nargs="+", type=float, default=[1, 10], help="of train.learning_rate")
+            sub.add_argument("--updates", type=int, default=400, help="of each noise generator (default: 400)")
+            sub.add_argument("--windows", type=int, default=400, help="of each set (default: 400)")
+    return options
+
+
+def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.words import curves, draw, share_of_samples
+
+    table = curves(arguments.run)
+    samples = share_of_samples(arguments.augmented) if arguments.augmented else None
+    make_folder(folder)
+    draw(table, samples, [folder / "words.png", folder / "words.svg"])
+    write_atomically(folder / "words.csv", table.to_csv(index=False))
+    last = table.groupby("run", sort=False).last()
+    lines = [
+        f"{run}: {row.words_changed:.2%} of the tokens at update {row['update']}, {row.words_changed_clean:.2%} before "
+        "perturbation"
+        for run, row in last.iterrows()
+    ]
+    return lines + ([f"SSMBA's texts: {samples:.2%}"] if samples is not None else [])
+
+
+def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.changed import nearest_words
+    from swep_ds.analysis.heatmap import page, word_distances
+    from swep_ds.analysis.windows import answer_windows
+
+    run, examples = load_questions(arguments)
+    windows = answer_windows(examples, run.tokenizer, run.windows)
+    texts, tokens = word_distances(run, windows), nearest_words(run, windows)
+    make_folder(folder)
+    write_atomically(folder / "heatmap.html", page([example.id for example in examples], texts, run.title))
+    changed = tokens["token"] != tokens["nearest_after"]
+    write_atomically(folder / "changed_words.csv", tokens[changed].to_csv(index=False))
+    counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
+    return [
+        f"{id_}: {count} of {total} tokens are nearest to another word" for id_, count, total in counts.itertuples()
+    ]
+
+
+def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.tsne import coordinates, draw
+
+    check_least(arguments, max_tokens=10, seed=0)
+    if arguments.seed >= 2**32:
+        raise InputError(f"--seed {arguments.seed}: scikit-learn takes numbers below 2^32: lower it")
+    run, examples = load_questions(arguments)
+    table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
+    make_folder(folder)
+    write_atomically(folder / "tsne.csv", table.to_csv(index=False))
+    draw(table, run.title, [folder / "tsne.png", folder / "tsne.svg"])
+    return []
+
+
+def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.frequency import by_frequency, markdown
+    from swep_ds.analysis.saved_run import SavedRun
+
+    check_least(arguments, windows=1)
+    run = SavedRun.load(arguments.run)
+    table = by_frequency(run, run.training_examples(), arguments.windows)
+    make_folder(folder)
+    text = markdown(table, run.title)
+    write_atomically(folder / "frequency.md", text)
+    write_atomically(folder / "frequency.json", json.dumps(table, indent=2) + "\n")
+    return [text.rstrip()]
+
+
+def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.mechanism import FILE, curvature, read_table, sample_windows, study
+    from swep_ds.analysis.saved_run import SavedRun
+    from swep_ds.pipeline.examples import tested_on
+
+    check_least(arguments, updates=1, windows=2)
+    if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
+        raise InputError("--ratios and --factors: must be positive numbers")
+    run = SavedRun.load(arguments.run)
+    file, names = folder / FILE, arguments.data or tested_on(run.recipe)
+    done = read_table(file) if file.is_file() else None
+    sets = {name: sample_windows(run, run.test_examples(name), arguments.windows) for name in names}
+    by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows))
+    make_folder(folder)
+    write_atomically(folder / "curvature.csv", by_kind.to_csv(index=False))
+    print(by_kind.to_string(index=False), flush=True)
+    [(k, error)] = by_kind.loc[by_kind.kind == "all", ["k", "k_error"]].to_numpy().tolist()
+    if k < 2 * error:
+        fault = f"k is {k:.3g} with a standard error of {error:.3g}, too uncertain to be the unit of beta"
+        raise InputError(f"{arguments.run}: {fault}: give more --windows, or name a longer run")
+    settings = {name: getattr(arguments, name) for name in ("ratios", "factors", "updates")}
+    for table in study(run, sets, k, **settings, done=done):
+        write_atomically(file, table.to_csv(index=False))
+        print(table.tail(len(sets)).to_string(index=False), flush=True)
+    return []
+
+
+def load_questions(arguments: argparse.Namespace):
+    """The run and the chosen questions."""
+    from swep_ds.analysis.saved_run import SavedRun
+
+    check_least(arguments, first=1)
+    run = SavedRun.load(arguments.run)
+    examples = run.test_examples(arguments.data)
+    if not arguments.questions:
+        return run, examples[: arguments.first]
+    by_id = {example.id: example for example in examples}
+    if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
+        raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
+    return run, [by_id[id_] for id_ in arguments.questions]
+
+
+def check_least(arguments: argparse.Namespace, **least: int) -> None:
+    for name, value in least.items():
+        if getattr(arguments, name) < value:
+            raise InputError(f"--{name} {getattr(arguments, name)}: must be at least {value}")
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output {folder}: cannot be created ({error.strerror}): name another folder") from None
+
+
+def analyze() -> None:
+    arguments = parser().parse_args()
+    first = arguments.run[0] if isinstance(arguments.run, list) else arguments.run
+    folder = arguments.output or first / "analysis"
+    check_output_folder("--output", folder)
+    for line in arguments.command(arguments, folder):
+        print(line)
+    print(f"written to {folder}")

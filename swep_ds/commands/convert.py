@@ -1,0 +1,37 @@
+"""Makes training data from generated question-answer pairs in a layout that data sources do not read.
+
+    python scripts/convert_pairs.py 0.4_replaced_1.0_harv_features.txt synthetic.jsonl
+    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe synthetic \\
+        --set pretrain.train=synthetic.jsonl
+
+Reads the published pairs of Info-HCVAE (Lee et al., ACL 2020), lines of token ids, and the output of its generator,
+JSON lines {"context", "question", "answer"}. SQuAD-like JSON needs no conversion: name it as a data source.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
+"""
+
+from swep_ds.cli import Parser
+from swep_ds.files import path_of
+
+
+def convert() -> None:
+    parser = Parser(description=__doc__)
+    parser.add_argument("source", type=path_of("FILE"), help="file of generated pairs")
+    parser.add_argument("output", type=path_of("OUTPUT.jsonl"), metavar="OUTPUT.jsonl", help="a new file")
+    parser.add_argument(
+        "--tokenizer",
+        default="google-bert/bert-base-uncased",
+        help="hub id or local folder of the tokenizer that made the ids (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+
+    from swep_ds.data.pairs import convert_pairs  # after the arguments: these imports take seconds
+
+    def load():
+        from swep_ds.models.hub import load_tokenizer
+
+        return load_tokenizer(arguments.tokenizer, "--tokenizer")
+
+    counts = convert_pairs(arguments.source, arguments.output, load)
+    print(f"{arguments.output}: {counts.pop('written')} pairs")
+    for reason, count in counts.items():
+        print(f"dropped: {count} ({reason})")

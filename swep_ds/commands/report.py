@@ -1,0 +1,29 @@
+"""Makes a run's report from its folder: one HTML page that needs no other file.
+
+    python scripts/report.py runs/quickstart-swep-seed0
+    python scripts/report.py RUN --against MLE_RUN --output report.html     # with the answers that changed
+
+A finished run has written its report.html; for one that is not finished, the page shows what it has so far.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
+"""
+
+from swep_ds.cli import Parser
+from swep_ds.files import check_output, path_of
+
+
+def report() -> None:
+    parser = Parser(description=__doc__)
+    parser.add_argument("run", type=path_of("RUN"), help="a run's folder")
+    parser.add_argument(
+        "--against", type=path_of("--against"), metavar="RUN", help="a run on the same data sets, such as one of MLE"
+    )
+    parser.add_argument(
+        "--output", type=path_of("--output"), metavar="FILE", help="default: report.html in the run's folder"
+    )
+    arguments = parser.parse_args()
+    check_output("--output", arguments.output)
+
+    from swep_ds.analysis.report import write_report  # takes seconds: after the arguments are checked
+
+    write_report(arguments.run, arguments.against, arguments.output)
+    print(f"report in {arguments.output or arguments.run / 'report.html'}")

@@ -1,0 +1,129 @@
+"""Submits a training, or a sweep as an array with a task per run, to Slurm. No ssh: `srun` starts one task per GPU.
+
+    python scripts/slurm/submit.py train --nodes 2 --gpus_per_node 8 --time 12:00:00 --partition gpu -- \\
+        --ds_config ds_configs/zero2.json --recipe bert_base_squad
+    python scripts/slurm/submit.py sweep --gpus_per_node 1 --parallel 4 -- quickstart_methods --output_dir runs/methods
+
+The options after `--` are those of scripts/train.py or scripts/sweep.py. They are checked before the job is queued.
+--dry_run prints all that would be submitted. A job that is asked to stop (by SIGUSR1: shortly before its time limit, or
+by `scancel --signal=USR1 JOB`) saves and queues again, and so does one that dies of a signal or with its node, at most
+--max_restarts times; docs/clusters.md says what each exit code does.
+Exit codes: 0 submitted; 2 bad input (one line says what and how to fix it).
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from swep_ds.cli import Parser
+from swep_ds.commands import sweep as sweep_command
+from swep_ds.commands import train as train_command
+from swep_ds.errors import InputError
+from swep_ds.files import read_text
+from swep_ds.recipe import Recipe
+from swep_ds.shipped import shipped
+from swep_ds.sweeps import slurm
+
+
+def parser() -> argparse.ArgumentParser:
+    options = Parser(description=__doc__)
+    options.add_argument("kind", choices=["train", "sweep"])
+    options.add_argument("--nodes", type=positive, default=1, help="nodes of a run (default: 1)")
+    tasks = options.add_mutually_exclusive_group(required=True)
+    tasks.add_argument("--gpus_per_node", type=positive, help="ranks per node, each with a GPU")
+    tasks.add_argument("--cpu_ranks_per_node", type=positive, help="ranks per node, for a run without GPUs")
+    options.add_argument("--cpus_per_rank", type=positive, help="cores of each rank (default: the cluster's)")
+    options.add_argument("--time", help="limit of each start, such as 12:00:00 (default: the partition's)")
+    options.add_argument("--partition", help="default: the cluster's")
+    options.add_argument("--parallel", type=positive, help="for a sweep: runs at a time (default: no limit)")
+    options.add_argument("--max_restarts", type=int, default=20, help="restarts of a job (default: 20)")
+    options.add_argument(
+        "--sbatch", action="append", default=[], metavar="OPTION", help="another option, as --sbatch=--qos=x"
+    )
+    options.add_argument("--dry_run", action="store_true", help="print what would be submitted, and submit nothing")
+    return options
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
+    return int(text)
+
+
+def resources(arguments: argparse.Namespace) -> list[str]:
+    options = {
+        "nodes": arguments.nodes,
+        "ntasks-per-node": arguments.gpus_per_node or arguments.cpu_ranks_per_node,
+        # per node, not per task: ranks of a node that see each other's GPUs exchange data directly
+        "gpus-per-node": arguments.gpus_per_node,
+        "cpus-per-task": arguments.cpus_per_rank,
+        "time": arguments.time,
+        "partition": arguments.partition,
+    }
+    return ["--export=ALL", *(f"--{name}={value}" for name, value in options.items() if value is not None)]
+
+
+def training(options: list[str]) -> tuple[list[str], list[str], Path]:
+    """(options of sbatch, options of train.py with the run's folder, the folder of the log)."""
+    arguments = train_command.parser().parse_args(options)
+    if arguments.resume != "auto":
+        raise InputError(f"--resume {arguments.resume}: every start of a job would do that: leave it out, for auto")
+    recipe = Recipe.load(arguments.recipe, arguments.set)
+    if not arguments.ds_config:
+        raise InputError("--ds_config: none is given after `--`: shipped ones are in ds_configs/")
+    if not Path(arguments.ds_config).is_file():
+        raise InputError(f"--ds_config {arguments.ds_config}: no such file: shipped ones are in ds_configs/")
+    folder = train_command.run_folder(arguments, recipe).absolute()
+    chosen = [f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log"]
+    return chosen, with_folder(options, arguments, folder), folder.parent
+
+
+def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str], Path]:
+    """(options of sbatch, options of sweep.py with its folder, the folder of the logs); cells that are done are left
+    out."""
+    arguments = sweep_command.parser().parse_args(options)
+    if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.num_accelerators) > 1:
+        raise InputError("leave out --jobs, --num_accelerators, --cell and --table: the array decides what they would")
+    folder, cells, _ = sweep_command.read(arguments)
+    folder = folder.absolute()
+    unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]
+    if not unfinished:
+        raise InputError(f"--output_dir {folder}: all {len(cells)} runs of the sweep are done: see --table")
+    array = ",".join(unfinished) + (f"%{parallel}" if parallel else "")
+    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
+    return chosen, with_folder(options, arguments, folder), folder
+
+
+def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """The options with an explicit folder, so that a restarted job finds its run even if the defaults change."""
+    return options if arguments.output_dir else [*options, "--output_dir", str(folder)]
+
+
+def submit() -> None:
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    arguments, options = parser().parse_args(words[:split]), words[split + 1 :]
+    if split == len(words):
+        raise InputError(f"put the options of scripts/{arguments.kind}.py after `--`")
+    if arguments.parallel and arguments.kind == "train":
+        raise InputError("--parallel is for sweeps: a training is one job")
+    if arguments.max_restarts < 0:
+        raise InputError("--max_restarts must not be negative")
+    slurm.check_time(arguments.time, arguments.sbatch)
+    chosen, options, logs = training(options) if arguments.kind == "train" else sweep(options, arguments.parallel)
+    scripts = shipped("scripts")
+    script = scripts / "slurm" / f"{arguments.kind}.sbatch"
+    command = ["sbatch", "--parsable", *resources(arguments), *chosen, *arguments.sbatch, str(script), *options]
+    environment = {
+        "SWEP_DS_ROOT": str(scripts.parent),
+        "SWEP_DS_PYTHON": sys.executable,
+        "SWEP_DS_MAX_RESTARTS": str(arguments.max_restarts),
+        "SWEP_DS_LOGS": str(logs),
+    }
+    if not arguments.dry_run:
+        print(f"job {slurm.submit(command, environment, logs)}, its log is in {logs}")
+        return
+    print(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]))
+    for file in (script, script.with_name("restart.sh")):
+        print(f"\n# {file}\n{read_text(file)}", end="")

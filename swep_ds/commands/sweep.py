@@ -1,0 +1,83 @@
+"""Trains every variant of a sweep with every seed, and prints one table of their scores.
+
+    python scripts/sweep.py quickstart_methods            # all methods on the embedded corpus, briefly
+    python scripts/sweep.py SWEEP.yaml --output_dir runs/mine --jobs 2 --set data.train=train-v1.1.json
+
+A sweep file names a recipe, variants (rows) with their settings, axes such as models or shares of the training
+questions, and seeds: see swep_ds/sweeps/sweep.py. Each cell is an ordinary run in its own folder, with its log beside.
+Start the command again to run what is not done yet; --table only makes the table of what is done.
+The table is that of scripts/table.py: table.md, .csv, .tex, .json and curves, in the sweep's folder.
+Exit codes: 0 done; 1 a run failed or is missing from the table (the others ran); 2 bad input (one line says what and
+how to fix it); 75 stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from swep_ds.cli import Parser
+from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
+from swep_ds.files import path_of
+from swep_ds.shipped import shipped
+from swep_ds.sweeps.sweep import Cell, describe, read_sweep
+
+
+def parser() -> argparse.ArgumentParser:
+    options = Parser(description=__doc__)
+    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
+    options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
+    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
+    options.add_argument(
+        "--output_dir", type=path_of("--output_dir"), help="for the runs and the table (default: runs/SWEEP)"
+    )
+    options.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    options.add_argument("--num_accelerators", type=int, default=1, help="processes of each run (default: 1)")
+    options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
+    mode = options.add_mutually_exclusive_group()
+    mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
+    mode.add_argument("--table", action="store_true", help="only make the table of what is done")
+    return options
+
+
+def read(arguments: argparse.Namespace) -> tuple[Path, list[Cell], list[str]]:
+    """(the sweep's folder, its cells, the script and the options that they share; no script for --table)."""
+    folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
+    chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
+    if arguments.table:
+        if not folder.is_dir():
+            raise InputError(f"--output_dir {folder}: no such folder: name the one that the sweep ran in")
+        return folder, cells, []
+    ds_config = arguments.ds_config or chosen.ds_config
+    if not ds_config:
+        raise InputError("the sweep names no ds_config: give --ds_config")
+    if not Path(ds_config).is_file():
+        raise InputError(f"ds_config {ds_config}: no such file: name one in the sweep or with --ds_config")
+    return folder, cells, [str(shipped("scripts") / "train.py"), "--recipe", chosen.recipe, "--ds_config", ds_config]
+
+
+def sweep() -> None:
+    arguments = parser().parse_args()
+    if min(arguments.jobs, arguments.num_accelerators) < 1:
+        raise InputError("--jobs and --num_accelerators must be at least 1")
+    if arguments.srun and max(arguments.jobs, arguments.num_accelerators) > 1:
+        raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --num_accelerators")
+    folder, cells, command = read(arguments)
+    if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
+        raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
+    describe(cells, folder)
+    chosen = cells if arguments.cell is None else [cells[arguments.cell]]
+    failed, stopped = [], False
+    if not arguments.table:
+        from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
+
+        ranks = None if arguments.srun else arguments.num_accelerators
+        failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks)
+    if arguments.cell is not None:
+        done = chosen[0].results() is not None
+        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if done else chosen[0].exit_code() or EXIT_FAULT)
+    from swep_ds.analysis.publish import publish
+    from swep_ds.analysis.runs import refs_of_cells
+
+    table = publish(refs_of_cells(cells), folder)
+    if failed or stopped or table["missing"]:
+        sys.exit(EXIT_STOPPED if stopped else EXIT_FAULT)
