@@ -73,6 +73,8 @@ class TrainSection(Section):
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     precision: Literal["fp32", "autocast", "bf16", "fp16"] = "fp32"  # autocast: bf16 in computation, fp32 weights
     execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE) or one for all
+    # at ZeRO-2 and 3: reduce gradients once an update and not in each micro-step; until then each rank holds whole ones
+    coalesce_grad_reduction: bool = False
     activation_checkpointing: bool = False
     packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow

@@ -25,6 +25,7 @@ from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_numbe
 # settings that may change between two starts of a run; `Batch` binds the product of the last two with the ranks
 MAY_CHANGE_ON_RESUME = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
 MAY_CHANGE_ON_RESUME += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
+MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction",)
 MAY_CHANGE_ON_RESUME += ("train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 RECIPE, DS_CONFIG, BATCH, LOCK = "recipe.yaml", "ds_config.json", "batch.json", ".lock"

@@ -198,11 +198,13 @@ def load_model(
 
 def resume_setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
+    # whether DeepSpeed or `GradientNorms` notices an overflow changes no number
+    config = job.config | {"bf16": {k: v for k, v in job.config["bf16"].items() if k != "check_grad_overflow"}}
     setup = {
         "updates": job.batches.updates,
         "global batch": job.batches.global_batch,
         "training data": job.features.fingerprint,
-        **{f"ds_config {name}": value for name, value in job.config.items() if name not in (*REPORTS, *SPREAD)},
+        **{f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)},
         **resume_fingerprint(recipe),
         **architecture(job.objective),
     }

@@ -106,6 +106,8 @@ def _answer_bytes(model: PreTrainedModel, generation: Generation) -> int:
 class _CountingEngine:
     """In place of DeepSpeed's engine: notes what each forward saves."""
 
+    coalesces = False  # gradients are counted in `memory.py`
+
     def __init__(self, objective: Objective, ledger: "_Ledger", autocast: AbstractContextManager):
         self.objective, self.ledger, self.autocast = objective, ledger, autocast
 

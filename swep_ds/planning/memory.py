@@ -5,6 +5,8 @@ Notable (n parameters, b bytes each in computation, w ranks; each formula names 
 - A part of the flat buffer begins and ends inside parameters; ZeRO 1 and 2 keep the gradients of these whole.
 - At ZeRO 1 all gradients exist until the update's last micro-step is over; in `split` execution ZeRO 2 holds its
   part twice, what is accumulated and what arrives.
+- `train.coalesce_grad_reduction` leaves whole gradients on every rank until the last micro-step: ZeRO 2 holds what
+  ZeRO 1 does.
 - The gradient of a parameter larger than `reduce_bucket_size` does not go through the bucket: it exists beside it.
 - The method's parameters are flat by themselves. Here they are counted in one buffer with the model's, which differs by
   a few elements of padding, and in the step, which takes one after the other.
@@ -67,12 +69,14 @@ def model_states(
     optimizer: str,
     world_size: int,
     averaged: int = 0,
+    coalesces: bool = False,
 ) -> States:
     """What a model takes whose `parameters()` have these shapes, in their order.
 
     Args:
         config: from `resolve_ds_config`; the optimizer is PyTorch's AdamW or transformers' Adafactor.
         precision, optimizer: of the recipe's section `train`.
+        coalesces: `train.coalesce_grad_reduction`.
         averaged: elements of the model's parameters if `train.average` keeps their mean, else 0.
 
     Raises:
@@ -108,7 +112,7 @@ def model_states(
         # are copied out of one buffer; a single rank gathers nothing
         gathered = width * min(numel, zero.max_live_parameters) if world_size > 1 else 0
         prefetched = width * min(numel, zero.prefetch_bucket_size) if world_size > 1 else 0
-        transient = gathered + max(prefetched, 2 * width * largest)
+        transient = gathered + max(prefetched, 2 * width * largest) + (width * numel if coalesces else 0)
         persistent = width * sum(s for s in sizes if s <= zero.param_persistence_threshold) if world_size > 1 else 0
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer beside the float32 copy
         buffers = persistent + bucket
@@ -131,11 +135,11 @@ def model_states(
     if offloads:  # always through the hooks of stage 2
         # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
         host = kept + (4 + width) * part + width * largest + (width * whole if accumulates else 0)
-        transient = bucket + 2 * oversized + 4 * largest
+        transient = bucket + 2 * oversized + 4 * largest + (width * numel if coalesces else 0)
         return States(width * numel, 0, width * largest, 0, transient, 0, host, working(part), loading=4 * numel)
     # step(): averaged gradients, flat, then float32; then Adam
     step = max(width * (whole + part) + (4 * part if width < 4 else 0), 4 * part + working(part))
-    if zero.stage == 1:  # grads_in_partition is filled while all gradients still exist
+    if zero.stage == 1 or coalesces:  # grads_in_partition is filled while all gradients still exist
         transient = width * numel + bucket
     else:
         transient = bucket + oversized + (width * whole if accumulates else 0)

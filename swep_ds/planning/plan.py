@@ -196,6 +196,7 @@ def _states(recipe: Recipe, objective: Objective, configs: dict[str, Path], devi
                 precision=train.precision,
                 optimizer=train.optimizer,
                 world_size=devices.count,
+                coalesces=train.coalesce_grad_reduction,
                 averaged=sum(p.numel() for p in objective.qa.parameters()) if train.average != "none" else 0,
             )
         except NotImplementedError as error:

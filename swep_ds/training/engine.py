@@ -1,9 +1,10 @@
 """The DeepSpeed engine around an objective: an ordinary engine with the recipe's optimizer and schedule.
 
 What DeepSpeed 0.19 needs beyond that is in this file: `run_idle_networks`, `step_engine` and the checkpoint writer;
-and in `groups.py`, the parameter groups.
+in `groups.py`, the parameter groups; and in `foreach.py`, a step of few operations.
 """
 
+import logging
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,15 +12,19 @@ import deepspeed
 import torch
 from transformers.optimization import Adafactor
 
+from swep_ds import ranks
 from swep_ds.errors import NOT_OF_THE_INPUT, TrainingDiverged, parsing
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
+from swep_ds.training.foreach import use_foreach
 from swep_ds.training.groups import parameter_groups, watch_norms
 from swep_ds.training.metrics import DIVERGED
 from swep_ds.training.sharding import shard
+
+log = logging.getLogger(__name__)
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int):
@@ -64,6 +69,11 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         )
         if "offload_optimizer" in config.get("zero_optimization", {}):
             config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
+    if stage == 0 and config["bf16"]["enabled"] and "optimizer" not in config and ranks.is_main():
+        log.warning(
+            "bf16 at ZeRO-0: DeepSpeed steps one weight tensor after the other, for which a GPU waits: take "
+            "ds_configs/zero1.json"
+        )
     with _refusals():
         engine, *_ = deepspeed.initialize(
             model=objective,
@@ -72,6 +82,10 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             lr_scheduler=lambda inner: schedule(inner, train.schedule, updates, round(train.warmup_fraction * updates)),
             config=config,
         )
+    engine.coalesces = train.coalesce_grad_reduction and stage >= 2  # below, gradients are reduced once anyway
+    if engine.coalesces:
+        engine.set_gradient_accumulation_boundary(True)  # `run_update` steps once, after all micro-steps
+    use_foreach(engine)
     engine.group_norms = watch_norms(engine, objective, train.max_grad_norm)
     engine.checkpoint_engine = writer = Writer(engine)
     # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern

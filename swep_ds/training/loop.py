@@ -22,7 +22,7 @@ from swep_ds.recipe import TrainSection
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import step_engine
-from swep_ds.training.metrics import Meter, Outliers, Stopwatch, check_finite, columns
+from swep_ds.training.metrics import GradientNorms, Meter, Outliers, Stopwatch, check_finite, columns
 from swep_ds.training.prefetch import prefetch
 from swep_ds.training.tracking import Tracker
 
@@ -56,6 +56,7 @@ def train(
     """
     method, parts = engine.module.method, engine.module.parts(settings.execution)
     meter, watch = Meter(batches.accumulation, before.unlogged), Stopwatch(before.seconds)
+    norms = GradientNorms()
     outliers = Outliers(forward=engine.zero_optimization_stage() < 3)
     state = before
     if before.updates:
@@ -74,7 +75,8 @@ def train(
             watch.next_update(number)
             step = MicroStep(update, progress, measure=logs, compare=update % COMPARED_EVERY == 0)
             statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase)
-            _observe(method, statistics)
+            norms.add(number, engine.get_global_grad_norm())
+            observe(method, statistics)
             meter.add(statistics)
             if average:
                 with watch.phase("average"):
@@ -88,8 +90,8 @@ def train(
             means |= {"learning_rate": rate} | _read_engine(engine, settings.precision)
             if logs:
                 tracker.log_health(number, columns(health), outliers.news(health))
-            # fp16 skips updates that overflow by design; elsewhere a skipped update means a non-finite gradient
-            check_finite(number, means, health, 0 if settings.precision == "fp16" else engine.skipped_steps)
+            gradient = norms.first_not_finite()
+            check_finite(number, means, health, None if settings.precision == "fp16" else gradient)  # fp16 skips these
             ranks.synchronize()
             for name in ("grad_norm", "noise_grad_norm"):
                 if not np.isfinite(means.get(name, 0.0)):
@@ -125,7 +127,8 @@ def run_update(
 ) -> list[dict[str, Tensor]]:
     """One update of any method: for each micro-batch and each of its passes forward, backward, step.
 
-    The engine's step changes weights only after the update's last backward.
+    The engine's step changes weights only after the update's last backward. With `train.coalesce_grad_reduction` it is
+    called only then, after the reduction of all gradients.
 
     Args:
         parts: from `Objective.parts`.
@@ -135,24 +138,29 @@ def run_update(
         The statistics of each micro-batch (`Objective.forward`), with its "loss".
     """
     statistics = []
-    for _ in range(accumulation):
-        with phase("data"):
-            batch = next(micro_batches)
-        seen, carried = {"loss": torch.zeros((), device=batch.input_ids.device)}, PassState()
-        for part in parts:
-            with phase("forward"):
-                loss, carried, measured = engine(batch, replace(step, part=part, carried=carried))
-            with phase("backward"):
-                engine.backward(loss * len(parts))  # the engine takes the mean over micro-steps; passes add up
-            with phase("step"):
-                step_engine(engine)
-            seen |= measured | {"loss": seen["loss"] + loss.detach()}
-            del loss  # frees the pass's graph before the next forward
-        statistics.append(seen)
+    with engine.coalesce_grad_reduction() if engine.coalesces else nullcontext():
+        for _ in range(accumulation):
+            with phase("data"):
+                batch = next(micro_batches)
+            seen, carried = {"loss": torch.zeros((), device=batch.input_ids.device)}, PassState()
+            for part in parts:
+                with phase("forward"):
+                    loss, carried, measured = engine(batch, replace(step, part=part, carried=carried))
+                with phase("backward"):
+                    engine.backward(loss * len(parts))  # the engine takes the mean over micro-steps; passes add up
+                if not engine.coalesces:
+                    with phase("step"):
+                        step_engine(engine)
+                seen |= measured | {"loss": seen["loss"] + loss.detach()}
+                del loss  # frees the pass's graph before the next forward
+            statistics.append(seen)
+    if engine.coalesces:
+        with phase("step"):
+            step_engine(engine)
     return statistics
 
 
-def _observe(method: Method, statistics: Sequence[dict[str, Tensor]]) -> None:
+def observe(method: Method, statistics: Sequence[dict[str, Tensor]]) -> None:
     """Gives the method the mean of what it watches, if anything, over the update's global batch. Collective."""
     if method.watches:
         mean = torch.stack([seen[method.watches].double() for seen in statistics]).mean()

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from statistics import median_low
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
@@ -176,17 +175,45 @@ def columns(health: Sequence[Health]) -> dict[str, list]:
     return numbers | {"not_finite": [number for number, rank in enumerate(health) if not rank.finite]}
 
 
-def check_finite(update: int, means: dict[str, float], health: Sequence[Health], skipped: int) -> None:
-    """Raises TrainingDiverged, naming the ranks, if a number is not finite or DeepSpeed skipped updates."""
+class GradientNorms:
+    """The gradient norms of the updates since they were last read, on the device: adding one waits for nothing."""
+
+    def __init__(self):
+        self._norms: list[tuple[int, Tensor | float]] = []
+
+    def add(self, update: int, norm: Tensor | float | None) -> None:
+        """`norm` is the engine's: infinite in an update that it skipped, None where it computes none."""
+        if norm is not None:
+            self._norms.append((update, norm))
+
+    def first_not_finite(self) -> int | None:
+        """The first update whose gradient was not finite; forgets them all."""
+        norms, self._norms = self._norms, []
+        if not norms:
+            return None
+        values = torch.stack([torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for _, norm in norms])
+        return next(
+            (update for (update, _), value in zip(norms, values.tolist(), strict=True) if not math.isfinite(value)),
+            None,
+        )
+
+
+def check_finite(update: int, means: dict[str, float], health: Sequence[Health], gradient: int | None) -> None:
+    """Raises TrainingDiverged, naming update and ranks, if a number is not finite.
+
+    Args:
+        update: the logged update.
+        gradient: the first update whose gradient was not finite (`GradientNorms`).
+    """
     faulty = [number for number, rank in enumerate(health) if not rank.finite]
-    if np.isfinite(means["loss"]) and not faulty and not skipped:
+    if math.isfinite(means["loss"]) and not faulty and gradient is None:
         return
-    where = ""
+    where = "" if gradient is None else f", the gradient not finite first in update {gradient}"
     if 0 < len(faulty) < len(health):
-        where = f", not finite on {ranks_of(faulty)}, host {ranks.host(faulty[0])}"
+        where += f", not finite on {ranks_of(faulty)}, host {ranks.host(faulty[0])}"
     raise TrainingDiverged(
         f"loss, gradient or weights are no finite numbers by update {update} (loss {means['loss']}, gradient norm "
-        f"{means.get('grad_norm', 'not known')}, {skipped} updates skipped{where}): {DIVERGED}"
+        f"{means.get('grad_norm', 'not known')}{where}): {DIVERGED}"
     )
 
 

@@ -36,6 +36,13 @@ def test_parts_are_those_of_the_flat_buffer():
     assert states(1).transient == 4 * (BUCKET + N)
 
 
+def test_one_reduction_an_update_leaves_whole_gradients_on_every_rank():
+    assert states(2, coalesces=True) == states(1)
+    for stage, offload in ((3, False), (3, True), (2, True)):
+        without, held = (states(stage, "bf16", offload=offload, coalesces=on).transient for on in (False, True))
+        assert held - without == 2 * N
+
+
 def test_zero_3_pads_every_parameter():
     state = states(3, "bf16", world_size=3)
     part = 334 + 34 + 4  # ceil(1000 / 3) ...

@@ -1,7 +1,8 @@
 """Started on two ranks: compares DeepSpeed's gradients with those of a plain loop, for every case in a JSON file.
 
 The ranks build one engine after the other in one process group. A case is {"name", "method", "execution", "ds_config"},
-and if wanted "loses": true: rank 1 then loses the gradient of its last backward.
+and if wanted "coalesce": true, and "loses": true, with which rank 1 loses the gradient of its last backward, or "nan":
+true, with which that is not finite.
 
 `results.json` beside the file lists for each case its updates: {"norm", "gradients": {parameter: {"distance", "norm",
 "parts"}}}. The first "norm" is the engine's, of the whole gradient. For each parameter, "distance" is the norm of the
@@ -14,8 +15,12 @@ sums.
 """
 
 import gc
+import itertools
 import json
+import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from unittest import mock
@@ -28,13 +33,13 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.data.batches import Batch
 from swep_ds.methods import build
-from swep_ds.methods.base import MicroStep, PassState
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
-from swep_ds.training.loop import seed_dropout
+from swep_ds.training.loop import run_update, seed_dropout
 from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_objective import split
 
@@ -50,6 +55,7 @@ def recipe(case: dict) -> Recipe:
     train = {
         "precision": "bf16",
         "execution": case["execution"],
+        "coalesce_grad_reduction": case.get("coalesce", False),
         "micro_batch_size": 3,
         "gradient_accumulation_steps": ACCUMULATION,
         "adam_betas": [0.0, 0.999],
@@ -84,6 +90,19 @@ def plain_gradients(objective: Objective, update: int) -> dict[str, Tensor]:
     return {name: piece.view(-1, *p.shape) for (name, p), piece in zip(parameters.items(), pieces, strict=True)}
 
 
+@contextmanager
+def spoiling_last_backward(engine, backwards: int, case: dict) -> Iterator[None]:
+    """Multiplies the loss of the last of `backwards` by what the case asks for."""
+    backward, number = engine.backward, itertools.count(1)
+
+    def spoil(loss: Tensor) -> None:
+        factor = math.nan if case.get("nan") else 0.0 if case.get("loses") else 1.0
+        backward(factor * loss if next(number) == backwards else loss)
+
+    with mock.patch.object(engine, "backward", spoil):
+        yield
+
+
 def compare(case: dict) -> list[dict]:
     """One dict per update."""
     chosen = recipe(case)
@@ -104,14 +123,10 @@ def compare(case: dict) -> list[dict]:
             for mine, theirs in zip(plain.parameters(), objective.parameters(), strict=True):
                 mine.copy_(safe_get_full_fp32_param(theirs))  # the engine computes with bf16 copies of these
         seed_dropout(SEED, update)
-        for micro_step in range(ACCUMULATION):
-            carried = PassState()
-            for part in parts:
-                loss, carried, _ = engine(batch(update, micro_step), MicroStep(update, 0.0, part, carried))
-                last = (update, micro_step, part) == (UPDATES - 1, ACCUMULATION - 1, parts[-1])
-                kept = 0.0 if case.get("loses") and ranks.rank() == 1 and last else 1.0
-                engine.backward(kept * len(parts) * loss)
-                engine.step()
+        micro_batches = iter([batch(update, micro_step) for micro_step in range(ACCUMULATION)])
+        faulty = update == UPDATES - 1 and ranks.rank() == 1
+        with spoiling_last_backward(engine, ACCUMULATION * len(parts), case) if faulty else nullcontext():
+            run_update(engine, micro_batches, ACCUMULATION, MicroStep(update), parts)
         with mock.patch.object(torch.nn.functional, "linear", LINEAR):
             expected = plain_gradients(plain, update)
         line = {"norm": float(engine.get_global_grad_norm()), "gradients": {}}

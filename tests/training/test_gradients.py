@@ -21,7 +21,12 @@ CASES = {
     f"zero{stage}-{execution}{'-overlap' * overlap}{'-offload' * offload}": (stage, execution, overlap, offload)
     for stage, execution, overlap, offload in product(STAGES, EXECUTIONS, (False, True), (False, True))
 }
+CASES |= {
+    f"zero{stage}-split-coalesced{'-offload' * offload}": (stage, "split", False, offload, True)
+    for stage, offload in ((2, False), (3, False), (3, True))
+}
 FAULTY = ("zero1-joint", "zero2-split-overlap", "zero3-r_drop")
+NOT_FINITE = ("zero2-split-overlap", "zero3-r_drop")
 # Largest distance from the plain loop's gradient, relative to the size of its parts. Rounding to bf16 (2^-9) in a few
 # sums makes up to 0.012; the smallest part of any sum is 0.1.
 TOLERANCE = 0.03
@@ -33,7 +38,7 @@ WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.0.output.LayerNor
 def results(tmp_path_factory) -> dict[str, list[dict]]:
     folder = tmp_path_factory.mktemp("gradients")
     cases = []
-    for name, (stage, execution, overlap, offload) in CASES.items():
+    for name, (stage, execution, overlap, offload, *coalesces) in CASES.items():
         changes = {"reduce_bucket_size": 2000}  # elements: several buckets
         if overlap:
             changes["overlap_comm"] = True
@@ -43,8 +48,11 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
             changes["offload_param"] = {"device": "cpu"}
         method, execution = EXECUTIONS[execution]
         config = str(ds_config(folder, stage, **changes))
-        cases.append({"name": name, "method": method, "execution": execution, "ds_config": config})
-    cases += [case | {"name": f"{case['name']}-loses", "loses": True} for case in cases if case["name"] in FAULTY]
+        case = {"name": name, "method": method, "execution": execution, "ds_config": config}
+        cases.append(case | {"coalesce": bool(coalesces)})
+    by_name = {case["name"]: case for case in cases}
+    cases += [by_name[name] | {"name": f"{name}-loses", "loses": True} for name in FAULTY]
+    cases += [by_name[name] | {"name": f"{name}-nan", "nan": True} for name in NOT_FINITE]
     (folder / "cases.json").write_text(json.dumps(cases))
     run_script(ROOT / "tests" / "support" / "gradient_matrix.py", str(folder / "cases.json"), ranks=2)
     return json.loads((folder / "results.json").read_text())
@@ -82,3 +90,11 @@ def test_a_lost_backward_of_one_rank_is_seen(results, case):
     *before, update = results[f"{case}-loses"]
     assert not any(map(wrong, before))
     assert len(wrong(update)) > 0.8 * len(update["gradients"])
+
+
+@pytest.mark.parametrize("case", NOT_FINITE)
+def test_a_gradient_that_is_not_finite_on_one_rank_is_seen_on_the_other(results, case):
+    """By the norm alone: in bf16 DeepSpeed's test of every gradient is switched off."""
+    *before, update = results[f"{case}-nan"]
+    assert all(math.isfinite(line["norm"]) for line in before)
+    assert update["norm"] == math.inf

@@ -7,7 +7,7 @@ import torch
 
 from swep_ds import ranks
 from swep_ds.errors import TrainingDiverged
-from swep_ds.training.metrics import Health, Meter, Outliers, Stopwatch, check_finite, columns
+from swep_ds.training.metrics import GradientNorms, Health, Meter, Outliers, Stopwatch, check_finite, columns
 
 
 @pytest.fixture(autouse=True)
@@ -90,11 +90,23 @@ def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_names_the_ranks_it_began_on():
-    check_finite(7, {"loss": 1.0}, ALIKE, skipped=0)
+    check_finite(7, {"loss": 1.0}, ALIKE, None)
     with pytest.raises(TrainingDiverged, match=r"by update 7 \(loss nan, .* not finite on rank 2, host b\): lower"):
-        check_finite(7, {"loss": math.nan}, [rank._replace(finite=k != 2) for k, rank in enumerate(ALIKE)], skipped=0)
-    with pytest.raises(TrainingDiverged, match=r"gradient norm 3\.0, 1 updates skipped\): lower"):
-        check_finite(7, {"loss": 1.0, "grad_norm": 3.0}, ALIKE, skipped=1)
+        check_finite(7, {"loss": math.nan}, [rank._replace(finite=k != 2) for k, rank in enumerate(ALIKE)], None)
+
+
+def test_a_gradient_that_is_not_finite_names_its_update(monkeypatch):
+    monkeypatch.setattr(ranks, "device", lambda: torch.device("cpu"))
+    norms = GradientNorms()
+    assert norms.first_not_finite() is None
+    for update, norm in ((3, torch.tensor(2.0)), (4, None), (5, math.inf), (6, torch.tensor(math.nan))):
+        norms.add(update, norm)
+    gradient = norms.first_not_finite()
+    assert gradient == 5
+    with pytest.raises(TrainingDiverged, match=r"gradient norm 3\.0, the gradient not finite first in update 5\): "):
+        check_finite(7, {"loss": 1.0, "grad_norm": 3.0}, ALIKE, gradient)
+    norms.add(7, torch.tensor(1.0))
+    assert norms.first_not_finite() is None  # they were read
 
 
 class Everyone(Meter):
@@ -147,6 +159,6 @@ def test_an_empty_meter_has_no_state_and_a_rank_of_its_own_may_be_not_finite(mon
     first.others = ([2.0, *OWN, 0.0],)  # its loss was finite before its weights ceased to be
     means, everyone = first.read(OWN, True)
     with pytest.raises(TrainingDiverged, match="not finite on rank 1, host a"):
-        check_finite(7, means, everyone, skipped=0)
+        check_finite(7, means, everyone, None)
     first.empty()
     assert first.state() == {}

@@ -1,0 +1,93 @@
+"""DeepSpeed's loops over the gradients of an optimizer step, as one operation each.
+
+With its own loops an update of BERT-base gives a GPU more operations in its step than in its forward and backward, and
+the host cannot hand them over as fast as the GPU works them off (`benchmarks/launches.py` counts them). The results are
+equal to the last bit: every operation here computes what DeepSpeed's computes, tensor for tensor.
+
+The per-gradient test for overflow, which bf16 has by default, is switched off in `ds_config.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from deepspeed import comm
+from deepspeed.runtime.zero.utils import get_norm_dtype
+from torch import Tensor
+
+
+def use_foreach(engine) -> None:
+    """Replaces the loops of ZeRO 1 to 3. With offload they stay: there the gradients are copied one by one anyway."""
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    # ZeRO-0, and bf16 with float32 accumulation at ZeRO-1, have optimizers of other classes
+    if not hasattr(optimizer, "get_grad_norm_direct") or engine.zero_cpu_offload():
+        return
+    optimizer.get_grad_norm_direct = _norm_of_partition(optimizer, stage)
+    if stage == 3:
+        return
+    optimizer.unscale_and_clip_grads = _clip_without_reading(optimizer)
+    if optimizer.contiguous_gradients and not optimizer.overlap_comm:
+        _copy_together(optimizer)
+
+
+def _norm_of_partition(optimizer, stage: int) -> Callable[..., Tensor]:
+    """The norm of a flat tensor's gradients over all ranks: 0-dim, of float32 (ZeRO-3: float64), on the device."""
+
+    def norm(gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+        parts = [gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False)]
+        if parts:
+            square = torch.stack(torch._foreach_norm(parts, 2.0, dtype=get_norm_dtype())).pow(2.0).sum()
+        else:  # this rank's part of a small flat tensor may hold none
+            square = torch.zeros((), dtype=get_norm_dtype(), device=optimizer.device)
+        if stage == 3:
+            group = optimizer._get_param_partition_group(parameters[0])
+        else:
+            square, group = square.float(), optimizer.dp_process_group
+        comm.all_reduce(square, group=group)
+        return square.pow(0.5)
+
+    return norm
+
+
+def _clip_without_reading(optimizer) -> Callable[..., None]:
+    """DeepSpeed's clipping, which also asks the device whether the norm is finite. If not, it is infinite already."""
+
+    def clip(gradients: Sequence[Tensor], norm: Tensor) -> None:
+        scale, limit = optimizer.loss_scale, optimizer.clip_grad
+        if limit > 0:
+            scale = torch.clamp((norm / scale + 1e-6) / limit, min=1.0) * scale
+        elif scale == 1:
+            return
+        for gradient in gradients:
+            gradient.data.mul_(1.0 / scale)
+
+    return clip
+
+
+def _copy_together(optimizer) -> None:
+    """Copies a bucket's reduced gradients, which the next bucket overwrites, to this rank's partition in one go."""
+    copy_one, reduce = optimizer.copy_grads_in_partition, optimizer.reduce_ipg_grads
+    copies: list[tuple[Tensor, Tensor]] = []
+
+    def note(parameter: Tensor, group: int) -> None:
+        if optimizer._use_compact_grad_partition_buffer(group):
+            copy_one(parameter, group)
+            return
+        if optimizer.grads_in_partition is None:
+            size = sum(p.numel() for group in optimizer.params_in_partition for p in group)
+            optimizer.grads_in_partition = torch.empty(size, dtype=optimizer.dtype, device=parameter.device)
+            optimizer.grads_in_partition_offset = 0
+        gradient, begin = optimizer.get_gradient_for_reduction(parameter), optimizer.grads_in_partition_offset
+        place = optimizer.grads_in_partition[begin : begin + parameter.numel()]
+        copies.append((place, gradient.view(-1)))
+        gradient.data = place.view_as(gradient)
+        optimizer.grads_in_partition_offset += parameter.numel()
+
+    def reduce_and_copy(*args: Any, **kwargs: Any) -> None:
+        reduce(*args, **kwargs)
+        if copies:
+            places, gradients = zip(*copies, strict=True)
+            torch._foreach_copy_(places, gradients)
+            copies.clear()
+
+    optimizer.copy_grads_in_partition, optimizer.reduce_ipg_grads = note, reduce_and_copy
