@@ -6,6 +6,7 @@ training loop's time goes.
     torchrun --nproc_per_node 2 scripts/bench_training.py --loop
     python scripts/bench_training.py --scaling --json FILE
     python scripts/bench_training.py --profile --methods swep:split
+    python scripts/bench_training.py --operations --set train.precision=bf16
 
 `published` is the published code's three-pass update, in float32 without an engine: once on the same batches as all
 others, which group windows by length, and once on random batches of the same epoch, as that code trains. The updates
@@ -47,6 +48,7 @@ def bench() -> None:
     what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
     what.add_argument("--scaling", action="store_true", help="the same on 1 and 2 ranks, and a model of more")
     what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
+    what.add_argument("--operations", action="store_true", help="what an update launches, counted at each ZeRO stage")
     parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
@@ -55,7 +57,8 @@ def bench() -> None:
         raise InputError("--updates must be at least 2, and --warmup not negative")
     if arguments.scaling and arguments.methods:
         raise InputError("--scaling compares mle, swep:split and swep:joint: leave --methods out")
-    chosen = arguments.methods or (LOOPS if arguments.loop or arguments.scaling or arguments.profile else DEFAULT)
+    side_by_side = not (arguments.loop or arguments.scaling or arguments.profile or arguments.operations)
+    chosen = arguments.methods or (DEFAULT if side_by_side else LOOPS)
     names = [name for word in chosen for name in (ALL if word == "all" else [word])]
     recipes = {name: recipe_of(arguments, name) for name in names}
     if arguments.scaling and recipes["mle"].train.precision == "autocast":
@@ -68,10 +71,12 @@ def bench() -> None:
 
     options = {"updates": arguments.updates, "warmup": arguments.warmup}
     if arguments.scaling:
-        command = [__file__, "--loop", "--recipe", arguments.recipe, "--ds_config", arguments.ds_config]
-        command += [word for override in arguments.set for word in ("--set", override)]
-        command += [word for name, number in options.items() for word in (f"--{name}", str(number))]
-        figures = suite.rank_by_rank(command)
+        given = ["--recipe", arguments.recipe, "--ds_config", arguments.ds_config]
+        given += [word for override in arguments.set for word in ("--set", override)]
+        given += [word for name, number in options.items() for word in (f"--{name}", str(number))]
+        figures = suite.rank_by_rank([__file__, "--loop", *given], [__file__, "--operations", *given])
+    elif arguments.operations:
+        figures = suite.operations(recipes, arguments.ds_config)
     elif arguments.profile:
         figures = suite.profiles(recipes, arguments.ds_config, **options)
     elif arguments.loop:
@@ -87,8 +92,8 @@ def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
     updates = arguments.warmup + arguments.updates
     fixed = [f"train.max_updates={updates}", "train.gradient_accumulation_steps=1", "tracking.wandb=off"]
     if name == PUBLISHED:
-        if arguments.loop or arguments.profile:
-            raise InputError(f"--methods {name}: it has no engine: leave --loop and --profile out")
+        if arguments.loop or arguments.profile or arguments.operations:
+            raise InputError(f"--methods {name}: it has no engine: leave --loop, --profile and --operations out")
         plain = ["method.name=mle", "train.precision=fp32", "train.packing=false", "train.compile=false"]
         return Recipe.load(arguments.recipe, [*arguments.set, *fixed, *plain])
     method, _, execution = name.partition(":")

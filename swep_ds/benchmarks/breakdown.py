@@ -117,6 +117,14 @@ class _TimedEngine:
             self._engine.step()
 
     @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        reduction = self._engine.coalesce_grad_reduction()
+        reduction.__enter__()
+        yield
+        with self._time("backward"):
+            reduction.__exit__(None, None, None)
+
+    @contextmanager
     def _time(self, name: str) -> Iterator[None]:
         call = _Call(name, self._traffic)
         yield

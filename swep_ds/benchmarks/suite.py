@@ -18,7 +18,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from swep_ds import ranks
-from swep_ds.benchmarks import breakdown, profile, scaling
+from swep_ds.benchmarks import breakdown, launches, profile, scaling
 from swep_ds.benchmarks.candidates import (
     EngineTraining,
     build_candidate,
@@ -38,7 +38,7 @@ from swep_ds.evaluation.results import versions
 from swep_ds.pipeline.prepare import Job, prepare, training_batches
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
-from swep_ds.training.ds_config import zero_stage
+from swep_ds.training.ds_config import OFFLOADS, read_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 
 WIDTH = 170  # characters of the printed tables
@@ -142,6 +142,46 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
         return {**about, "updates": updates, "profile": results}
 
 
+def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
+    """Counts the operations of an update of each, at every ZeRO stage and in a loop of PyTorch's alone.
+
+    Args:
+        ds_config: its other settings hold at every stage; offload is left out.
+
+    Raises:
+        InputError: there are several ranks.
+    """
+    rows = []
+    with ranks.process_group(), tempfile.TemporaryDirectory() as folder:
+        if ranks.world_size() > 1:
+            raise InputError("--operations counts on one rank: start one process")
+        for stage in (launches.PLAIN, *scaling.STAGES):  # ZeRO-3 last: it replaces PyTorch's linear for good
+            file = _at_stage(ds_config, 0 if stage == launches.PLAIN else stage, Path(folder))
+            for name, recipe in recipes.items():
+                job = prepare(recipe, file)
+                batch = largest_batch(job.batches).to(ranks.device())
+                if stage == launches.PLAIN:
+                    counts = launches.count_plain_launches(job.objective.to(ranks.device()), batch, recipe.train)
+                else:
+                    engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+                    counts = launches.count_launches(engine, batch, recipe.train.execution)
+                    engine.destroy()
+                rows.append({"name": name, "stage": stage, **counts})
+        rows.sort(key=lambda row: [*recipes].index(row["name"]))
+        Console(width=WIDTH).print(launches.table(rows, recipe.train.precision))
+        about = {name: value for name, value in _about(recipe, job).items() if name != "zero_stage"}
+        return {**about, "operations": rows}
+
+
+def _at_stage(ds_config: str, stage: int, folder: Path) -> str:
+    """Writes a ds_config with another ZeRO stage, without offload; returns its path."""
+    config = read_ds_config(ds_config)
+    zero = {name: value for name, value in config.get("zero_optimization", {}).items() if name not in OFFLOADS}
+    file = folder / f"zero{stage}.json"
+    file.write_text(json.dumps(config | {"zero_optimization": zero | {"stage": stage}}), encoding="utf-8")
+    return str(file)
+
+
 def _one_by_one(
     recipes: dict[str, Recipe], ds_config: str, updates: int, work: Callable
 ) -> tuple[Figures, dict[str, Any]]:
@@ -170,35 +210,42 @@ def _warm_up(engine, recipe: Recipe, batches: list[Batch], updates: int) -> floa
     return sum(map(flops.of, lengths)) / len(batches)
 
 
-def rank_by_rank(command: list[str]) -> Figures:
-    """Runs `command`, which writes to the --json file it is given, on 1 and 2 ranks; then models more ranks.
+def rank_by_rank(command: list[str], counting: list[str]) -> Figures:
+    """Runs `command` on 1 and 2 ranks; then models more ranks, with the operations that `counting` counts on one.
 
-    On a machine with GPUs there are at most as many ranks as GPUs; a CPU rank computes with one thread.
+    Both are scripts with arguments, and write to the --json file that they are given. On a machine with GPUs there are
+    at most as many ranks as GPUs; a CPU rank computes with one thread.
     """
-    measured = []
-    for world in (1, 2):
-        if accelerator.on_gpu() and accelerator.device_count() < world:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "loop.json"
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(world)]
-            launcher += ["--master_port", str(ranks.free_port())]
-            ended = subprocess.run(
-                [*launcher, *command, "--json", str(file)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
-            )
-            if ended.returncode:
-                raise SystemExit(f"error: the benchmark's loop on {world} rank(s) failed: see above")
-            measured.append(json.loads(file.read_text(encoding="utf-8")))
+    worlds = [world for world in (1, 2) if not accelerator.on_gpu() or accelerator.device_count() >= world]
+    measured = [_launch(command, world) for world in worlds]
+    rows = _launch(counting, 1)["operations"]
+    operations = [[row["stage"], row["name"], row["all"]] for row in rows if row["stage"] != launches.PLAIN]
     say = Console(width=WIDTH).print
     if len(measured) == 2:
         one, two = (run["loop"] for run in measured)
         for name, row in two.items():
             ratio = row["samples_per_second"] / one[name]["samples_per_second"]
             say(f"{name}: {ratio:.2f} times the samples per second of 1 rank on 2")
-    rows = scaling.predict(measured[0])
-    for shown in scaling.tables(measured[0], rows):
+    job = measured[0] | {"operations": operations}
+    rows = scaling.predict(job)
+    for shown in scaling.tables(job, rows):
         say(shown)
-    return {"measured": measured, "assumptions": asdict(scaling.cluster(measured[0])), "model": rows}
+    about = {"operations": operations, "assumptions": asdict(scaling.cluster(job))}
+    return {"measured": measured, **about, "model": rows}
+
+
+def _launch(command: list[str], world: int) -> Figures:
+    """What a script with its arguments writes to --json on so many ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(world)]
+        launcher += ["--master_port", str(ranks.free_port())]
+        ended = subprocess.run(
+            [*launcher, *command, "--json", str(file)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+        )
+        if ended.returncode:
+            raise SystemExit(f"error: the benchmark on {world} rank(s) failed: see above")
+        return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _published(recipe: Recipe, ds_config: str) -> PlainTraining:

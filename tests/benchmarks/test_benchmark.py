@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from swep_ds.benchmarks.candidates import _recorded_rise, largest_batch, sample
+from swep_ds.benchmarks.launches import PLAIN
 from swep_ds.benchmarks.scaling import COUNTS
 from swep_ds.benchmarks.suite import rank_by_rank
 from swep_ds.errors import InputError
@@ -110,8 +111,16 @@ def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path, 
     assert 1.9 < loop["flops"]["swep:split"] / loop["flops"]["mle"] < 2.2
     # --scaling starts --loop on 1 and 2 ranks: here a script that gives back what was measured
     (tmp_path / "copy.py").write_text(COPY)
-    figures = rank_by_rank([str(tmp_path / "copy.py"), str(tmp_path / "bench.json")])
+    counts = [
+        {"stage": k, "name": name, "all": 1000 + (0 if k == PLAIN else k)}
+        for name in loop["loop"]
+        for k in (PLAIN, 0, 1, 2, 3)
+    ]
+    (tmp_path / "counts.json").write_text(json.dumps({"operations": counts}))
+    copying = [[str(tmp_path / "copy.py"), str(tmp_path / name)] for name in ("bench.json", "counts.json")]
+    figures = rank_by_rank(*copying)
     assert figures["measured"] == [loop, loop | {"ranks": 2}]
+    assert figures["operations"] == [[k, name, 1000 + k] for name in loop["loop"] for k in range(4)]
     assert {row["ranks"] for row in figures["model"]} == set(COUNTS)
     printed = capsys.readouterr().out
     assert "swep:split: 1.00 times the samples per second of 1 rank on 2" in printed
@@ -120,14 +129,14 @@ def test_scaling_is_measured_on_one_and_two_ranks_and_modelled_beyond(tmp_path, 
 
 def test_scaling_starts_the_loop_with_the_same_options(monkeypatch):
     commands = []
-    monkeypatch.setattr("swep_ds.benchmarks.suite.rank_by_rank", commands.append)
+    monkeypatch.setattr("swep_ds.benchmarks.suite.rank_by_rank", lambda *both: commands.extend(both))
     options = {"--recipe": "quickstart", "--ds_config": "x.json", "--set": "train.precision=bf16"}
     options |= {"--updates": "5", "--warmup": "4"}
     monkeypatch.setattr(sys, "argv", [str(BENCH), "--scaling", *(word for pair in options.items() for word in pair)])
     runpy.run_path(str(BENCH))["bench"]()
-    [[script, loop, *words]] = commands
-    assert (script, loop) == (str(BENCH), "--loop")
-    assert dict(zip(words[::2], words[1::2], strict=True)) == options
+    for command, kind in zip(commands, ("--loop", "--operations"), strict=True):
+        assert command[:2] == [str(BENCH), kind]
+        assert dict(zip(command[2::2], command[3::2], strict=True)) == options
 
 
 # Shows a row for every operation: which ones are the slowest differs from run to run.
@@ -160,7 +169,7 @@ def test_an_update_is_profiled(tmp_path):
         (["--scaling", "--set", "train.precision=autocast"], "--scaling: with train.precision autocast"),
         (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
         (["--methods", "mle", "swap"], "'swap' is not a method; did you mean 'swep'?"),
-        (["--loop", "--methods", "published"], "published: it has no engine: leave --loop and --profile out"),
+        (["--loop", "--methods", "published"], "published: it has no engine: leave --loop, --profile and --op"),
     ],
 )
 def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch, arguments, message):

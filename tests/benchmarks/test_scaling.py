@@ -30,7 +30,7 @@ def test_what_two_ranks_send_and_where_their_loop_spends_its_time(tmp_path):
     out = tmp_path / "figures.json"
     run_script(SCRIPT, str(out), str(prepare(tmp_path)), str(ds_config(tmp_path, 2)), ranks=2)
     figures = json.loads(out.read_text())
-    assert len(figures["traffic"]) == 8
+    assert len(figures["traffic"]) == 10
     for stage, schedule, live, parameters, sent, calls in figures["traffic"]:
         case = f"ZeRO-{stage}, {schedule}, {live}"
         expected = volumes(stage, BY_NAME[schedule], parameters, 4, live or 10**9)
@@ -83,6 +83,7 @@ def test_split_execution_pays_twice_at_stage_2_and_nothing_at_stages_0_and_1():
         return sum(times.get(name, 1) * size for name, size in volumes(stage, schedule, 100, 2, live).items())
 
     assert [sent(stage, split) for stage in range(4)] == [400, 600, 1000, 800]
+    assert [sent(stage, BY_NAME["swep:split, coalesced"]) for stage in range(4)] == [400, 600, 600, 600]
     assert [sent(stage, joint) for stage in range(4)] == [400, 600, 600, 400]
     assert sent(3, joint, live=99) == 1000  # both passes gather for their forwards and backwards
 
@@ -90,17 +91,23 @@ def test_split_execution_pays_twice_at_stage_2_and_nothing_at_stages_0_and_1():
 def test_the_model_covers_all_and_says_what_it_assumes():
     job = {"precision": "bf16", "parameters": 110_000_000, "modules": 100, "width": 2, "reduce_bucket": 10_000_000}
     job |= {"flops": {"mle": 8e12, "swep:split": 16e12, "swep:joint": 16e12}}
+    job |= {"operations": [[stage, name, 1000] for stage in range(4) for name in job["flops"]]}
     rows = predict(job)
-    assert len(rows) == 4 * 3 * len(COUNTS)
+    assert len(rows) == 4 * 4 * len(COUNTS)
     for row in rows:
         assert row["bytes_sent"] >= 0
         assert 0 < row["efficiency"] <= 1
-        assert row["compute_seconds"] == pytest.approx(job["flops"][row["schedule"]] / (989e12 * 0.4))
+        assert row["compute_seconds"] == pytest.approx(job["flops"][row["schedule"].split(",")[0]] / (989e12 * 0.4))
+        assert row["host_seconds"] == pytest.approx(1000 * 5e-6)  # less than the device computes
         if row["ranks"] == 1:
             assert row["efficiency"] == 1
     [sent] = [r["bytes_sent"] for r in rows if (r["stage"], r["schedule"], r["ranks"]) == (0, "mle", 1024)]
     assert sent == pytest.approx(2 * 220e6 * 1023 / 1024)
     text, _ = tables(job, rows)
     assert all(name in text for name in Cluster.__dataclass_fields__)
+    assert "mle at ZeRO-0 1,000" in text
+    slow = predict(job | {"operations": [[*row[:2], 10**5] for row in job["operations"]]})[0]
+    assert (slow["ranks"], slow["update_seconds"]) == (1, pytest.approx(0.5))  # the host's 10^5 times 5 us
+    assert slow["efficiency"] == pytest.approx(slow["compute_seconds"] / 0.5)
     in_fp32 = predict(job | {"precision": "fp32"})[0]["compute_seconds"]
     assert in_fp32 == pytest.approx(job["flops"]["mle"] / (67e12 * 0.4))

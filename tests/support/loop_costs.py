@@ -28,12 +28,15 @@ READS = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__
 NAMES = ("swep_ds", "kernels", "transformers", "deepspeed")
 UPDATES = 5
 CASES = [(0, "swep:split"), (1, "swep:split"), (2, "swep:split"), (2, "swep:joint")]
+CASES += [(2, "swep:split, coalesced"), (3, "swep:split, coalesced")]
 CASES += [(3, "mle"), (3, "swep:split"), (3, "swep:joint"), (3, "mle", 1)]
 
 
 def traffic(stage: int, schedule: str, live: int | None = None) -> list:
-    method, _, execution = schedule.partition(":")
-    recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"method.name={method}"])
+    way, coalesces, _ = schedule.partition(", coalesced")
+    method, _, execution = way.partition(":")
+    settings = ["train.micro_batch_size=1", f"method.name={method}", f"train.coalesce_grad_reduction={bool(coalesces)}"]
+    recipe = Recipe.load("quickstart", settings)
     objective = make_objective("bert", recipe)
     config = make_config(recipe, stage, micro_steps=len(objective.parts(execution)))
     if live:
