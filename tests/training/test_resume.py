@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 UPDATES, EVERY, STOP = 10, 3, 8  # checkpoints after updates 3, 6, 9, 10; stopped runs resume from 6
 VARIANTS = [(0, 1, 1), (0, 2, 1), (2, 2, 2), (3, 2, 2)]  # ZeRO stage, ranks, accumulation
 EMA = {"train.average": "ema", "train.average_decay": 0.8}
-AVERAGES = {0: EMA, 2: {"train.average": "last_k", "train.average_last": 0.5}, 3: EMA}  # by ZeRO stage
+LAST = {"train.average": "last_k", "train.average_last": 0.5, "train.coalesce_grad_reduction": True}
+BY_STAGE = {0: EMA, 2: LAST, 3: EMA}
 
 
 def name(prefix: str, variant: tuple[int, int, int]) -> str:
@@ -37,7 +38,7 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "train.checkpoint_every": more.pop("every", EVERY),
         "train.keep_checkpoints": more.pop("keep", 2),
         "seed": more.pop("seed", 0),
-        **AVERAGES[stage],
+        **BY_STAGE[stage],
         "method.kl_target": 4000,
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 0.3,
