@@ -72,7 +72,8 @@ class TrainSection(Section):
     adam_epsilon: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     precision: Literal["fp32", "autocast", "bf16", "fp16"] = "fp32"  # autocast: bf16 in computation, fp32 weights
-    execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE) or one for all
+    # a backward per pass (memory of MLE), one backward for all, or all passes as one batch with one forward
+    execution: Literal["split", "joint", "stacked"] = "split"
     activation_checkpointing: bool = False
     packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
@@ -148,9 +149,14 @@ class Recipe(Section):
                 f"eval.select_on: {select_on!r} is no data set of data.eval{suggest(str(select_on), tests)}",
             ),
             (
-                method.needs_split and train.execution == "joint",
+                train.execution == "joint" and method.needs == "gradient",
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split",
+            ),
+            (
+                train.execution == "stacked" and method.needs is not None,
+                f"train.execution: stacked runs all passes as one batch, and {method.name} needs the {method.needs} of "
+                "one pass for the next: set it to split",
             ),
             (
                 holds_kl and method.beta == 0,

@@ -58,8 +58,9 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
             rows = inputs[0].numel() / module.in_features
             totals["per_token"] += times * 2 * module.in_features * module.out_features * rows / (N * T)
 
-    def attention(*_) -> None:
-        totals["per_square"] += (3 if torch.is_grad_enabled() else 1) * 4 * config.num_hidden_layers * width
+    def attention(_, inputs: tuple, __) -> None:
+        times = (3 if torch.is_grad_enabled() else 1) * len(inputs[0]) / N  # stacked passes are one call
+        totals["per_square"] += times * 4 * config.num_hidden_layers * width
 
     hooks = [root.register_forward_pre_hook(lambda *_: inside.append(True))]
     hooks += [root.register_forward_hook(lambda *_: inside.clear()), qa.register_forward_hook(attention)]
