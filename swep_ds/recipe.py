@@ -71,7 +71,8 @@ class TrainSection(Section):
     adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     adam_epsilon: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
-    precision: Literal["fp32", "autocast", "bf16", "fp16"] = "fp32"  # autocast: bf16 in computation, fp32 weights
+    # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
+    precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
     # a backward per pass (memory of MLE), one backward for all, or all passes as one batch with one forward
     execution: Literal["split", "joint", "stacked"] = "split"
     activation_checkpointing: bool = False
@@ -188,7 +189,7 @@ class Recipe(Section):
                 "of them to false",
             ),
             (
-                model.attention == "flash_attention_2" and train.precision == "fp32",
+                model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"),
                 "model.attention: flash_attention_2 needs half precision: set train.precision to bf16",
             ),
             (

@@ -73,8 +73,6 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Peak FLOP/s of a GPU by its name; None = not in the table."""
+    """Peak FLOP/s of a GPU by its name, at a `train.precision`; None = not in the table."""
     half, tf32, single = next((peaks for name, *peaks in PEAKS if name in device), (None, None, None))
-    if precision != "fp32":
-        return half
-    return single if torch.get_float32_matmul_precision() == "highest" else tf32
+    return {"fp32": single, "tf32": tf32}.get(precision, half)

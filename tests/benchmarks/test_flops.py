@@ -70,7 +70,8 @@ def test_padding_is_not_counted():
 
 def test_peaks_go_by_name_and_precision():
     assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
-    assert peak_flops("NVIDIA H200", "fp32") == 67e12  # PyTorch's default takes no TF32
+    assert peak_flops("NVIDIA H200", "fp32") == 67e12
+    assert peak_flops("NVIDIA H200", "tf32") == 494e12
     assert peak_flops("NVIDIA H100 PCIe", "autocast") == 756e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "bf16") == 312e12
     assert peak_flops("an unknown card", "bf16") is None
