@@ -121,8 +121,10 @@ def _compile(model: PreTrainedModel) -> None:
 @contextmanager
 def _refusals(model: PreTrainedModel) -> Iterator[None]:
     """Turns PyTorch's refusal to compile the model into an `InputError`."""
+    kind, faults = model.config.model_type, torch._dynamo.exc
     try:
         yield
-    except torch._dynamo.exc.TorchDynamoException as error:
-        kind = model.config.model_type
+    except faults.FailOnRecompileLimitHit as error:
+        raise InputError(f"train.compile: {kind} takes more than {MOST_GRAPHS} graphs: set it to false") from error
+    except faults.TorchDynamoException as error:
         raise InputError(f"train.compile: PyTorch cannot compile {kind} ({reason(error)}): set it to false") from error
