@@ -39,7 +39,7 @@ def bench() -> None:
         "--methods",
         nargs="+",
         metavar="NAME[:EXECUTION]",
-        help=f"methods, all of them, or {PUBLISHED}; execution is split or joint (default: split) "
+        help=f"methods, all of them, or {PUBLISHED}; execution is split, joint or stacked (default: split) "
         f"(default: {' '.join(DEFAULT)})",
     )
     parser.add_argument("--updates", type=int, default=30, help="updates that count, of each (default: 30)")

@@ -71,8 +71,10 @@ class TrainSection(Section):
     adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     adam_epsilon: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
-    precision: Literal["fp32", "autocast", "bf16", "fp16"] = "fp32"  # autocast: bf16 in computation, fp32 weights
-    execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE) or one for all
+    # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
+    precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
+    # a backward per pass (memory of MLE), one backward for all, or all passes as one batch with one forward
+    execution: Literal["split", "joint", "stacked"] = "split"
     # at ZeRO-2 and 3: reduce gradients once an update and not in each micro-step; until then each rank holds whole ones
     coalesce_grad_reduction: bool = False
     activation_checkpointing: bool = False
@@ -150,9 +152,14 @@ class Recipe(Section):
                 f"eval.select_on: {select_on!r} is no data set of data.eval{suggest(str(select_on), tests)}",
             ),
             (
-                method.needs_split and train.execution == "joint",
+                train.execution == "joint" and method.needs == "gradient",
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split",
+            ),
+            (
+                train.execution == "stacked" and method.needs is not None,
+                f"train.execution: stacked runs all passes as one batch, and {method.name} needs the {method.needs} of "
+                "one pass for the next: set it to split",
             ),
             (
                 holds_kl and method.beta == 0,
@@ -184,7 +191,7 @@ class Recipe(Section):
                 "of them to false",
             ),
             (
-                model.attention == "flash_attention_2" and train.precision == "fp32",
+                model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"),
                 "model.attention: flash_attention_2 needs half precision: set train.precision to bf16",
             ),
             (

@@ -38,8 +38,8 @@ T5 = {
     "task": "generative",
     "model.name": "google-t5/t5-small",
     "train.epochs": 4,
-    "train.micro_batch_size": 16,
-    "train.gradient_accumulation_steps": 4,  # 64 windows
+    "train.micro_batch_size": 64,
+    "train.gradient_accumulation_steps": 1,
     "train.optimizer": "adafactor",
     "train.learning_rate": 1e-4,
     "train.schedule": "constant",  # the paper says neither this

@@ -71,7 +71,7 @@ class SavedRun:
     @property
     def perturbs(self) -> bool:
         """Whether `perturb` works: the method changes word embeddings, and does so outside of training, too."""
-        return not self.recipe.method.needs_split and any(step.perturb for step in self.method.passes(0.0))
+        return self.recipe.method.needs != "gradient" and any(step.perturb for step in self.method.passes(0.0))
 
     def test_examples(self, name: str | None = None) -> list[Example]:
         """The questions that the run answered of one of its test sets; None names the first, the source domain.
@@ -117,7 +117,8 @@ class SavedRun:
         """
         if not self.perturbs:
             name = self.recipe.method.name
-            why = "its perturbation is a part of training" if self.recipe.method.needs_split else "it perturbs nothing"
+            part = self.recipe.method.needs == "gradient"
+            why = "its perturbation is a part of training" if part else "it perturbs nothing"
             raise InputError(f"{self.folder}: trained by {name}: {why}: name a run of swep, prior_aug or the like")
         embeddings, state = self.qa.embed(batch), PassState()
         key, forward = NoiseKey(self.recipe.seed, DRAW), partial(self.qa, batch=batch, hidden=True)

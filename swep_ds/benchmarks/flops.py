@@ -58,8 +58,9 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
             rows = inputs[0].numel() / module.in_features
             totals["per_token"] += times * 2 * module.in_features * module.out_features * rows / (N * T)
 
-    def attention(*_) -> None:
-        totals["per_square"] += (3 if torch.is_grad_enabled() else 1) * 4 * config.num_hidden_layers * width
+    def attention(_, inputs: tuple, __) -> None:
+        times = (3 if torch.is_grad_enabled() else 1) * len(inputs[0]) / N  # stacked passes are one call
+        totals["per_square"] += times * 4 * config.num_hidden_layers * width
 
     hooks = [root.register_forward_pre_hook(lambda *_: inside.append(True))]
     hooks += [root.register_forward_hook(lambda *_: inside.clear()), qa.register_forward_hook(attention)]
@@ -72,8 +73,6 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Peak FLOP/s of a GPU by its name; None = not in the table."""
+    """Peak FLOP/s of a GPU by its name, at a `train.precision`; None = not in the table."""
     half, tf32, single = next((peaks for name, *peaks in PEAKS if name in device), (None, None, None))
-    if precision != "fp32":
-        return half
-    return single if torch.get_float32_matmul_precision() == "highest" else tf32
+    return {"fp32": single, "tf32": tf32}.get(precision, half)

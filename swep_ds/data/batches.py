@@ -57,6 +57,11 @@ class Batch(NamedTuple):
         full = self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]
         return None if full else self.attention_mask
 
+    def repeated(self, times: int) -> "Batch":
+        """The N windows `times` times, one whole batch after the other: times * N windows."""
+        fields = (torch.cat([field] * times) if isinstance(field, Tensor) else field for field in self[:-1])
+        return Batch(*fields, lengths=self.lengths and self.lengths * times)
+
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
 

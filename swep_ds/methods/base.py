@@ -1,14 +1,15 @@
 """A method is a list of weighted passes over the same batch.
 
 Every method of the paper, its ablations and its rivals is such a list. The training loop knows passes, not
-methods: it asks for a forward and a backward per pass (`split`) or one for all of them (`joint`) and steps once.
+methods: it asks for a forward and a backward per pass (`split`) or one for all of them (`joint`, `stacked`) and steps
+once.
 A new method is one small file: a `Settings` class with its fields, and a `Method` that says what its passes are.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,15 @@ from swep_ds.kernels.philox import MASK, noise_words
 from swep_ds.models.outputs import QAOutput
 from swep_ds.settings import Section
 
+Need = Literal["h", "dropout", "gradient"]
+STACKED = "stacked"
+
 
 class Settings(Section):
     """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
 
-    needs_split: ClassVar[bool] = False  # whether a pass needs the backward of the one before it
+    # what a pass needs of the one before it: its h, the units that it drops, or the gradient of its backward
+    needs: ClassVar[Need | None] = None
     uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
     draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
 
@@ -60,7 +65,8 @@ class MicroStep:
 
     update: the update's number, from 0; keys the noise.
     progress: share of all updates already done, in [0, 1), for schedules.
-    part: which micro-step of `split` execution (`Objective.parts`); None = all passes at once, as in `joint`.
+    part: which micro-step of `split` execution (`Objective.parts`); None = all passes, one after the other, as in
+        `joint`; STACKED = all passes as one batch.
     carried: what the micro-steps before left.
     measure: whether to compute statistics of the noise as well.
     compare: whether to compare the noise with other noise as well (`Perturbed.compare`), which runs the model.
@@ -68,7 +74,7 @@ class MicroStep:
 
     update: int
     progress: float = 0.0
-    part: int | None = None
+    part: int | str | None = None
     carried: PassState = PassState()
     measure: bool = False
     compare: bool = False

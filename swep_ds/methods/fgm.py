@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction
+from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, direction
 
 
 class FgmSettings(Settings):
-    needs_split: ClassVar[bool] = True
+    needs: ClassVar[Need] = "gradient"
     name: Literal["fgm"] = "fgm"
     epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
 

@@ -13,12 +13,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction, norm, uniform
+from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, direction, norm, uniform
 
 
 class FreelbSettings(Settings):
     draws_noise: ClassVar[bool] = True
-    needs_split: ClassVar[bool] = True
+    needs: ClassVar[Need] = "gradient"
     name: Literal["freelb"] = "freelb"
     ascent_steps: int = Field(3, ge=2, le=1000)  # K
     step_size: float = Field(0.1, gt=0)

@@ -10,11 +10,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, gaussian
+from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, gaussian
 
 
 class LnsrSettings(Settings):
     draws_noise: ClassVar[bool] = True
+    needs: ClassVar[Need] = "dropout"
     name: Literal["lnsr"] = "lnsr"
     noise_scale: float = Field(0.05, gt=0)  # root mean square length of a token's noise, share of its embedding's
     distance_weight: float = Field(1.0, gt=0)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import NoiseKey
+from swep_ds.models.products import float32_products
 
 CHUNK = 2**15  # words whose embeddings are compared at once
 # `words_changed` samples as many tokens of a micro-batch as make this many products with the vocabulary, within bounds
@@ -59,7 +60,7 @@ def _products(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: 
     """Inner products [..., M] of the vectors with M words at a time, and the first of these words."""
     for begin in range(0, vocabulary, CHUNK):
         ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=vectors.device)
-        with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False), float32_products("fp32"):
             products = vectors @ look_up(ids).to(vectors.dtype).T
         yield begin, products  # outside of the contexts, or they would hold in the caller
 

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState, without_dropout
+from swep_ds.methods.base import (
+    STACKED,
+    Inputs,
+    Method,
+    MicroStep,
+    NoiseKey,
+    Pass,
+    PassState,
+    Perturbed,
+    without_dropout,
+)
 from swep_ds.methods.nearest import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
 
@@ -17,9 +27,9 @@ Statistics = dict[str, Tensor]
 class Objective(nn.Module):
     """Runs a method's passes over a batch.
 
-    One call is one micro-step of the engine. It runs all passes (`joint`), or one pass that trains and those before it
-    that it needs: passes without gradient, and the pass that it is compared with (`split`). Both give the same
-    gradients, to rounding.
+    One call is one micro-step of the engine. It runs all passes, one after the other (`joint`) or as one batch
+    (`stacked`), or one pass that trains and those before it that it needs: passes without gradient, and the pass that
+    it is compared with (`split`). All give the same gradients, to rounding and to the units that are dropped.
 
     Args:
         qa: the model (`swep_ds.models`).
@@ -30,9 +40,11 @@ class Objective(nn.Module):
         super().__init__()
         self.qa, self.method, self.seed = qa, method, seed
 
-    def parts(self, execution: str) -> list[int | None]:
+    def parts(self, execution: str) -> list[int | str | None]:
         """The micro-steps of a batch, as `MicroStep.part` names them."""
-        return [None] if execution == "joint" else [*range(len(_split(self.method.passes(0.0))))]
+        if execution == "split":
+            return [*range(len(_split(self.method.passes(0.0))))]
+        return [STACKED if execution == "stacked" else None]
 
     def passes(self, step: MicroStep) -> list[tuple[Pass, NoiseKey | None]]:
         """The passes of a micro-step, each with the key of its noise if it is perturbed."""
@@ -40,7 +52,7 @@ class Objective(nn.Module):
         perturbed = [number for number, pass_ in enumerate(passes) if pass_.perturb]
         first = step.update * len(perturbed)
         keys = {number: NoiseKey(self.seed, first + k) for k, number in enumerate(perturbed)}
-        numbers = range(len(passes)) if step.part is None else _split(passes)[step.part]
+        numbers = range(len(passes)) if step.part in (None, STACKED) else _split(passes)[step.part]
         return [(passes[number], keys.get(number)) for number in numbers]
 
     def forward(self, batch: Batch, step: MicroStep | None = None) -> tuple:
@@ -57,21 +69,19 @@ class Objective(nn.Module):
         statistics: Statistics = {}
         passes = self.passes(step)
         layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
+        stack = self._run_stacked(passes, batch, step, layers, statistics) if step.part == STACKED else None
         for pass_, key in passes:
-            previous, noise = output, None
+            previous = output
             if pass_.repeats_dropout:
                 carried = _repeat_dropout(carried, batch.input_ids.device)
-            with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
-                embeddings = self.qa.embed(batch)
-                if pass_.perturb is not None:
-                    inputs = Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
-                    noise = pass_.perturb(inputs)
-                    if step.measure:
-                        statistics |= words_changed(self.qa, embeddings, noise.embeddings, batch, key)
-                    if step.compare and noise.compare is not None:  # here: the pass holds no activations yet
-                        statistics |= _means(noise.compare(), batch)
-                    embeddings = noise.embeddings
-                output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
+            if stack:
+                noise, output = stack.pop(0)
+            else:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
+                    inputs = self._inputs(self.qa.embed(batch), batch, key, carried)
+                    noise = self._perturb(pass_, inputs, step, statistics)
+                    embeddings = noise.embeddings if noise else inputs.embeddings
+                    output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
             if not pass_.trains:
@@ -102,6 +112,39 @@ class Objective(nn.Module):
             if step.measure and noise.measure is not None:
                 statistics |= _means(noise.measure(), batch)
         return loss, carried, statistics
+
+    def _run_stacked(
+        self,
+        passes: list[tuple[Pass, NoiseKey | None]],
+        batch: Batch,
+        step: MicroStep,
+        layers: bool,
+        statistics: Statistics,
+    ) -> list[tuple[Perturbed | None, QAOutput]]:
+        """Perturbation and output of each pass, which the model computes as one batch of P N windows."""
+        clean, carried, noises = self.qa.embed(batch), step.carried, []
+        for pass_, key in passes:
+            noise = self._perturb(pass_, self._inputs(clean, batch, key, carried), step, statistics)
+            if noise is not None and noise.delta is not None:
+                carried = replace(carried, delta=noise.delta)
+            noises.append(noise)
+        embeddings = torch.cat([noise.embeddings if noise else clean for noise in noises])
+        output = self.qa(embeddings, batch.repeated(len(passes)), layers=layers)
+        return [*zip(noises, output.chunks(len(passes)), strict=True)]
+
+    def _inputs(self, embeddings: Tensor, batch: Batch, key: NoiseKey | None, carried: PassState) -> Inputs:
+        return Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
+
+    def _perturb(self, pass_: Pass, inputs: Inputs, step: MicroStep, statistics: Statistics) -> Perturbed | None:
+        """The pass's perturbation, if any; adds what is measured of it to the statistics."""
+        if pass_.perturb is None:
+            return None
+        noise = pass_.perturb(inputs)
+        if step.measure:
+            statistics |= words_changed(self.qa, inputs.embeddings, noise.embeddings, inputs.batch, inputs.key)
+        if step.compare and noise.compare is not None:  # here: the pass holds no activations yet
+            statistics |= _means(noise.compare(), inputs.batch)
+        return noise
 
     def _forward_without_dropout(self, batch: Batch, embeddings: Tensor) -> QAOutput:
         with without_dropout(self.qa):

@@ -27,13 +27,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from swep_ds.kernels import MODES
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, draw_noise
+from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, draw_noise
 from swep_ds.methods.kl_control import KLController
 from swep_ds.methods.noise_effect import collapse_remark, noise_effect, noise_statistics, shuffle
 
 
 class SwepSettings(Settings):
     draws_noise: ClassVar[bool] = True
+    needs: ClassVar[Need] = "h"
     name: Literal["swep"] = "swep"
     noise: Literal["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
     # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or

@@ -1,5 +1,7 @@
 """Extractive QA: any Hugging Face encoder with a question-answering head."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -8,9 +10,14 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel
 
 from swep_ds.data.batches import Batch
+from swep_ds.errors import InputError, reason
 from swep_ds.models import packing
 from swep_ds.models.loading import load_trainable
 from swep_ds.models.outputs import QAModel, QAOutput
+
+# Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
+# and for a batch of a single window. That is PyTorch's own limit, and all models of a process share it.
+MOST_GRAPHS = 64
 
 
 class ExtractiveQA(QAModel):
@@ -33,7 +40,7 @@ class ExtractiveQA(QAModel):
 
         Args:
             packed: `forward` leaves padding out (`packing`).
-            compiled: torch.compile compiles the model, once for all lengths.
+            compiled: torch.compile compiles the model, once for all lengths, in the first calls.
             attention, load_kwargs: as `load_trainable`.
 
         Raises:
@@ -42,7 +49,7 @@ class ExtractiveQA(QAModel):
         model = load_trainable(AutoModelForQuestionAnswering, name, attention=attention, **load_kwargs)
         first_position = packing.prepare(model, attention) if packed else None
         if compiled:
-            model.compile(dynamic=True)  # in place: parameter names stay
+            _compile(model)
         return cls(model, first_position)
 
     def embed(self, batch: Batch) -> Tensor:
@@ -82,7 +89,8 @@ class ExtractiveQA(QAModel):
         # a compiled model always gets a mask: with and without one it would be compiled twice
         compiled = self.model._compiled_call_impl is not None
         mask = batch.attention_mask if compiled else batch.padding_mask
-        return self.model(attention_mask=mask, return_dict=True, **inputs)
+        with _refusals(self.model) if compiled else nullcontext():
+            return self.model(attention_mask=mask, return_dict=True, **inputs)
 
     def _packed(self, embeddings: Tensor, batch: Batch, kept: slice | None) -> tuple[Tensor, Tensor, tuple]:
         windows = packing.Windows.of(batch)
@@ -98,3 +106,25 @@ class ExtractiveQA(QAModel):
         like, lowest = batch.input_ids, torch.finfo(output.start_logits.dtype).min
         start, end = (windows.unpack(logits, like, lowest) for logits in (output.start_logits, output.end_logits))
         return start, end, tuple(windows.unpack(h, like, 0.0) for h in output.hidden_states[kept]) if kept else ()
+
+
+def _compile(model: PreTrainedModel) -> None:
+    """Compiles the model in place, so that parameter names stay, and as one graph: PyTorch then raises where it would
+    fall back to eager execution, at what it cannot compile and beyond MOST_GRAPHS."""
+    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    with torch.no_grad():
+        # the first call that asks for hidden states installs transformers' hooks, under a lock that cannot be compiled
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), output_hidden_states=True)
+    model.compile(dynamic=True, fullgraph=True)
+
+
+@contextmanager
+def _refusals(model: PreTrainedModel) -> Iterator[None]:
+    """Turns PyTorch's refusal to compile the model into an `InputError`."""
+    kind, faults = model.config.model_type, torch._dynamo.exc
+    try:
+        yield
+    except faults.FailOnRecompileLimitHit as error:
+        raise InputError(f"train.compile: {kind} takes more than {MOST_GRAPHS} graphs: set it to false") from error
+    except faults.TorchDynamoException as error:
+        raise InputError(f"train.compile: PyTorch cannot compile {kind} ({reason(error)}): set it to false") from error

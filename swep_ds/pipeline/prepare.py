@@ -26,6 +26,7 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import resume_fingerprint
+from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 from swep_ds.training.average import last_k
@@ -113,6 +114,11 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
 def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: dict[str, Any]) -> None:
     """Raises InputError where this rank's machine cannot run what recipe and ds_config ask for."""
     check_machine(config)
+    if recipe.train.precision == "tf32" and not accelerator.has_tf32():
+        raise InputError(
+            f"train.precision tf32: {accelerator.product_name()} has no TF32 (NVIDIA GPUs have it from Ampere on): set "
+            "it to fp32"
+        )
     if ranks.is_main():
         check_monitors(config)
     with parsing("SWEP_KERNELS: the perturbation kernels cannot run", "unset it, or set it to torch"):

@@ -6,6 +6,7 @@ training data are read as in a run. All bytes are estimates: model states follow
 cannot be known here, and continues.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -119,7 +120,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
     # a method that runs the model inside its perturbation refuses activation checkpointing
     can_checkpoint = supported and not (recipe.train.activation_checkpointing or recipe.method.uses_model)
     say(
-        "none fits: lower train.micro_batch_size and raise train.gradient_accumulation_steps, "
+        f"none fits: lower train.{'max_tokens' if recipe.train.max_tokens else 'micro_batch_size'} and raise "
+        "train.gradient_accumulation_steps, "
         f"{'set train.activation_checkpointing=true, ' * can_checkpoint}lower eval.batch_size where evaluation takes "
         "the most, or take more or larger devices; ds_configs/zero3_offload_nvme.json keeps the weights on disk"
     )
@@ -128,12 +130,6 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
 def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say: Say) -> tuple[list[str], bool]:
     """Prints what one training takes; returns the ds_configs that fit, and whether the model can checkpoint."""
     train = recipe.train
-    if train.max_tokens:
-        widest = train.max_tokens // recipe.data.max_length
-        raise InputError(
-            f"train.max_tokens {train.max_tokens}: --plan counts windows: give train.max_tokens=null and "
-            f"train.micro_batch_size={max(widest, 1)}, which are as many positions"
-        )
     try:
         tokenizer, missing = load_tokenizer(recipe.model.name), ""
     except InputError as error:
@@ -146,17 +142,19 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say:
     say(f"{recipe.method.name} on {recipe.model.name}: {settings}")
     say(f"devices: {devices}")
     say(f"parameters: {model:,} of the model, {method:,} of the method")
-    width, steps = train.micro_batch_size, train.gradient_accumulation_steps
-    total = width * steps * devices.count
-    say(f"global batch: {width:,} windows x {steps:,} accumulated x {devices.count:,} device(s) = {total:,}")
+    size, steps = train.max_tokens or train.micro_batch_size, train.gradient_accumulation_steps
+    unit, total = "positions" if train.max_tokens else "windows", size * steps * devices.count
+    say(f"global batch: {size:,} {unit} x {steps:,} accumulated x {devices.count:,} device(s) = {total:,}")
     length = _say_data(recipe, tokenizer, missing, devices.count, say)
+    # with max_tokens the windows of the longest length are the widest: attention grows with its square
+    width = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
     supported = objective.qa.model.supports_gradient_checkpointing
     generation = None
     if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
         generation = Generation(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
     try:
         counted = count_activations(
-            objective, _batch(recipe, length), train, on_gpu=devices.on_gpu, generation=generation
+            objective, _batch(recipe, width, length), train, on_gpu=devices.on_gpu, generation=generation
         )
     except RuntimeError as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
@@ -262,9 +260,8 @@ def _say_data(
     return int(np.max([lengths.max() for lengths in seen]))
 
 
-def _batch(recipe: Recipe, length: int) -> Batch:
-    """A micro-batch of windows of this length; only its shapes count."""
-    count = recipe.train.micro_batch_size
+def _batch(recipe: Recipe, count: int, length: int) -> Batch:
+    """A micro-batch of `count` windows of this length; only its shapes count."""
     ids, row = torch.ones(count, length, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
     shares = torch.ones(count)
     batch = Batch(input_ids=ids, attention_mask=ids, sample_id=row, weight=shares, token_weight=shares)

@@ -22,6 +22,11 @@ def total_memory() -> list[int]:
     return [get_accelerator().total_memory(number) for number in range(device_count())]
 
 
+def has_tf32() -> bool:
+    """Whether this process's accelerator computes products of float32 matrices in TF32 if it is asked to."""
+    return get_accelerator().device_name() == "cuda" and torch.cuda.is_tf32_supported()
+
+
 def product_name() -> str | None:
     """The vendor's name of this process's accelerator; None if the CPU computes."""
     if not on_gpu():

@@ -130,6 +130,8 @@ def _recipe_faults(
         )
     if on_cpu and train.precision == "fp16":
         faults.append('fp16 needs a GPU: set train.precision to "fp32", "autocast" or "bf16"')
+    elif on_cpu and train.precision == "tf32":
+        faults.append('tf32 needs a GPU: set train.precision to "fp32"')
     elif train.precision == "fp16" and not stage:
         faults.append(
             "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "

@@ -38,6 +38,19 @@ def test_they_are_those_of_the_operations_where_nothing_is_padding(method, lengt
     assert count(module, module.qa, update, windows).of(lengths) == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
+def test_stacked_passes_count_as_the_passes_one_after_the_other():
+    module, windows = objective("prior_aug"), batch((48,), dtype=torch.float32)
+
+    def update(execution):
+        def run(windows, number):
+            for part in module.parts(execution):
+                module(windows, MicroStep(number, part=part))[0].backward()
+
+        return run
+
+    assert count(module, module.qa, update("stacked"), windows) == count(module, module.qa, update("split"), windows)
+
+
 def test_padding_is_not_counted():
     module = objective("mle")
 
@@ -57,7 +70,8 @@ def test_padding_is_not_counted():
 
 def test_peaks_go_by_name_and_precision():
     assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
-    assert peak_flops("NVIDIA H200", "fp32") == 67e12  # PyTorch's default takes no TF32
+    assert peak_flops("NVIDIA H200", "fp32") == 67e12
+    assert peak_flops("NVIDIA H200", "tf32") == 494e12
     assert peak_flops("NVIDIA H100 PCIe", "autocast") == 756e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "bf16") == 312e12
     assert peak_flops("an unknown card", "bf16") is None

@@ -8,7 +8,7 @@ from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_objective import JOINT, gradients, objective, split
 
-IN_ONE_STEP = [name for name, settings in METHODS.items() if not settings.needs_split]
+IN_ONE_STEP = [name for name, settings in METHODS.items() if settings.needs != "gradient"]
 
 
 def update(module: Objective, batch) -> tuple[float, dict[str, torch.Tensor]]:

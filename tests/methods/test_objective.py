@@ -13,6 +13,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
+from swep_ds.models import packing
 from swep_ds.training.engine import run_idle_networks
 from tests.support import tiny_batches, tiny_models
 from tests.support.perturb_reference import normal
@@ -100,7 +101,7 @@ def test_mle_is_hugging_faces_loss():
     assert statistics["nll_clean"] == loss
 
 
-@pytest.mark.parametrize("method", [name for name, settings in METHODS.items() if not settings.needs_split])
+@pytest.mark.parametrize("method", [name for name, settings in METHODS.items() if settings.needs != "gradient"])
 @pytest.mark.parametrize("extra", [{}, {"separate_hidden_pass": True}, {"mle_weight": 0.0}])
 def test_split_equals_joint(method, extra):
     if not set(extra) <= set(METHODS[method].model_fields):
@@ -123,6 +124,48 @@ def test_split_equals_joint(method, extra):
     assert statistics == joint_statistics
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(parameter.grad, joint[name], rtol=1e-10, atol=1e-15)
+
+
+STACKABLE = [name for name, settings in METHODS.items() if settings.needs is None]
+
+
+@pytest.mark.parametrize(
+    ("method", "architecture"), [*((name, "bert") for name in STACKABLE), ("prior_aug", "t5"), ("r_drop", "packed")]
+)
+def test_stacked_passes_are_the_passes_one_after_the_other(method, architecture):
+    """The same noise, loss, statistics and gradients from one forward of P N windows; without dropout."""
+    module = objective(method, "bert" if architecture == "packed" else architecture)
+    if architecture == "packed":
+        module.qa.first_position = packing.prepare(module.qa.model, "auto")
+    batch = tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
+    batch, widths = batch._replace(lengths=(12, 7, 9)), []
+    total, statistics = 0.0, {}
+    for loss, _, seen in split(module, batch, measure=True):
+        loss.backward()
+        total, statistics = total + loss.item(), statistics | seen
+    expected = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+    module.qa.register_forward_hook(lambda _, arguments, __: widths.append(len(arguments[0])))
+    [part] = module.parts("stacked")
+    loss, _, seen = module(batch, MicroStep(UPDATE, part=part, measure=True))
+    assert widths[-1] == len(module.method.passes(0.0)) * len(batch.input_ids)
+    assert loss.item() == pytest.approx(total, rel=1e-12)
+    assert {name: value.item() for name, value in seen.items()} == pytest.approx(
+        {name: value.item() for name, value in statistics.items()}, rel=1e-9, abs=1e-12
+    )
+    for name, gradient in gradients(module, loss).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_pass_needs_of_another_is_declared(method):
+    module = objective(method)
+    passes = module.method.passes(0.0)
+    shown = {
+        "h": any(pass_.keeps_hidden for pass_ in passes),
+        "dropout": any(pass_.repeats_dropout for pass_ in passes),
+    }
+    needs = METHODS[method].needs
+    assert needs == "gradient" or [name for name, is_needed in shown.items() if is_needed] == [needs] * bool(needs)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "t5"])

@@ -1,6 +1,7 @@
 """--plan: what it prints about data, memory and the ds_configs that fit, and about what cannot be known."""
 
 import json
+import math
 import re
 import runpy
 from pathlib import Path
@@ -66,6 +67,18 @@ def test_a_config_alone_will_do(capsys, folder, tmp_path):
     assert "no tokenizer files" in text
     assert "8 x 48 tokens" in text  # data.max_length
     assert "take zero0.json, the simplest that fits" in text
+
+
+def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder):
+    text = printed(capsys, folder, gpus(2, 1000), "train.max_tokens=200", "train.max_updates=null")
+    longest = int(re.search(r"micro-batch, \d+ x (\d+) tokens", text)[1])
+    assert "global batch: 200 positions x 1 accumulated x 2 device(s) = 400" in text
+    assert "updates of at most 2 x 200 positions" in text
+    windows = math.ceil(200 / longest)
+    assert f"widest micro-batch, {windows} x {longest} tokens" in text
+    fixed = printed(capsys, folder, gpus(2, 1000), f"train.micro_batch_size={windows}")
+    assert peaks(text) == peaks(fixed)
+    assert "none fits: lower train.max_tokens" in printed(capsys, folder, gpus(1, 0.01), "train.max_tokens=200")
 
 
 def test_data_out_of_reach_is_said(capsys, folder):

@@ -45,6 +45,7 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     for name in ("device_count", "get_device_name", "memory_allocated", "max_memory_allocated", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, fail)
     assert not accelerator.on_gpu()
+    assert not accelerator.has_tf32()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
     assert metrics.peak_memory_bytes() > 2**20
     assert Devices.parse("") == Devices(1, psutil.virtual_memory().total, False, psutil.virtual_memory().total)

@@ -119,6 +119,7 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ({f"wrong{n}": 1 for n in range(50)}, {}, "; and 30 more"),
         # what contradicts the recipe
         ({}, {"precision": "fp16"}, "fp16 needs a GPU"),
+        ({}, {"precision": "tf32"}, 'tf32 needs a GPU: set train.precision to "fp32"'),
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale"),
         (zero(stage=1), ADAFACTOR, "flat pieces"),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
