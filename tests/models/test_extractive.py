@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import cross_entropy
 
+from swep_ds.errors import InputError
+from swep_ds.models import extractive
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.masks import use_given_masks
 from tests.support import tiny_batches, tiny_models, tiny_objective
@@ -77,3 +79,29 @@ def test_lengths_compile_nothing_anew_and_change_no_number(tmp_path, monkeypatch
     compiled.qa.model.save_pretrained(tmp_path / "saved")
     saved, names = (load_file(tmp_path / folder / "model.safetensors").keys() for folder in ("saved", "."))
     assert saved == names
+
+
+@pytest.fixture
+def one_graph(tmp_path, monkeypatch) -> ExtractiveQA:
+    """A compiled model that may take one graph, which runs without compiling any C++."""
+    limit = torch._dynamo.config.recompile_limit
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(extractive, "MOST_GRAPHS", 1)
+    tiny_models.model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
+    torch._dynamo.reset()
+    yield tiny_models.load(tmp_path, compiled=True)
+    torch._dynamo.config.recompile_limit = limit
+    torch._dynamo.reset()
+
+
+def test_more_graphs_than_pytorch_keeps_are_refused(one_graph):
+    windows = tiny_batches.batch((12, 7), dtype=torch.float32)
+    one_graph.predict(windows)
+    with pytest.raises(InputError, match=r"^train\.compile: bert takes more than 1 graphs: set it to false$"):
+        one_graph(one_graph.embed(windows), windows, hidden=True)
+
+
+def test_a_model_that_breaks_the_graph_is_refused(one_graph, monkeypatch):
+    monkeypatch.setattr(one_graph.model.bert, "forward", lambda *_, **__: torch._dynamo.graph_break())
+    with pytest.raises(InputError, match=r"^train\.compile: PyTorch cannot compile bert \(.*: set it to false$"):
+        one_graph.predict(tiny_batches.batch((12, 7), dtype=torch.float32))
