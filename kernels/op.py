@@ -43,7 +43,7 @@ class _Perturb(torch.autograd.Function):
 def perturb_op(
     embeddings: Tensor,
     params: Tensor | None,
-    mask: Tensor,
+    mask: Tensor | None,
     sample_ids: Tensor,
     seed: Tensor,
     draw: Tensor,
@@ -58,7 +58,7 @@ def perturb_op(
 def _(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
     kl_dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
     perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
-    return perturbed, embeddings.new_empty(mask.shape, dtype=kl_dtype)
+    return perturbed, embeddings.new_empty(embeddings.shape[:2], dtype=kl_dtype)
 
 
 @torch.library.custom_op("swep_ds::perturb_backward", mutates_args=())
@@ -67,7 +67,7 @@ def perturb_backward_op(
     grad_kl: Tensor,
     embeddings: Tensor,
     params: Tensor | None,
-    mask: Tensor,
+    mask: Tensor | None,
     sample_ids: Tensor,
     seed: Tensor,
     draw: Tensor,
@@ -106,7 +106,7 @@ perturb_op.register_autograd(_differentiate, setup_context=_save)
 def perturb(
     embeddings: Tensor,
     params: Tensor | None,
-    mask: Tensor,
+    mask: Tensor | None,
     sample_ids: Tensor,
     *,
     seed: int | Tensor,
@@ -124,7 +124,7 @@ def perturb(
     Args:
         embeddings: [N, T, d] of float32, bfloat16, float16 or float64; d divisible by 4; any strides.
         params: [N, T, 2d], mu then log sigma^2, float, any strides; None if nothing is learned (`prior`).
-        mask: [N, T] bool or integer, nonzero for a real token.
+        mask: [N, T] bool or integer, nonzero for a real token; None if all are, which spares the kernels its reading.
         sample_ids: [N] int64, taken mod 2^32; samples with different ids get different noise.
         seed: 64-bit integer, or 0-dim int64 tensor.
         draw: number of the draw, taken mod 2^32, a new one for each perturbed pass: integer or 0-dim int64 tensor.
@@ -184,10 +184,11 @@ def _check(embeddings, params, mask, sample_ids, prior_variance, mode) -> None:
             raise ValueError(f"params must be [N, T, 2d] = {(n, t, 2 * d)}; got shape {tuple(params.shape)}")
         if params.dtype not in FLOATS:
             raise TypeError(f"params must be float32, bfloat16, float16 or float64; got {params.dtype}")
-    if mask.shape != (n, t):
-        raise ValueError(f"mask must be [N, T] = {(n, t)}; got shape {tuple(mask.shape)}")
-    if mask.is_floating_point() or mask.is_complex():
-        raise TypeError(f"mask must be bool or integer; got {mask.dtype}")
+    if mask is not None:
+        if mask.shape != (n, t):
+            raise ValueError(f"mask must be [N, T] = {(n, t)}; got shape {tuple(mask.shape)}")
+        if mask.is_floating_point() or mask.is_complex():
+            raise TypeError(f"mask must be bool or integer; got {mask.dtype}")
     if sample_ids.shape != (n,):
         raise ValueError(f"sample_ids must be [N] = {(n,)}; got shape {tuple(sample_ids.shape)}")
     if sample_ids.dtype != torch.int64:

@@ -25,14 +25,15 @@ def compute_dtype(embeddings: Tensor) -> torch.dtype:
     return torch.float64 if embeddings.dtype == torch.float64 else torch.float32
 
 
-def _chunks(mask: Tensor, d: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _chunks(embeddings: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Rows of the real tokens in the flattened batch, their samples and their positions, chunk by chunk."""
-    rows = mask.reshape(-1).nonzero().squeeze(1)
-    elements = CHUNK_ELEMENTS_CPU if mask.device.type == "cpu" else CHUNK_ELEMENTS_ELSEWHERE
+    n, t, d = embeddings.shape
+    rows = torch.arange(n * t, device=embeddings.device) if mask is None else mask.reshape(-1).nonzero().squeeze(1)
+    elements = CHUNK_ELEMENTS_CPU if embeddings.device.type == "cpu" else CHUNK_ELEMENTS_ELSEWHERE
     step = max(1, elements // d)
     for start in range(0, len(rows), step):
         chunk = rows[start : start + step]
-        yield chunk, chunk // mask.shape[1], chunk % mask.shape[1]
+        yield chunk, chunk // t, chunk % t
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def _put(x: Tensor, rows: Tensor, values: Tensor) -> None:
 def forward(
     embeddings: Tensor,
     params: Tensor | None,
-    mask: Tensor,
+    mask: Tensor | None,
     sample_ids: Tensor,
     seed: int | Tensor,
     draw: int | Tensor,
@@ -63,9 +64,9 @@ def forward(
     """Perturbed embeddings [N, T, d] and KL [N, T]; arguments as `swep_ds.kernels.perturb`, already checked."""
     dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
     perturbed = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
-    kl = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    kl = embeddings.new_zeros(embeddings.shape[:2], dtype=dtype)
     embeddings_rows, params_rows = _rows(embeddings), _rows(params) if mode.needs_params else None
-    for rows, n, t in _chunks(mask, d):
+    for rows, n, t in _chunks(embeddings, mask):
         z, sigma, kl_terms = mode.prior_mean, mode.fixed_sigma(alpha), mode.fixed_kl(alpha)
         if mode.learned_sigma:
             logvar = _take(params_rows[:, d:], rows, dtype)
@@ -88,7 +89,7 @@ def backward(
     grad_kl: Tensor | None,
     embeddings: Tensor,
     params: Tensor | None,
-    mask: Tensor,
+    mask: Tensor | None,
     sample_ids: Tensor,
     seed: int | Tensor,
     draw: int | Tensor,
@@ -109,7 +110,7 @@ def backward(
     grad_params = torch.zeros_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
     embeddings_rows, params_rows = _rows(embeddings), _rows(params) if mode.needs_params else None
     g_rows, k_rows = _rows(grad_perturbed), _rows(grad_kl) if mode.needs_params else None
-    for rows, n, t in _chunks(mask, d):
+    for rows, n, t in _chunks(embeddings, mask):
         g = _take(g_rows, rows, dtype)
         if mode.needs_params:
             k = _take(k_rows, rows, dtype)[:, None]

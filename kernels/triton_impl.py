@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .modes import Mode
 from .philox import MASK, ROUNDS
-from .tiles import tile
+from .tiles import launch_options, tile
 from .triton_kernels import perturb_backward, perturb_forward
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -55,7 +55,9 @@ def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
 
 
 @functools.cache
-def _constants(direction: str, device: torch.device, d: int, itemsize: int, mode: Mode, key_on_device: bool) -> dict:
+def _constants(
+    direction: str, device: torch.device, d: int, itemsize: int, mode: Mode, has_mask: bool, key_on_device: bool
+) -> dict:
     """Compile-time arguments and launch options."""
     arch, math_kind, warp_size = target(device)
     shape = tile(arch, direction, d, itemsize, warp_size)
@@ -65,13 +67,13 @@ def _constants(direction: str, device: torch.device, d: int, itemsize: int, mode
         "LEARNED_SIGMA": mode.learned_sigma,
         "ADDITIVE": mode.additive,
         "DRAWS": mode.draws,
+        "HAS_MASK": has_mask,
         "KEY_ON_DEVICE": key_on_device,
         "ROUNDS": ROUNDS,
         "MATH": math_kind,
         "BLOCK_ROWS": shape.rows,
         "BLOCK_COLS": shape.cols,
-        "num_warps": shape.warps,
-        "enable_fp_fusion": True,  # Triton's default changed between releases, and bits with it
+        **launch_options(shape),
     }
 
 
@@ -88,7 +90,7 @@ def _launch(kernel, embeddings: Tensor, args: tuple, constants: dict) -> None:
 def forward(
     embeddings: Tensor,
     params: Tensor | None,
-    mask: Tensor,
+    mask: Tensor | None,
     sample_ids: Tensor,
     seed: int | Tensor,
     draw: int | Tensor,
@@ -98,15 +100,17 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Like `torch_impl.forward`; `overrides` replace compile-time arguments (tuning, tests)."""
     perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
-    kl = torch.empty(mask.shape, dtype=torch.float32, device=mask.device)
-    if mask.numel() == 0:
+    kl = embeddings.new_empty(embeddings.shape[:2], dtype=torch.float32)
+    if embeddings.numel() == 0:
         return perturbed, kl
-    device, d = embeddings.device, embeddings.shape[2]
+    device, (_, length, d) = embeddings.device, embeddings.shape
     *key, on_device = _key(seed, draw, device)
-    constants = _constants("forward", device, d, embeddings.element_size(), mode, on_device) | overrides
-    params = embeddings if params is None else params  # not read then
-    scalars = (1.0 / alpha, math.log(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), mask.shape[1])
-    strides = (*embeddings.stride(), *params.stride(), *mask.stride(), sample_ids.stride(0))
+    kind = device, d, embeddings.element_size(), mode, mask is not None, on_device
+    constants = _constants("forward", *kind) | overrides
+    # what is None is not read
+    params, mask = (embeddings if x is None else x for x in (params, mask))
+    scalars = (1.0 / alpha, math.log(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), length)
+    strides = (*embeddings.stride(), *params.stride(), *mask.stride()[:2], sample_ids.stride(0))
     tensors = (embeddings, params, mask, sample_ids, perturbed, kl)
     _launch(perturb_forward, embeddings, (*tensors, *key, *scalars, *strides), constants)
     return perturbed, kl
@@ -117,7 +121,7 @@ def backward(
     grad_kl: Tensor | None,
     embeddings: Tensor,
     params: Tensor | None,
-    mask: Tensor,
+    mask: Tensor | None,
     sample_ids: Tensor,
     seed: int | Tensor,
     draw: int | Tensor,
@@ -128,17 +132,19 @@ def backward(
     """Like `torch_impl.backward`; `overrides` as in `forward`."""
     grad_embeddings = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     grad_params = torch.empty_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
-    if mask.numel() == 0:
+    if embeddings.numel() == 0:
         return grad_embeddings, grad_params
-    device, d = embeddings.device, embeddings.shape[2]
+    device, (_, length, d) = embeddings.device, embeddings.shape
     *key, on_device = _key(seed, draw, device)
-    constants = _constants("backward", device, d, embeddings.element_size(), mode, on_device) | overrides
+    kind = device, d, embeddings.element_size(), mode, mask is not None, on_device
+    constants = _constants("backward", *kind) | overrides
     params_out = grad_params
     if not mode.needs_params:  # neither read nor written then
-        params, params_out, grad_kl = embeddings, grad_embeddings, mask
-    scalars = (1.0 / alpha, mode.fixed_sigma(alpha), mask.shape[1])
-    strides = (*grad_perturbed.stride(), *grad_kl.stride(), *embeddings.stride(), *params.stride())
+        params, params_out, grad_kl = embeddings, grad_embeddings, embeddings
+    mask = embeddings if mask is None else mask  # not read then
+    scalars = (1.0 / alpha, mode.fixed_sigma(alpha), length)
+    strides = (*grad_perturbed.stride(), *grad_kl.stride()[:2], *embeddings.stride(), *params.stride())
     tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, grad_embeddings, params_out)
-    args = (*tensors, *key, *scalars, *strides, *mask.stride(), sample_ids.stride(0))
+    args = (*tensors, *key, *scalars, *strides, *mask.stride()[:2], sample_ids.stride(0))
     _launch(perturb_backward, embeddings, args, constants)
     return grad_embeddings, grad_params

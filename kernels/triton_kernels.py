@@ -8,7 +8,9 @@ What keeps the kernels at the memory limit, and what `scripts/kernel_report.py` 
   depend on the row or the column alone stay [rows, 1] or [1, columns] through the first two rounds;
 - the hardware's own log2, sqrt, sin and cos: Box-Muller's arguments are bounded, so the range reduction and the
   denormal handling of the library versions would be dead weight;
-- `_tie`, which spares a trip of every normal through shared memory.
+- `_tie`, which spares a trip of every normal through shared memory;
+- forward, all loads of a tile before its normals, so that a warp waits for memory once a tile and draws meanwhile. The
+  compiler wants more registers for that than leave room for 16 warps an SM: hence `maxnreg` in `tiles.py`.
 
 MATH is "nvidia", "amd" or "portable"; the last one is plain Triton, for the interpreter.
 """
@@ -159,14 +161,16 @@ def _key(seed_low, seed_high, draw, KEY_ON_DEVICE: tl.constexpr):
 
 
 @triton.jit
-def _rows(mask_ptr, mask_n, mask_t, T, BLOCK_ROWS: tl.constexpr):
+def _rows(mask_ptr, mask_n, mask_t, T, HAS_MASK: tl.constexpr, BLOCK_ROWS: tl.constexpr):
     """Sample index (int64), positions [rows] (int64), whether each is inside T and whether it is a real token."""
     tiles = tl.cdiv(T, BLOCK_ROWS)
     program = tl.program_id(0)
     n = (program // tiles).to(tl.int64)
     t = (program % tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = t < T
-    live = tl.load(mask_ptr + n * mask_n + t * mask_t, mask=inside, other=0) != 0
+    live = inside
+    if HAS_MASK:
+        live = tl.load(mask_ptr + n * mask_n + t * mask_t, mask=inside, other=0) != 0
     return n, t, inside, live
 
 
@@ -185,6 +189,21 @@ def _store_zeros(row_ptr, inside, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr,
         tl.store(row_ptr + i, zeros, mask=inside[:, None] & (i < WIDTH))
 
 
+@triton.jit
+def _load_inputs(
+    embeddings_row, params_row, i, read, embeddings_d, params_d, D: tl.constexpr,
+    LEARNED_MU: tl.constexpr, LEARNED_SIGMA: tl.constexpr,
+):  # fmt: skip
+    """(e, log sigma^2, mu) of the dimensions i as they are stored, 0 where not read; e in place of what is fixed."""
+    e = tl.load(embeddings_row + _offset(i, embeddings_d), mask=read, other=0.0)
+    logvar, mu = e, e
+    if LEARNED_SIGMA:
+        logvar = tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0)
+    if LEARNED_MU:
+        mu = tl.load(params_row + _offset(i, params_d), mask=read, other=0.0)
+    return e, logvar, mu
+
+
 # fmt: off
 @triton.jit(do_not_specialize=[name for name in VARYING if name != "grad_kl_n"])
 def perturb_forward(
@@ -192,17 +211,17 @@ def perturb_forward(
     seed_low, seed_high, draw, inverse_alpha, log_alpha, fixed_sigma, fixed_kl, T,
     embeddings_n, embeddings_t, embeddings_d, params_n, params_t, params_d, mask_n, mask_t, ids_n,
     D: tl.constexpr, LEARNED_MU: tl.constexpr, LEARNED_SIGMA: tl.constexpr, ADDITIVE: tl.constexpr,
-    DRAWS: tl.constexpr, KEY_ON_DEVICE: tl.constexpr, ROUNDS: tl.constexpr, MATH: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    DRAWS: tl.constexpr, HAS_MASK: tl.constexpr, KEY_ON_DEVICE: tl.constexpr, ROUNDS: tl.constexpr,
+    MATH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):
     # fmt: on
     """Perturbed embeddings and KL of a tile of tokens. Outputs are contiguous: [N, T, D] and [N, T]."""
     QUARTER: tl.constexpr = D // 4
     EVEN: tl.constexpr = QUARTER % BLOCK_COLS == 0
-    n, t, inside, live = _rows(mask_ptr, mask_n, mask_t, T, BLOCK_ROWS)
+    n, t, inside, live = _rows(mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
     perturbed_row = perturbed_ptr + (n * T + t)[:, None] * D
     kl_row = kl_ptr + n * T + t
-    if tl.max(live.to(tl.int32), axis=0) == 0:
+    if HAS_MASK and tl.max(live.to(tl.int32), axis=0) == 0:
         _store_zeros(perturbed_row, inside, D, BLOCK_ROWS, 4 * BLOCK_COLS)
         tl.store(kl_row, tl.zeros([BLOCK_ROWS], tl.float32), mask=inside)
     else:
@@ -217,20 +236,26 @@ def perturb_forward(
             read, write = live[:, None], inside[:, None]
             if not EVEN:
                 read, write = read & (c < QUARTER), write & (c < QUARTER)
+            # all loads of the tile before the normals, which are drawn while the data are on their way
+            loaded = ()
+            for w in tl.static_range(4):
+                loaded += (_load_inputs(
+                    embeddings_row, params_row, w * QUARTER + c, read, embeddings_d, params_d,
+                    D, LEARNED_MU, LEARNED_SIGMA,
+                ),)
             if DRAWS:
-                first = tl.load(embeddings_row + _offset(c, embeddings_d), mask=read, other=0.0)
-                normals = _normals(_tie(c, first), positions, sample, draw_word, k0, k1, ROUNDS, MATH)
+                normals = _normals(_tie(c, loaded[0][0]), positions, sample, draw_word, k0, k1, ROUNDS, MATH)
             for w in tl.static_range(4):
                 i = w * QUARTER + c
-                e = _to_float32(tl.load(embeddings_row + _offset(i, embeddings_d), mask=read, other=0.0), MATH)
+                e = _to_float32(loaded[w][0], MATH)
                 z = 0.0 if ADDITIVE else 1.0
                 sigma, kl_term, spread = fixed_sigma, fixed_kl, 0.0
                 if LEARNED_SIGMA:
-                    logvar = _to_float32(tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0), MATH)
+                    logvar = _to_float32(loaded[w][1], MATH)
                     sigma = _exp2(logvar * 0.7213475204444817, MATH)  # exp(x / 2) = 2^(x / (2 ln 2))
                     kl_term, spread = (log_alpha - 1.0) - logvar, sigma * sigma
                 if LEARNED_MU:
-                    mu = _to_float32(tl.load(params_row + _offset(i, params_d), mask=read, other=0.0), MATH)
+                    mu = _to_float32(loaded[w][2], MATH)
                     spread += (mu - z) * (mu - z)
                     z = mu
                 if DRAWS:
@@ -255,19 +280,19 @@ def perturb_backward(
     grad_n, grad_t, grad_d, grad_kl_n, grad_kl_t,
     embeddings_n, embeddings_t, embeddings_d, params_n, params_t, params_d, mask_n, mask_t, ids_n,
     D: tl.constexpr, LEARNED_MU: tl.constexpr, LEARNED_SIGMA: tl.constexpr, ADDITIVE: tl.constexpr,
-    DRAWS: tl.constexpr, KEY_ON_DEVICE: tl.constexpr, ROUNDS: tl.constexpr, MATH: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    DRAWS: tl.constexpr, HAS_MASK: tl.constexpr, KEY_ON_DEVICE: tl.constexpr, ROUNDS: tl.constexpr,
+    MATH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):
     # fmt: on
     """Gradients of a tile of tokens (formulas: torch_impl.backward). Outputs are contiguous [N, T, D], [N, T, 2D]."""
     QUARTER: tl.constexpr = D // 4
     EVEN: tl.constexpr = QUARTER % BLOCK_COLS == 0
     PARAMS: tl.constexpr = LEARNED_MU or LEARNED_SIGMA
-    n, t, inside, live = _rows(mask_ptr, mask_n, mask_t, T, BLOCK_ROWS)
+    n, t, inside, live = _rows(mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
     token = (n * T + t)[:, None]
     grad_embeddings_row = grad_embeddings_ptr + token * D
     grad_params_row = grad_params_ptr + token * (2 * D)
-    if tl.max(live.to(tl.int32), axis=0) == 0:
+    if HAS_MASK and tl.max(live.to(tl.int32), axis=0) == 0:
         _store_zeros(grad_embeddings_row, inside, D, BLOCK_ROWS, 4 * BLOCK_COLS)
         if PARAMS:
             _store_zeros(grad_params_row, inside, 2 * D, BLOCK_ROWS, 4 * BLOCK_COLS)

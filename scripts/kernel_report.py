@@ -6,8 +6,9 @@
 
 The first table shows what each kernel compiled to, the second its instructions by class, the third the picoseconds
 that an element costs the memory, the instruction issue and the special-function units of known GPUs. The largest is
-the limit; it is given as a multiple of the memory's or, if that is it, of the next. `swep_ds.kernels.tools.aot` defines
-what is counted.
+the limit; it is given as a multiple of the memory's or, if that is it, of the next. The last table, of sm_90, shows the
+warps on an SM, the loads that each has in flight, and the share of a copy's speed by a model of both.
+`swep_ds.kernels.tools.aot` defines what is counted, `latency` the model.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 
 from swep_ds import cli
 from swep_ds.kernels import MODES, arguments
-from swep_ds.kernels.tools import aot
+from swep_ds.kernels.tools import aot, latency
 
 LIMITS = ["memory", "issue", "special", "limit"]
 
@@ -58,7 +59,24 @@ def kernels(archs: list[str], widths: list[int], dtype: str, mode: str) -> list[
     print(f"{mode}, {dtype}; bytes and instructions per element\n")
     print(table([*header, *resources], compiled), table([*header, *reports[0].counts], classes), sep="\n\n")
     print("\n" + table([*header, "GPU", *LIMITS], bounds) + "\n")
+    modelled = [[*row, *shares] for r in reports for row, shares in estimates(r)]
+    if modelled:
+        shares = [f"of copy, {nanoseconds} ns" for nanoseconds in latency.LATENCIES]
+        print(table([*header, "GPU", "warps an SM", "loads in flight", *shares], modelled))
+        print("\n" + latency.ASSUMPTIONS + "\n")
     return reports
+
+
+def estimates(r: aot.Report) -> list[tuple[list[str], list[str]]]:
+    """For each GPU of sm_90: kernel, residency and loads in flight; shares of a copy by the model."""
+    return [
+        (
+            [r.direction, r.arch, str(r.d), machine.name, str(r.resident_warps), str(r.loads_in_flight)],
+            [f"{min(1.0, r.share_of_copy(machine, nanoseconds)):.0%}" for nanoseconds in latency.LATENCIES],
+        )
+        for machine in aot.MACHINES
+        if machine.arch == r.arch == "sm_90"
+    ]
 
 
 def noise_ablation(archs: list[str]) -> None:

@@ -17,7 +17,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import triton
@@ -27,8 +27,8 @@ from triton.compiler import ASTSource
 from .. import triton_kernels
 from ..modes import MODES, elements_moved
 from ..philox import ROUNDS
-from ..tiles import Tile, tile
-from . import noise_ablation
+from ..tiles import Tile, launch_options, tile
+from . import latency, noise_ablation
 
 WARP_SIZES = {"sm_80": 32, "sm_90": 32, "sm_100": 32, "gfx90a": 64, "gfx942": 64}
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16}
@@ -94,6 +94,23 @@ class Report:
     store_bits: int  # width of the accesses that move most bytes, like load_bits
     counts: dict[str, float]
     bytes_per_element: float
+    program: list[latency.Step] = field(default_factory=list, repr=False)
+    """What a program executes on real tokens; empty on AMD."""
+
+    @property
+    def resident_warps(self) -> int | None:
+        """Warps that an SM holds; None on AMD."""
+        return latency.resident_warps(self.registers, self.tile.warps) if self.program else None
+
+    @property
+    def loads_in_flight(self) -> int | None:
+        """Loads that a warp has on the way at most; None on AMD."""
+        return latency.loads_in_flight(self.program) if self.program else None
+
+    def share_of_copy(self, machine: Machine, nanoseconds: float) -> float:
+        """Share of a copy's speed by the model of `latency.py`, for programs of one warp on sm_90."""
+        rate = machine.copy_rate / (machine.units * machine.clock)
+        return latency.share_of_copy(self.program, self.resident_warps, nanoseconds * 1e-9 * machine.clock, rate)
 
     @property
     def instructions(self) -> float:
@@ -114,7 +131,7 @@ class Report:
         }
 
 
-def _compile(kernel, arch: str, signature: dict[str, str], fixed: dict[str, object], aligned: list[str], warps: int):
+def _compile(kernel, arch: str, signature: dict[str, str], fixed: dict[str, object], aligned: list[str], shape: Tile):
     """The compiled kernel; `aligned` names arguments divisible by 16, which a launch would find out."""
     index = kernel.arg_names.index
     source = ASTSource(
@@ -125,7 +142,7 @@ def _compile(kernel, arch: str, signature: dict[str, str], fixed: dict[str, obje
     )
     backend, name = ("hip", arch) if arch.startswith("gfx") else ("cuda", int(arch.removeprefix("sm_")))
     target = GPUTarget(backend, name, WARP_SIZES[arch])
-    return triton.compile(source, target=target, options={"num_warps": warps, "enable_fp_fusion": True})
+    return triton.compile(source, target=target, options=launch_options(shape))
 
 
 def compile_kernel(
@@ -136,13 +153,15 @@ def compile_kernel(
     mode: str = "learned",
     types: dict[str, str] | None = None,
     constants: dict[str, object] | None = None,
+    shape: Tile | None = None,
 ):
     """(tile, compiled kernel) for contiguous, 16-byte aligned tensors of `dtype` ("fp32", "bf16", "fp16").
 
-    `types` replaces the types of arguments; `constants` replaces compile-time arguments, or makes others such.
+    `types` replaces the types of arguments; `constants` replaces compile-time arguments, or makes others such;
+    `shape` is the tile, by default the one that a launch takes.
     """
     flags, types = MODES[mode], types or {}
-    shape = tile(arch, direction, d, BITS[dtype] // 8, WARP_SIZES[arch])
+    shape = shape or tile(arch, direction, d, BITS[dtype] // 8, WARP_SIZES[arch])
     kernel = getattr(triton_kernels, f"perturb_{direction}")
     fixed = {
         "D": d,
@@ -150,6 +169,7 @@ def compile_kernel(
         "LEARNED_SIGMA": flags.learned_sigma,
         "ADDITIVE": flags.additive,
         "DRAWS": flags.draws,
+        "HAS_MASK": True,
         "KEY_ON_DEVICE": False,
         "ROUNDS": ROUNDS,
         "MATH": "amd" if arch.startswith("gfx") else "nvidia",
@@ -173,7 +193,7 @@ def compile_kernel(
             signature[name] = "i32"
             if re.match(r"(embeddings|params|grad)_[nt]$", name):
                 aligned.append(name)
-    return shape, _compile(kernel, arch, signature, fixed, aligned, shape.warps)
+    return shape, _compile(kernel, arch, signature, fixed, aligned, shape)
 
 
 def report(
@@ -184,33 +204,40 @@ def report(
     mode: str = "learned",
     types: dict[str, str] | None = None,
     constants: dict[str, object] | None = None,
+    shape: Tile | None = None,
 ) -> Report:
     """Compile a kernel (arguments: `compile_kernel`) and take its machine code apart."""
-    shape, compiled = compile_kernel(direction, arch, d, dtype, mode, types, constants)
+    shape, compiled = compile_kernel(direction, arch, d, dtype, mode, types, constants, shape)
     return _report(direction, arch, d, dtype, shape, compiled, *elements_moved(direction, MODES[mode]))
 
 
 def ablation_reports(arch: str) -> dict[str, Report]:
-    """The variants of noise_ablation.py in bfloat16, at d = 1024, where a row is one tile.
+    """The variants of noise_ablation.py in bfloat16, at d = 1024, compiled for tiles of a whole row.
 
     In a loop, the slow paths of expensive noise would lie outside its body, and count once for all trips.
     """
-    d = 1024
+    d, lanes = 1024, WARP_SIZES[arch]
+    row = Tile(8 * lanes // 256, 256, 1)
     variants = noise_ablation.VARIANTS.items()
-    reports = {name: report("forward", arch, d, constants=constants) for name, constants in variants}
+    reports = {name: report("forward", arch, d, constants=constants, shape=row) for name, constants in variants}
     # one program a row in four warps, Triton's default: one trip over the whole row
     kernel, shape = noise_ablation.randn_forward, Tile(1, d // 4, 4)
     signature = {name: "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
     aligned = list(signature)
     signature |= {"kl_ptr": "*fp32", "inverse_alpha": "fp32", "log_alpha": "fp32", "seed": "i32"}
-    compiled = _compile(kernel, arch, signature, {"D": d, "BLOCK_D": d}, aligned, shape.warps)
+    compiled = _compile(kernel, arch, signature, {"D": d, "BLOCK_D": d}, aligned, shape)
     moved = elements_moved("forward", MODES["learned"])
     return reports | {noise_ablation.RANDN: _report("forward", arch, d, "bf16", shape, compiled, *moved)}
 
 
 def _report(direction, arch, d, dtype, shape, compiled, reads, writes) -> Report:
     amd = arch.startswith("gfx")
-    code, resources = _amd_code(compiled.asm["amdgcn"]) if amd else _nvidia_code(compiled.asm["cubin"])
+    if amd:
+        steps, (code, resources) = [], _amd_code(compiled.asm["amdgcn"])
+    else:
+        steps, resources = _nvidia_code(compiled.asm["cubin"])
+        # forward branches give None, as in _amd_code
+        code = [(s.opcode, s.target if s.target is not None and s.target <= i else None) for i, s in enumerate(steps)]
     lanes = WARP_SIZES[arch] * shape.warps
     tile_elements = 4 * shape.rows * shape.cols
     trips = math.ceil(d // 4 / shape.cols)
@@ -228,29 +255,27 @@ def _report(direction, arch, d, dtype, shape, compiled, reads, writes) -> Report
         load_bits=max((access for access in moved if access[0] == "load"), key=moved.get)[1],
         store_bits=max((access for access in moved if access[0] == "store"), key=moved.get)[1],
         counts=counts, bytes_per_element=(reads + writes) * BITS[dtype] / 8,
+        program=latency.executed(steps, trips) if steps else [],
     )  # fmt: skip
 
 
-SASS_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)")
-SASS_LABEL = r"(\.L_x_\d+)"
 Code = list[tuple[str, int | None]]
 """Instructions in order: opcode, and for a backward branch the index it jumps to."""
 
 
-def _nvidia_code(cubin: bytes) -> tuple[Code, dict[str, int]]:
+def _nvidia_code(cubin: bytes) -> tuple[list[latency.Step], dict[str, int]]:
     tools = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         outputs = [
             subprocess.run(
-                [os.path.join(tools, tool), option, file.name], capture_output=True, encoding="utf-8", check=True
+                [os.path.join(tools, tool), *options, file.name], capture_output=True, encoding="utf-8", check=True
             )
-            for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
+            for tool, *options in (("nvdisasm", "-c", "-hex"), ("cuobjdump", "-res-usage"))
         ]
-    code = _parse(outputs[0].stdout, SASS_INSTRUCTION, r"BRA", SASS_LABEL)
     usage = dict(re.findall(r"(REG|STACK|SHARED):(\d+)", outputs[1].stdout))
-    return code, {
+    return latency.decode(outputs[0].stdout), {
         "registers": int(usage["REG"]),
         "spilled_bytes": int(usage["STACK"]),
         "shared_bytes": int(usage["SHARED"]),
@@ -258,7 +283,15 @@ def _nvidia_code(cubin: bytes) -> tuple[Code, dict[str, int]]:
 
 
 def _amd_code(assembly: str) -> tuple[Code, dict[str, int]]:
-    code = _parse(assembly, re.compile(r"^\s+([a-z]+_[a-z0-9_]+)"), r"s_c?branch", r"(\.LBB\d+_\d+)")
+    labels: dict[str, int] = {}
+    code: Code = []
+    for line in assembly.splitlines():
+        if match := re.match(r"(\.L\w+):", line):
+            labels[match.group(1)] = len(code)
+        elif match := re.match(r"\s+([a-z]+_[a-z0-9_]+)", line):
+            to = re.search(r"\.LBB\d+_\d+", line) if re.match(r"s_c?branch", match.group(1)) else None
+            # labels further down are not known yet: forward branches give None
+            code.append((match.group(1), labels.get(to.group()) if to else None))
     usage = {key: int(value) for key, value in re.findall(r"^\s+\.(\w+):\s+(\d+)\s*$", assembly, re.MULTILINE)}
     return code, {
         "registers": usage["vgpr_count"],
@@ -267,30 +300,14 @@ def _amd_code(assembly: str) -> tuple[Code, dict[str, int]]:
     }
 
 
-def _parse(text: str, instruction: re.Pattern, branch: str, label: str) -> Code:
-    labels: dict[str, int] = {}
-    code: Code = []
-    for line in text.splitlines():
-        if match := re.match(r"(\.L\w+):", line):
-            labels[match.group(1)] = len(code)
-        elif (match := instruction.search(line)) and match.group(1) != "NOP":
-            opcode, target = match.group(1), None
-            if re.match(branch, opcode) and (to := re.search(label, line)):
-                target = labels.get(to.group(1))  # labels further down are not known yet: forward branches give None
-            code.append((opcode, target))
-    return code
-
-
 def _access(opcode: str) -> tuple[str, int]:
     """("load" or "store", bits a lane) of an access to global memory; ("", 0) for any other instruction."""
-    if match := re.match(r"(LD|ST)G\.E(?:\.\w+)*?(?:\.(?:[US](8|16)|(64|128)))?$", opcode):
-        return {"LD": "load", "ST": "store"}[match.group(1)], int(match.group(2) or match.group(3) or 32)
     if match := re.match(
         r"(?:global|buffer)_(load|store)_\w*?(dwordx4|b128|dwordx2|b64|dword|b32|short|b16|byte|u8)", opcode
     ):
         sizes = {"dwordx4": 128, "b128": 128, "dwordx2": 64, "b64": 64, "dword": 32, "b32": 32, "short": 16, "b16": 16}
         return match.group(1), sizes.get(match.group(2), 8)
-    return "", 0
+    return latency.access(opcode)
 
 
 def _weights(code: Code, trips: int, bits_a_tile: int) -> list[float]:

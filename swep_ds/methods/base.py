@@ -205,7 +205,7 @@ def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float,
     return perturb(
         inputs.embeddings,
         parameters,
-        inputs.batch.attention_mask,
+        inputs.batch.padding_mask,
         inputs.batch.sample_id,
         seed=inputs.key.seed,
         draw=inputs.key.draw,

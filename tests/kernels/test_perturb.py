@@ -140,6 +140,15 @@ def test_masked_rows_are_zero_and_their_nan_stays_there(mode):
         assert leaf.grad[~mask].abs().sum() == 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_no_mask_is_a_mask_of_real_tokens(mode):
+    embeddings, params, mask, sample_ids = batch(masked=False)
+    params = params if MODES[mode].needs_params else None
+    results = run(embeddings, params, None, sample_ids, mode), run(embeddings, params, mask, sample_ids, mode)
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+
+
 def gradients(embeddings, params, mask, sample_ids, g, k, mode):
     embeddings, params = embeddings.detach().requires_grad_(), params.detach().requires_grad_()
     perturbed, kl = run(embeddings, params, mask, sample_ids, mode)

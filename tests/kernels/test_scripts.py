@@ -88,15 +88,19 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
 
     def choose(fast: tiles.Tile, factor: float):
         def seconds(call, device):
-            tile = tiles.Tile(*(call.keywords[name] for name in ("BLOCK_ROWS", "BLOCK_COLS", "num_warps")))
+            names = "BLOCK_ROWS", "BLOCK_COLS", "num_warps", "maxnreg"
+            tile = tiles.Tile(*(call.keywords[name] for name in names))
             return (1e-5 * (factor if tile == fast else 1.0),) * 3
 
         monkeypatch.setattr(bench, "seconds", seconds)
-        line = tune.entry("backward", 768, 8, torch.device("cpu"), "a GPU")
+        line = tune.entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
         return eval("{" + line + "\n}", {"Tile": tiles.Tile}), line
 
-    entry, line = choose(tiles.Tile(8, 64, 2), 0.5)
-    assert entry == {("sm_90", "backward", 768): tiles.Tile(8, 64, 2)}
-    assert line.endswith("# a GPU: 5.0 us, was 10.0")
+    for best in (tiles.Tile(8, 64, 2), tiles.Tile(2, 64, 1, 80)):
+        entry, line = choose(best, 0.5)
+        assert entry == {("sm_90", "backward", 768): best}
+        assert line.endswith("# a GPU: 5.0, 5.0 us, was 10.0, 10.0")
     # not worth a change
-    assert choose(tiles.Tile(8, 64, 2), 0.99)[0] == {("sm_90", "backward", 768): tiles.default(768, 32)}
+    assert choose(tiles.Tile(8, 64, 2), 0.99)[0] == {
+        ("sm_90", "backward", 768): tiles.default("sm_90", "backward", 768, 32)
+    }

@@ -112,6 +112,14 @@ def test_widths(n, t, d):
     assert_close(run(triton_impl, inputs, grads), exact, run(torch_impl, inputs, grads))
 
 
+@pytest.mark.parametrize("mode", ["learned", "prior"])
+def test_no_mask_is_a_mask_of_real_tokens(mode):
+    (embeddings, params, mask, ids), grads = batch(t=3, d=48)
+    masked = run(triton_impl, (embeddings, params, torch.ones_like(mask), ids), grads, mode)
+    for got, want in zip(run(triton_impl, (embeddings, params, None, ids), grads, mode), masked, strict=True):
+        assert (got is None and want is None) or torch.equal(got, want)
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (4, 0)])
 def test_empty_batches(shape):
     inputs, grads = batch(*shape)
