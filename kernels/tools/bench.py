@@ -1,8 +1,9 @@
 """Times the perturbation and its baselines in one process.
 
 Implementations: `fused` (this package), `eager` (naive.py), `compiled` (torch.compile of it), `copy` (a copy of as
-many bytes as the fused kernels move). Passes: `forward`, `backward`, `both`. On a GPU, times are those of
-`triton.testing.do_bench`, which empties the L2 cache before each call.
+many random bytes as the fused kernels move). Passes: `forward`, `backward`, `both`. On a GPU each is timed as a user
+calls it, host time included where it is the longer one, and by CUDA graph replay, each after the L2 cache was emptied
+(`cold`) and as the call before left it (`warm`).
 """
 
 import functools
@@ -22,7 +23,9 @@ from . import naive
 
 ALPHA = 0.1
 SEED = 2**40 + 3
-QUANTILES = (0.5, 0.2, 0.8)
+QUANTILES = (0.5, 0.1, 0.9)
+AIMED = "graph, cold"
+"""How the times are taken that the kernels' aims are about."""
 PASSES = ("forward", "backward", "both")
 
 
@@ -94,10 +97,12 @@ def calls_of(batch: dict[str, Tensor], run: Callable) -> dict[str, Callable[[], 
     }
 
 
-def implementations(batch: dict[str, Tensor], device: str) -> Iterator[tuple[str, Callable[[], dict]]]:
+def implementations(
+    batch: dict[str, Tensor], device: str, seed: int | Tensor = SEED, draw: int | Tensor = 1
+) -> Iterator[tuple[str, Callable[[], dict]]]:
     """(name, function that returns the calls of each pass)."""
     tensors = [batch[name] for name in ("embeddings", "params", "mask")]
-    fused = functools.partial(perturb, *tensors, batch["sample_ids"], seed=SEED, draw=1, prior_variance=ALPHA)
+    fused = functools.partial(perturb, *tensors, batch["sample_ids"], seed=seed, draw=draw, prior_variance=ALPHA)
     yield "fused", lambda: calls_of(batch, fused)
     yield "eager", lambda: calls_of(batch, functools.partial(naive.perturb, *tensors, ALPHA))
     if device != "cpu":
@@ -116,17 +121,17 @@ def bytes_moved(batch: dict[str, Tensor]) -> dict[str, int]:
 def copies(batch: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
     """A copy for each pass that reads half of its bytes and writes the other half."""
     moved = bytes_moved(batch)
-    source = torch.zeros(max(moved.values()) // 2, dtype=torch.uint8, device=batch["embeddings"].device)
+    # memory and caches compress constant data, so zeros would copy faster than anything real
+    device, size = batch["embeddings"].device, max(moved.values()) // 2
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return {name: functools.partial(target[: n // 2].copy_, source[: n // 2]) for name, n in moved.items()}
 
 
-def seconds(call: Callable[[], object], device: str) -> tuple[float, float, float]:
-    """Median, 20% and 80% quantile of a call's seconds."""
+def seconds(call: Callable[[], object], device: str, cold: bool = True) -> tuple[float, float, float]:
+    """Median, 10% and 90% quantile of a call's seconds; on a GPU, `cold` empties the L2 cache before each."""
     if device != "cpu":
-        from triton.testing import do_bench
-
-        return tuple(ms * 1e-3 for ms in do_bench(call, warmup=20, rep=80, quantiles=QUANTILES))
+        return _gpu_seconds(call, cold)
     from torch.utils.benchmark import Timer
 
     # one call a block, so that the quantiles are those of calls
@@ -135,6 +140,43 @@ def seconds(call: Callable[[], object], device: str) -> tuple[float, float, floa
         Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads()).timeit(1).mean for _ in range(20)
     ]
     return tuple(torch.tensor(times).quantile(torch.tensor(QUANTILES)).tolist())
+
+
+def _gpu_seconds(call: Callable[[], object], cold: bool, repeats: int = 60) -> tuple[float, float, float]:
+    l2 = torch.empty(2**28, dtype=torch.uint8, device="cuda") if cold else None
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for _ in range(3):
+        call()
+    for start, end in events:
+        if l2 is not None:
+            l2.zero_()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    times = torch.tensor([start.elapsed_time(end) * 1e-3 for start, end in events])
+    return tuple(times.quantile(torch.tensor(QUANTILES)).tolist())
+
+
+def graphed(make: Callable[[], dict]) -> dict[str, Callable[[], object]]:
+    """The calls of each pass as replays of CUDA graphs. Keys must be on the device.
+
+    The forward whose backward is captured runs on the capturing stream, because autograd runs a backward on the stream
+    of its forward.
+    """
+    stream, replays = torch.cuda.Stream(), {}
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        functions = make()
+        for function in functions.values():
+            function()  # compiles outside the capture
+    torch.cuda.synchronize()
+    for name, function in functions.items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            function()
+        replays[name] = graph.replay
+    return replays
 
 
 def extra_memory(call: Callable[[], object], device: str) -> int | None:
@@ -149,47 +191,61 @@ def extra_memory(call: Callable[[], object], device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
+def _ways(device: str) -> list[tuple[str, bool]]:
+    """(way to call, whether the L2 is cold) for each time that is taken."""
+    return (
+        [("call", False)] if device == "cpu" else [(way, cold) for way in ("call", "graph") for cold in (True, False)]
+    )
+
+
 def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
-    """One record for each implementation and pass; one that runs out of memory has a record that says so."""
-    torch.compiler.reset()
+    """One record for each implementation, pass and way to time it; one that runs out of memory has one that says so."""
     batch = inputs(*shape(tokens), d, dtype, device)
     moved = bytes_moved(batch)
+    about = {"tokens": tokens, "d": d, "dtype": str(dtype).removeprefix("torch.")}
     records = []
-    for name, make in implementations(batch, device):
-        try:
-            functions = make()
-            timed = {p: (seconds(functions[p], device), extra_memory(functions[p], device)) for p in PASSES}
-        except torch.OutOfMemoryError:
-            records.append({"implementation": name, "out_of_memory": True})
-            continue
-        for name_of_pass, (times, memory) in timed.items():
-            records.append(
-                {
-                    "implementation": name,
-                    "pass": name_of_pass,
-                    "seconds": times[0],
-                    "seconds_20_80": times[1:],
-                    "gb_per_s": moved[name_of_pass] / times[0] * 1e-9,
-                    "extra_bytes": memory,
-                }
-            )
-        del functions
-    copy_time = {r["pass"]: r["seconds"] for r in records if r["implementation"] == "copy" and "pass" in r}
+    for way in dict.fromkeys(way for way, _ in _ways(device)):
+        torch.compiler.reset()
+        keys = [torch.tensor(part, device=device) if way == "graph" else part for part in (SEED, 1)]
+        for name, make in implementations(batch, device, *keys):
+            try:
+                functions = graphed(make) if way == "graph" else make()
+                for name_of_pass, function in functions.items():
+                    memory = None if way == "graph" else extra_memory(function, device)
+                    for cold in (cold for known, cold in _ways(device) if known == way):
+                        median, low, high = seconds(function, device, cold)
+                        records.append(
+                            about
+                            | {
+                                "implementation": name,
+                                "pass": name_of_pass,
+                                "timed": f"{way}, {'cold' if cold else 'warm'}",
+                                "seconds": median,
+                                "seconds_10_90": (low, high),
+                                "gb_per_s": moved[name_of_pass] / median * 1e-9,
+                                "extra_bytes": memory,
+                            }
+                        )
+                del functions, function
+            except torch.OutOfMemoryError:
+                records.append(about | {"implementation": name, "timed": way, "out_of_memory": True})
+    copies_of = {
+        (r["pass"], r["timed"]): r["seconds"] for r in records if r["implementation"] == "copy" and "pass" in r
+    }
     for record in records:
-        record |= {"tokens": tokens, "d": d, "dtype": str(dtype).removeprefix("torch.")}
-        if copy_time and "pass" in record:
-            record["share_of_copy"] = copy_time[record["pass"]] / record["seconds"]
+        if "pass" in record and (record["pass"], record["timed"]) in copies_of:
+            record["share_of_copy"] = copies_of[record["pass"], record["timed"]] / record["seconds"]
     return records
 
 
 def aims(records: list[dict]) -> list[str]:
-    """How far a benchmark on a GPU is from the kernels' aims, in bfloat16 at d >= 768 and 32k tokens or more.
+    """How far a benchmark on a GPU is from the aims, by `AIMED` times in bfloat16 at d >= 768 and 32k tokens or more.
 
     Each line names the worst of these sizes; without such sizes there are no lines.
     """
     sizes: dict[tuple, dict] = {}
     for r in records:
-        if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and "pass" in r:
+        if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and r["timed"] == AIMED:
             sizes.setdefault((r["tokens"], r["d"]), {})[r["implementation"], r["pass"]] = r["seconds"]
     lines = []
     for base, name, aim in (

@@ -46,13 +46,23 @@ def test_what_a_benchmark_says_of_the_aims():
     def records(tokens, d, dtype="bfloat16", **seconds):
         return [
             {"tokens": tokens, "d": d, "dtype": dtype, "implementation": name, "pass": p, "seconds": value}
+            | {"timed": bench.AIMED}
             for name, value in seconds.items()
             for p in bench.PASSES
         ]
 
     good = records(32768, 768, fused=1.0, copy=0.96, compiled=2.0, eager=8.0)
     worse = records(65536, 1024, fused=1.0, copy=0.9, compiled=1.4)  # eager ran out of memory
-    worse.append({"tokens": 65536, "d": 1024, "dtype": "bfloat16", "implementation": "eager", "out_of_memory": True})
+    worse.append(
+        {
+            "tokens": 65536,
+            "d": 1024,
+            "dtype": "bfloat16",
+            "implementation": "eager",
+            "timed": "graph",
+            "out_of_memory": True,
+        }
+    )
     elsewhere = records(512, 768, fused=9.0, copy=1.0) + records(32768, 768, "float32", fused=9.0, copy=1.0)
     assert bench.aims(elsewhere) == []
     assert bench.aims(good + worse + elsewhere) == [
