@@ -111,6 +111,8 @@ def forward(
     params, mask = (embeddings if x is None else x for x in (params, mask))
     scalars = (1.0 / alpha, math.log(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), length)
     strides = (*embeddings.stride(), *params.stride(), *mask.stride()[:2], sample_ids.stride(0))
+    if "maxnreg" in constants and max(strides) >= 2**31:  # 64-bit strides would spill under the cap
+        constants = constants | {"maxnreg": None}
     tensors = (embeddings, params, mask, sample_ids, perturbed, kl)
     _launch(perturb_forward, embeddings, (*tensors, *key, *scalars, *strides), constants)
     return perturbed, kl

@@ -89,7 +89,7 @@ def executed(steps: list[Step], trips: int) -> list[Step]:
         at += 1
         if step.opcode == "EXIT" and not step.conditional:
             return path
-        if step.target is None:
+        if not step.opcode.startswith("BRA") or step.opcode == "BRA.DIV":  # BRA.DIV: only of a warp that has diverged
             continue
         if step.target < at:
             turns += 1

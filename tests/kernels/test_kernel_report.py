@@ -104,7 +104,9 @@ def integers(direction, pattern):
     ],
 )
 def test_what_callers_may_pass_compiles_without_spills(direction, arch, d, dtype, mode, types, constants):
-    assert aot.report(direction, arch, d, dtype, mode, types, constants).spilled_bytes == 0
+    wide = "i64" in types.values()  # a launch lifts the register cap then
+    shape = aot.tile(arch, direction, d, aot.BITS[dtype] // 8, 32)._replace(maxnreg=None) if wide else None
+    assert aot.report(direction, arch, d, dtype, mode, types, constants, shape).spilled_bytes == 0
 
 
 @pytest.mark.slow
