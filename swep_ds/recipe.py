@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from swep_ds.methods import MethodSettings
-from swep_ds.settings import Section, load, shown, suggest
+from swep_ds.settings import FieldFault, Section, load, shown, suggest
 
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
@@ -113,14 +113,25 @@ class EvalSection(Section):
 
 
 class TrackingSection(Section):
-    wandb: Literal["off", "online", "offline"] = "off"  # Weights & Biases, offline without a network
+    # where metrics, scores and tables go besides the run's folder: wandb (offline: without a network), tensorboard
+    # (files in the run's folder) or trackio (its local dashboard)
+    to: Literal["off", "wandb", "wandb_offline", "tensorboard", "trackio"] = "off"
     project: str = "swep-ds"  # that the run belongs to there
-    group: str | None = None  # under which wandb shows runs together; a sweep sets its own name
+    group: str | None = None  # under which wandb and trackio show runs together; a sweep sets its own name
 
-    @field_validator("wandb", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _bare_off(cls, value: Any) -> Any:
-        return "off" if value is False else value  # YAML 1.1 reads a bare off as false
+    def _wandb(cls, tree: Any) -> Any:
+        """Reads `wandb: off | online | offline`, as `to` was called. YAML 1.1 reads a bare off as false."""
+        if not isinstance(tree, dict):
+            return tree
+        tree = {name: "off" if value is False else value for name, value in tree.items()}
+        if "wandb" in tree:
+            value, former = tree.pop("wandb"), {"off": "off", "online": "wandb", "offline": "wandb_offline"}
+            if "to" in tree or not isinstance(value, str) or value not in former:
+                raise FieldFault(f"wandb: {shown(value)}: write tracking.to, one of off, wandb, wandb_offline")
+            tree["to"] = former[value]
+        return tree
 
 
 class Recipe(Section):

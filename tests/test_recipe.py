@@ -164,6 +164,13 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
 # Overrides
 
 
+def test_tracking_reads_the_field_under_its_former_name():
+    assert Recipe.load("quickstart", ["tracking.wandb=offline"]).tracking.to == "wandb_offline"
+    for wrong in (["tracking.wandb=sometimes"], ["tracking.wandb=online", "tracking.to=off"]):
+        assert "tracking.wandb: '" in message("quickstart", *wrong)
+        assert "write tracking.to, one of off" in message("quickstart", *wrong)
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -175,8 +182,8 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
         ("train.max_updates=null", None),
         ("train.activation_checkpointing=true", True),
         ("train.execution=joint", "joint"),
-        ("tracking.wandb=off", "off"),  # YAML 1.1 reads this one as false
-        ("tracking.wandb=offline", "offline"),
+        ("tracking.to=off", "off"),  # YAML 1.1 reads this one as false
+        ("tracking.to=wandb_offline", "wandb_offline"),
         ("data.train=owner/name:config@train[:10%]", "owner/name:config@train[:10%]"),
         ("data.train=a=b.json", "a=b.json"),
         ("seed=17", 17),
@@ -193,7 +200,7 @@ def test_an_override_has_its_fields_type(path, override, expected):
 def test_a_bare_off_in_a_file_is_off(tmp_path):
     text = yaml.safe_dump(MINIMAL) + "tracking:\n  wandb: off\n"
     (tmp_path / "r.yaml").write_text(text)
-    assert Recipe.load(str(tmp_path / "r.yaml")).tracking.wandb == "off"
+    assert Recipe.load(str(tmp_path / "r.yaml")).tracking.to == "off"
 
 
 def test_overrides_reach_into_the_eval_mapping_and_keep_its_order(path):
