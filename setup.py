@@ -1,13 +1,23 @@
 """The packages of swep-ds. Everything else about the distribution is in pyproject.toml.
 
-The folder `kernels/` is installed inside `swep_ds/`, where `swep_ds/kernels.py` looks for it first.
+The folders `kernels/`, `ds_configs/` and `scripts/` are installed inside `swep_ds/`, where `swep_ds/shipped.py` looks
+for them first.
 """
 
 from setuptools import find_packages, setup
 
+BESIDE = {
+    "swep_ds.kernels": "kernels",
+    "swep_ds.kernels.tools": "kernels/tools",
+    "swep_ds.ds_configs": "ds_configs",
+    "swep_ds.scripts": "scripts",
+    "swep_ds.scripts.slurm": "scripts/slurm",
+}
+
 setup(
-    packages=[*find_packages(include=["swep_ds", "swep_ds.*"]), "swep_ds.kernels", "swep_ds.kernels.tools"],
-    package_dir={"swep_ds": "swep_ds", "swep_ds.kernels": "kernels"},
+    packages=[*find_packages(include=["swep_ds", "swep_ds.*"]), *BESIDE],
+    package_dir={"swep_ds": "swep_ds"} | BESIDE,
+    include_package_data=False,  # MANIFEST.in is for the sdist alone
     package_data={
         "swep_ds": [
             "recipes/*.yaml",
@@ -19,6 +29,8 @@ setup(
             "pipeline/*.jinja",
             "analysis/paper.yaml",
             "analysis/lines/*.yaml",
-        ]
+        ],
+        "swep_ds.ds_configs": ["*.json"],
+        "swep_ds.scripts.slurm": ["*.sbatch", "*.sh"],
     },
 )

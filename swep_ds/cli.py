@@ -1,9 +1,10 @@
-"""What all scripts share: exit codes, and errors as one line instead of a traceback.
+"""What all commands share: exit codes, errors as one line instead of a traceback, `--ranks`.
 
 Scripts import this module first: from then on a failed print ends no run, and Ctrl-C prints one line.
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from typing import NoReturn
 
 from swep_ds.console import protect, warn
 from swep_ds.errors import EXIT_DONE, InputError, RunExit
-from swep_ds.ranks.launch import check_libraries, is_alone, report
+from swep_ds.ranks.launch import check_libraries, is_alone, read_launch, report
 from swep_ds.ranks.signals import request
+from swep_ds.shipped import PACKAGE, shipped
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,8 +23,49 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
+    def parse_args(self, *arguments, **options):
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+            import argcomplete
+
+            argcomplete.autocomplete(self)
+        return super().parse_args(*arguments, **options)
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}: --help lists the options")
+
+
+def add_launch_options(options: argparse.ArgumentParser) -> None:
+    """Adds `--ranks`, which `launch` serves."""
+    options.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="start N processes on this machine, each with a device (default: this one, or a rank of the surrounding "
+        "launcher)",
+    )
+    options.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+
+
+def launch(ranks: int | None, name: str) -> None:
+    """Becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks; returns if a single process is asked for.
+
+    Raises InputError: the number is below 1, a launcher has started this process already, or there are fewer devices.
+    """
+    if ranks is None:
+        return
+    if ranks < 1:
+        raise InputError(f"--ranks {ranks}: must be at least 1")
+    if read_launch().master_addr:
+        raise InputError("--ranks: a launcher has already started this process: leave out one of the two")
+    if ranks > 1:
+        from swep_ds.ranks.launcher import become_launcher  # imports PyTorch, for seconds
+
+        become_launcher(ranks, shipped("scripts") / f"{name}.py")
+
+
+def names_of(folder: str) -> Callable[..., list[str]]:
+    """Completes an option with the names of the YAML files in a folder of this package."""
+    return lambda **_: sorted(file.stem for file in (PACKAGE / folder).glob("*.yaml"))
 
 
 def main(command: Callable[[], None], *, stoppable: bool = False) -> None:

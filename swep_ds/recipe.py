@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from swep_ds.methods import MethodSettings
-from swep_ds.settings import Section, load, shown, suggest
+from swep_ds.settings import FieldFault, Section, load, shown, suggest
 
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
@@ -38,8 +38,8 @@ class DataSection(Section):
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
     train_fraction: float = Field(1.0, gt=0, le=1)  # nested, seeded subset: the 10 % are inside the 30 %
-    max_train_examples: Many | None = None
-    augmented: str | None = None  # source of samples made from data.train (scripts/augment.py), to train on as well
+    max_train_examples: Many | None = None  # at most so many training questions
+    augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
     max_eval_examples: Many | None = None  # per data set
     max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
     doc_stride: Count = 128  # tokens between the starts of two windows
@@ -57,19 +57,19 @@ class DataSection(Section):
 
 
 class TrainSection(Section):
-    epochs: Epochs = 2
+    epochs: Epochs = 2  # passes over the training data
     max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
     micro_batch_size: Count = 8  # windows per rank and forward pass
     max_tokens: Many | None = None  # in its place: padded positions per rank and forward pass
     group_by_length: bool = True  # windows of similar length share an update; false = random ones, with more padding
     gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
-    learning_rate: float = Field(3e-5, gt=0, le=1000)
+    learning_rate: float = Field(3e-5, gt=0, le=1000)  # at its peak, after the warm-up
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
     schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
-    weight_decay: float = Field(0.0, ge=0)
-    optimizer: Literal["adamw", "adafactor"] = "adamw"
-    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
-    adam_epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)  # of all parameters; decoupled from the gradient
+    optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32 or autocast
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)  # decay rates of the gradient's and its square's mean
+    adam_epsilon: float = Field(1e-8, gt=0)  # added to the root in AdamW's denominator
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
     precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
@@ -77,12 +77,12 @@ class TrainSection(Section):
     execution: Literal["split", "joint", "stacked"] = "split"
     # at ZeRO-2 and 3: reduce gradients once an update and not in each micro-step; until then each rank holds whole ones
     coalesce_grad_reduction: bool = False
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time
     packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
     log_every: Many = 10  # updates
     checkpoint_every: Many = 1000  # updates
-    keep_checkpoints: Count = 2
+    keep_checkpoints: Count = 2  # the newest so many stay
     stall_seconds: float = Field(600, gt=0, le=1_000_000)  # without progress, until rank 0 names the ranks behind
     on_checkpoint_failure: Literal["stop", "go_on"] = "stop"  # when one cannot be written; earlier ones stay
     average: Literal["none", "ema", "last_k"] = "none"  # which mean of the weights is tested and exported
@@ -94,12 +94,12 @@ class PretrainSection(Section):
     """A first stage of training on other data, usually generated questions. All else is as in the recipe."""
 
     train: str  # a source like data.train, used whole
-    max_train_examples: Many | None = None
-    epochs: Epochs = 2
-    max_updates: Many | None = None
-    micro_batch_size: Count = 32
-    gradient_accumulation_steps: Count = 1
-    learning_rate: float = Field(2e-5, gt=0, le=1000)
+    max_train_examples: Many | None = None  # at most so many of its questions
+    epochs: Epochs = 2  # passes over that data
+    max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
+    micro_batch_size: Count = 32  # windows per rank and forward pass
+    gradient_accumulation_steps: Count = 1  # micro-batches per update and rank
+    learning_rate: float = Field(2e-5, gt=0, le=1000)  # at its peak
 
 
 class EvalSection(Section):
@@ -113,28 +113,39 @@ class EvalSection(Section):
 
 
 class TrackingSection(Section):
-    wandb: Literal["off", "online", "offline"] = "off"
-    project: str = "swep-ds"
-    group: str | None = None  # under which wandb shows runs together; a sweep sets its own name
+    # where metrics, scores and tables go besides the run's folder: wandb (offline: without a network), tensorboard
+    # (files in the run's folder) or trackio (its local dashboard)
+    to: Literal["off", "wandb", "wandb_offline", "tensorboard", "trackio"] = "off"
+    project: str = "swep-ds"  # that the run belongs to there
+    group: str | None = None  # under which wandb and trackio show runs together; a sweep sets its own name
 
-    @field_validator("wandb", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _bare_off(cls, value: Any) -> Any:
-        return "off" if value is False else value  # YAML 1.1 reads a bare off as false
+    def _wandb(cls, tree: Any) -> Any:
+        """Reads `wandb: off | online | offline`, as `to` was called. YAML 1.1 reads a bare off as false."""
+        if not isinstance(tree, dict):
+            return tree
+        tree = {name: "off" if value is False else value for name, value in tree.items()}
+        if "wandb" in tree:
+            value, former = tree.pop("wandb"), {"off": "off", "online": "wandb", "offline": "wandb_offline"}
+            if "to" in tree or not isinstance(value, str) or value not in former:
+                raise FieldFault(f"wandb: {shown(value)}: write tracking.to, one of off, wandb, wandb_offline")
+            tree["to"] = former[value]
+        return tree
 
 
 class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
-    task: Literal["extractive", "generative"] = "extractive"
-    seed: int = Field(0, ge=0, lt=2**63)
-    model: ModelSection
-    method: MethodSettings = Field(discriminator="name")
-    data: DataSection
-    pretrain: PretrainSection | None = None
-    train: TrainSection = TrainSection()
-    eval: EvalSection = EvalSection()
-    tracking: TrackingSection = TrackingSection()
+    task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
+    seed: int = Field(0, ge=0, lt=2**63)  # of the new layers, the order of the data, dropout and the noise
+    model: ModelSection  # the pretrained model
+    method: MethodSettings = Field(discriminator="name")  # how it is fine-tuned: name, with the settings of that method
+    data: DataSection  # what it is trained and tested on
+    pretrain: PretrainSection | None = None  # a first stage of training, on other data
+    train: TrainSection = TrainSection()  # how it is trained
+    eval: EvalSection = EvalSection()  # how it is tested
+    tracking: TrackingSection = TrackingSection()  # where metrics go besides the run's folder
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
@@ -201,7 +212,7 @@ class Recipe(Section):
             ),
             (
                 method.name == "ssmba" and data.augmented is None,
-                "data.augmented: ssmba trains on samples of data.train: make them with `python scripts/augment.py "
+                "data.augmented: ssmba trains on samples of data.train: make them with `swep-ds augment "
                 f"--data {data.train} --model MASKED_LANGUAGE_MODEL --output FILE.json` and set this to FILE.json",
             ),
             (

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import read_text, user_path
+from swep_ds.schema import add_meanings
 
 LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
 MOST_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
@@ -30,7 +31,7 @@ LARGEST = 10**30  # pydantic cannot compare, nor Python print, integers of any l
 class Section(BaseModel):
     """Settings by name. Unknown names, NaN, a bool in place of a number, and text of several lines are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
 
     @model_validator(mode="before")
     @classmethod

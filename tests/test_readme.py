@@ -1,15 +1,22 @@
 """What the documentation names exists: scripts, options, recipes, fields, files, links."""
 
 import functools
+import importlib
+import io
 import re
 import shlex
+import sys
+from contextlib import redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from swep_ds.__main__ import COMMANDS as COMMAND_NAMES
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
+from swep_ds.shipped import ds_config_path
 from tests.support.fork_server import ROOT, run_script
 
 RECIPES, SWEEPS = ROOT / "swep_ds" / "recipes", ROOT / "swep_ds" / "sweeps"
@@ -33,15 +40,29 @@ def commands(text: str) -> list[str]:
     """The lines of bash blocks, and what stands in backticks, that start `make` or a script."""
     blocks = [content for language, content in FENCED.findall(text) if language == "bash"]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"`((?:python|deepspeed|torchrun|make) [^`]+)`", FENCED.sub("", text))
-    return [line for line in lines if re.match(r"make\b|\S.*\bscripts/|scripts/", line)]
+    lines += re.findall(r"`((?:python|deepspeed|torchrun|make|swep-ds) [^`]+)`", FENCED.sub("", text))
+    return [line for line in lines if re.match(r"make\b|swep-ds [a-z]|\S.*\bscripts/|scripts/", line)]
 
 
 COMMANDS = [(page, command) for page, text in PAGES.items() for command in commands(text)]
 
 
+SCRIPTS = {"convert": "convert_pairs", "submit": "slurm/submit"}  # where a script has another name than its command
+
+
 @functools.cache
-def options(script: str, *words: str) -> set[str]:
+def options(command: str, *words: str) -> set[str]:
+    """The options of a script, or of a command `swep-ds NAME` that has no script."""
+    if not command.startswith("swep-ds "):
+        return options_of_script(command, *words)
+    name = command.removeprefix("swep-ds ")
+    argv = mock.patch.object(sys, "argv", [command, *words, "--help"])
+    with argv, redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
+        getattr(importlib.import_module(f"swep_ds.commands.{name}"), name)()
+    return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
+
+
+def options_of_script(script: str, *words: str) -> set[str]:
     return set(re.findall(r"--[a-z]\w*", run_script(ROOT / script, *words, "--help").stdout))
 
 
@@ -55,13 +76,19 @@ def test_command(page, command):
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return
-    script = next(word for word in words if word.startswith("scripts/"))
-    assert (ROOT / script).is_file()
-    mine, behind = split(words[words.index(script) + 1 :], "--")
-    if script.endswith("submit.py"):
+    if words[0] == "swep-ds":
+        assert words[1] in COMMAND_NAMES
+        script = f"scripts/{SCRIPTS.get(words[1], words[1])}.py"
+        script = script if (ROOT / script).is_file() else f"swep-ds {words[1]}"
+        mine, behind = split(words[2:], "--")
+    else:
+        script = next(word for word in words if word.startswith("scripts/"))
+        assert (ROOT / script).is_file()
+        mine, behind = split(words[words.index(script) + 1 :], "--")
+    if script.endswith("submit.py") and mine:
         assert mine[0] in ("train", "sweep")
         check(f"scripts/{mine[0]}.py", behind)
-    if script.endswith(".py"):
+    if not script.endswith(".sh"):
         check(script, mine)
 
 
@@ -71,8 +98,8 @@ def check(script: str, words: list[str]) -> None:
     given = {word.partition("=")[0] for word in words if re.match("--[a-z]", word)}
     assert given <= options(script, *sub)
     values = {name: [b for a, b in pairwise(words) if a == name] for name in words}
-    assert all((ROOT / path).is_file() for path in values.get("--ds_config", []))
-    if script == "scripts/train.py":
+    assert all((ROOT / path).is_file() or ds_config_path(path) for path in values.get("--ds_config", []))
+    if script in ("scripts/train.py", "swep-ds plan", "swep-ds preflight"):
         Recipe.load(*values.get("--recipe", ["quickstart"]), values.get("--set", []))
     if script == "scripts/sweep.py" and not words[0].endswith(".yaml"):
         assert (SWEEPS / f"{words[0]}.yaml").is_file()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import RECIPES, Recipe
-from tests.support.tiny_run import ROOT
+from swep_ds.shipped import ds_config_path
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
@@ -70,8 +70,9 @@ def test_every_shipped_recipe_loads_by_name(shipped):
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_recipe_names_its_launch_line_at_its_head(shipped):
     line = head(shipped)
-    assert line.startswith("deepspeed scripts/train.py --ds_config ")
-    assert (ROOT / re.search(r"--ds_config (\S+)", line)[1]).is_file()
+    assert line.startswith("swep-ds train")
+    if named := re.search(r"--ds_config (\S+)", line):
+        assert ds_config_path(named[1]).is_file()
     named = re.search(r"--recipe (\S+)", line)
     assert (named[1] if named else "quickstart") == shipped.stem  # the script's default
 
@@ -163,6 +164,13 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
 # Overrides
 
 
+def test_tracking_reads_the_field_under_its_former_name():
+    assert Recipe.load("quickstart", ["tracking.wandb=offline"]).tracking.to == "wandb_offline"
+    for wrong in (["tracking.wandb=sometimes"], ["tracking.wandb=online", "tracking.to=off"]):
+        assert "tracking.wandb: '" in message("quickstart", *wrong)
+        assert "write tracking.to, one of off" in message("quickstart", *wrong)
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -174,8 +182,8 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
         ("train.max_updates=null", None),
         ("train.activation_checkpointing=true", True),
         ("train.execution=joint", "joint"),
-        ("tracking.wandb=off", "off"),  # YAML 1.1 reads this one as false
-        ("tracking.wandb=offline", "offline"),
+        ("tracking.to=off", "off"),  # YAML 1.1 reads this one as false
+        ("tracking.to=wandb_offline", "wandb_offline"),
         ("data.train=owner/name:config@train[:10%]", "owner/name:config@train[:10%]"),
         ("data.train=a=b.json", "a=b.json"),
         ("seed=17", 17),
@@ -192,7 +200,7 @@ def test_an_override_has_its_fields_type(path, override, expected):
 def test_a_bare_off_in_a_file_is_off(tmp_path):
     text = yaml.safe_dump(MINIMAL) + "tracking:\n  wandb: off\n"
     (tmp_path / "r.yaml").write_text(text)
-    assert Recipe.load(str(tmp_path / "r.yaml")).tracking.wandb == "off"
+    assert Recipe.load(str(tmp_path / "r.yaml")).tracking.to == "off"
 
 
 def test_overrides_reach_into_the_eval_mapping_and_keep_its_order(path):
@@ -294,7 +302,7 @@ def test_an_override_below_a_value(path):
         ("task=generative train.compile=true", "train.compile: is for extractive models: set it to false"),
         ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),
         ("model.attention=flash_attention_2", "model.attention: flash_attention_2 needs half precision"),
-        ("method.name=ssmba", "`python scripts/augment.py --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`"),
+        ("method.name=ssmba", "`swep-ds augment --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_field_and_the_fix(path, overrides, said):

@@ -27,7 +27,7 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
     if (size := _parameters(folder / "model")) > LARGEST:
         return [], (
             f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
-            "scripts/analyze.py makes them."
+            "`swep-ds analyze` makes them."
         )
     try:
         run = SavedRun.load(folder)

@@ -1,4 +1,4 @@
-"""Prints and writes the table and curves of many runs, for scripts/table.py and for the end of scripts/sweep.py."""
+"""Prints and writes the table and curves of many runs, for `swep-ds table` and for the end of `swep-ds sweep`."""
 
 from collections.abc import Sequence
 from pathlib import Path

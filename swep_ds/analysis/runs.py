@@ -148,7 +148,7 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
             raise InputError(f"runs.{bad[0]!r} is no folder name")
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
-        raise InputError(f"{file}: damaged ({fault}): write it again with scripts/sweep.py SWEEP --table") from None
+        raise InputError(f"{file}: damaged ({fault}): write it again with `swep-ds sweep SWEEP --table`") from None
     return [RunRef(folder / name, **dict(entry), primary=sweep.primary) for name, entry in sweep.runs.items()]
 
 

@@ -45,18 +45,18 @@ def curves(folders: Sequence[Path]) -> pd.DataFrame:
 
 
 def share_of_samples(file: Path) -> float:
-    """The share of tokens that differ between SSMBA's samples and their questions, as scripts/augment.py counted them.
+    """The share of tokens that differ between SSMBA's samples and their questions, as `swep-ds augment` counted them.
 
     It counts the samples that came back unchanged, which the file leaves out.
 
     Raises:
-        InputError: no such file, or one that `scripts/augment.py` did not write.
+        InputError: no such file, or one that `swep-ds augment` did not write.
     """
     content = read_json(file, f"--augmented {file}", unique_keys=False)
     counts = content.get("ssmba") if isinstance(content, dict) else None
     changed, tokens = (counts.get(key) if isinstance(counts, dict) else None for key in ("changed", "tokens"))
     if not (type(changed) is int and type(tokens) is int and 0 <= changed <= tokens and tokens > 0):
-        raise InputError(f"--augmented {file}: not written by scripts/augment.py: name a file of its samples")
+        raise InputError(f"--augmented {file}: not written by `swep-ds augment`: name a file of its samples")
     return changed / tokens
 
 

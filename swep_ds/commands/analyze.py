@@ -1,10 +1,10 @@
 """The paper's analyses of a finished run, as figures and tables in a folder.
 
-    python scripts/analyze.py words RUN [RUN ...] [--augmented samples.json]   # words changed, over training
-    python scripts/analyze.py heatmap RUN --data news --questions ID ID        # how far each word moves, and to which
-    python scripts/analyze.py tsne RUN --data news --first 5                   # embeddings before and after
-    python scripts/analyze.py frequency RUN                                    # by word-frequency rank
-    python scripts/analyze.py mechanism RUN --data held_out news               # what noise learns beside a fixed model
+    swep-ds analyze words RUN [RUN ...] [--augmented samples.json]   # words changed, over training
+    swep-ds analyze heatmap RUN --data news --questions ID ID        # how far each word moves, and to which
+    swep-ds analyze tsne RUN --data news --first 5                   # embeddings before and after
+    swep-ds analyze frequency RUN                                    # by word-frequency rank
+    swep-ds analyze mechanism RUN --data held_out news               # what noise learns beside a fixed model
 
 RUN is a run's folder, with its noise generator in noise.safetensors. The noise is keyed by the run's seed and the
 question's id: the same questions give the same figures. `tsne` needs `pip install 'swep-ds[analysis]'`.
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         )
         if name == "words":
             sub.add_argument(
-                "--augmented", type=path_of("--augmented"), help="samples of scripts/augment.py, to show SSMBA's share"
+                "--augmented", type=path_of("--augmented"), help="samples of `swep-ds augment`, to show SSMBA's share"
             )
         if name in ("heatmap", "tsne"):
             first = 3 if name == "heatmap" else 5

@@ -1,7 +1,7 @@
 """Answers a question about a text with a saved model.
 
-    python scripts/answer.py runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
-    python scripts/answer.py MODEL --question "Who ...?" --text_file article.txt --n_best 3
+    swep-ds answer runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
+    swep-ds answer MODEL --question "Who ...?" --text_file article.txt --n_best 3
 
 Prints the best answers, each with its probability among all spans of the text, and the text around it. The probability
 of a generated answer is that of its tokens.

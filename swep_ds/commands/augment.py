@@ -1,7 +1,7 @@
 """Makes training data for `method.name: ssmba`: samples of every question from a masked language model.
 
-    python scripts/augment.py --data train-v1.1.json --model bert-base-uncased --output train-ssmba.json
-    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set method.name=ssmba \\
+    swep-ds augment --data train-v1.1.json --model bert-base-uncased --output train-ssmba.json
+    swep-ds train --recipe bert_base_squad --set method.name=ssmba \\
         --set data.train=train-v1.1.json --set data.augmented=train-ssmba.json --set data.eval.squad=dev-v1.1.json
 
 SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted again; the
@@ -11,9 +11,7 @@ share the questions. Started again after a stop, it resumes.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-import argparse
-
-from swep_ds.cli import Parser
+from swep_ds.cli import Parser, add_launch_options, launch
 from swep_ds.files import path_of
 
 
@@ -32,8 +30,9 @@ def augment() -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
     parser.add_argument("--max_examples", type=int, help="use only the first questions, to try it out (default: all)")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+    add_launch_options(parser)
     arguments = parser.parse_args()
+    launch(arguments.ranks, "augment")
 
     from swep_ds.ranks.group import process_group
     from swep_ds.ssmba.augment import augment  # after the arguments: these imports take seconds

@@ -1,8 +1,7 @@
 """Makes training data from generated question-answer pairs in a layout that data sources do not read.
 
-    python scripts/convert_pairs.py 0.4_replaced_1.0_harv_features.txt synthetic.jsonl
-    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe synthetic \\
-        --set pretrain.train=synthetic.jsonl
+    swep-ds convert 0.4_replaced_1.0_harv_features.txt synthetic.jsonl
+    swep-ds train --recipe synthetic --set pretrain.train=synthetic.jsonl
 
 Reads the published pairs of Info-HCVAE (Lee et al., ACL 2020), lines of token ids, and the output of its generator,
 JSON lines {"context", "question", "answer"}. SQuAD-like JSON needs no conversion: name it as a data source.

@@ -1,16 +1,14 @@
 """Evaluates a saved model on any number of data sets: predictions, scores and a table.
 
-    python scripts/evaluate.py runs/quickstart-swep-seed0/model --data news=quickstart:news --output_dir scores
-    deepspeed scripts/evaluate.py MODEL --data squad=dev-v1.1.json --data bioasq=BioASQ.jsonl.gz --output_dir scores
+    swep-ds evaluate runs/quickstart-swep-seed0/model --data news=quickstart:news --output_dir scores
+    swep-ds evaluate MODEL --data squad=dev-v1.1.json --data bioasq=BioASQ.jsonl.gz --output_dir scores
 
 MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that run's window settings.
 Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-import argparse
-
-from swep_ds.cli import Parser
+from swep_ds.cli import Parser, add_launch_options, launch
 from swep_ds.files import check_output_folder, path_of
 
 
@@ -24,8 +22,9 @@ def evaluate() -> None:
     parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
     parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+    add_launch_options(parser)
     arguments = parser.parse_args()
+    launch(arguments.ranks, "evaluate")
     check_output_folder("--output_dir", arguments.output_dir)
 
     from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: these imports take seconds

@@ -1,7 +1,7 @@
 """Makes a run's report from its folder: one HTML page that needs no other file.
 
-    python scripts/report.py runs/quickstart-swep-seed0
-    python scripts/report.py RUN --against MLE_RUN --output report.html     # with the answers that changed
+    swep-ds report runs/quickstart-swep-seed0
+    swep-ds report RUN --against MLE_RUN --output report.html     # with the answers that changed
 
 A finished run has written its report.html; for one that is not finished, the page shows what it has so far.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.

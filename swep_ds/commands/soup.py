@@ -1,7 +1,7 @@
 """Averages the models of finished runs into one model, a soup, which is tested like any other.
 
-    python scripts/soup.py runs/swep-seed0 runs/swep-seed1 runs/swep-seed2 --output soups/swep
-    python scripts/evaluate.py soups/swep --data news=quickstart:news --output_dir scores
+    swep-ds soup runs/swep-seed0 runs/swep-seed1 runs/swep-seed2 --output soups/swep
+    swep-ds evaluate soups/swep --data news=quickstart:news --output_dir scores
 
 The runs must have trained one architecture from the same weights for the same task; they may differ in seed, method and
 data. The soup is a plain Hugging Face folder whose model card names the runs.

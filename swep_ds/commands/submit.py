@@ -1,10 +1,9 @@
 """Submits a training, or a sweep as an array with a task per run, to Slurm. No ssh: `srun` starts one task per GPU.
 
-    python scripts/slurm/submit.py train --nodes 2 --gpus_per_node 8 --time 12:00:00 --partition gpu -- \\
-        --ds_config ds_configs/zero2.json --recipe bert_base_squad
-    python scripts/slurm/submit.py sweep --gpus_per_node 1 --parallel 4 -- quickstart_methods --output_dir runs/methods
+    swep-ds submit train --nodes 2 --gpus_per_node 8 --time 12:00:00 --partition gpu -- --recipe bert_base_squad
+    swep-ds submit sweep --gpus_per_node 1 --parallel 4 -- quickstart_methods --output_dir runs/methods
 
-The options after `--` are those of scripts/train.py or scripts/sweep.py. They are checked before the job is queued.
+The options after `--` are those of `swep-ds train` or `swep-ds sweep`. They are checked before the job is queued.
 --dry_run prints all that would be submitted. A job that is asked to stop (by SIGUSR1: shortly before its time limit, or
 by `scancel --signal=USR1 JOB`) saves and queues again, and so does one that dies of a signal or with its node, at most
 --max_restarts times; docs/clusters.md says what each exit code does.
@@ -21,8 +20,7 @@ from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.errors import InputError
 from swep_ds.files import read_text
-from swep_ds.recipe import Recipe
-from swep_ds.shipped import shipped
+from swep_ds.shipped import DS_CONFIG, ds_config_path, shipped
 from swep_ds.sweeps import slurm
 
 
@@ -65,23 +63,24 @@ def resources(arguments: argparse.Namespace) -> list[str]:
 
 
 def training(options: list[str]) -> tuple[list[str], list[str], Path]:
-    """(options of sbatch, options of train.py with the run's folder, the folder of the log)."""
+    """(options of sbatch, options of `swep-ds train` with the run's folder, the folder of the log)."""
     arguments = train_command.parser().parse_args(options)
     if arguments.resume != "auto":
         raise InputError(f"--resume {arguments.resume}: every start of a job would do that: leave it out, for auto")
+    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
+
     recipe = Recipe.load(arguments.recipe, arguments.set)
-    if not arguments.ds_config:
-        raise InputError("--ds_config: none is given after `--`: shipped ones are in ds_configs/")
-    if not Path(arguments.ds_config).is_file():
-        raise InputError(f"--ds_config {arguments.ds_config}: no such file: shipped ones are in ds_configs/")
+    ds_config_path(arguments.ds_config or DS_CONFIG)
     folder = train_command.run_folder(arguments, recipe).absolute()
     chosen = [f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log"]
     return chosen, with_folder(options, arguments, folder), folder.parent
 
 
 def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str], Path]:
-    """(options of sbatch, options of sweep.py with its folder, the folder of the logs); cells that are done are left
-    out."""
+    """(options of sbatch, options of `swep-ds sweep` with its folder, the folder of the logs).
+
+    Cells that are done are left out.
+    """
     arguments = sweep_command.parser().parse_args(options)
     if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.num_accelerators) > 1:
         raise InputError("leave out --jobs, --num_accelerators, --cell and --table: the array decides what they would")
@@ -105,7 +104,7 @@ def submit() -> None:
     split = words.index("--") if "--" in words else len(words)
     arguments, options = parser().parse_args(words[:split]), words[split + 1 :]
     if split == len(words):
-        raise InputError(f"put the options of scripts/{arguments.kind}.py after `--`")
+        raise InputError(f"put the options of `swep-ds {arguments.kind}` after `--`")
     if arguments.parallel and arguments.kind == "train":
         raise InputError("--parallel is for sweeps: a training is one job")
     if arguments.max_restarts < 0:

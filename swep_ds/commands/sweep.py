@@ -1,12 +1,12 @@
 """Trains every variant of a sweep with every seed, and prints one table of their scores.
 
-    python scripts/sweep.py quickstart_methods            # all methods on the embedded corpus, briefly
-    python scripts/sweep.py SWEEP.yaml --output_dir runs/mine --jobs 2 --set data.train=train-v1.1.json
+    swep-ds sweep quickstart_methods            # all methods on the embedded corpus, briefly
+    swep-ds sweep SWEEP.yaml --output_dir runs/mine --jobs 2 --set data.train=train-v1.1.json
 
 A sweep file names a recipe, variants (rows) with their settings, axes such as models or shares of the training
 questions, and seeds: see swep_ds/sweeps/sweep.py. Each cell is an ordinary run in its own folder, with its log beside.
 Start the command again to run what is not done yet; --table only makes the table of what is done.
-The table is that of scripts/table.py: table.md, .csv, .tex, .json and curves, in the sweep's folder.
+The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
 Exit codes: 0 done; 1 a run failed or is missing from the table (the others ran); 2 bad input (one line says what and
 how to fix it); 75 stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
@@ -14,17 +14,20 @@ how to fix it); 75 stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swep_ds.cli import Parser
+from swep_ds.cli import Parser, names_of
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.files import path_of
-from swep_ds.shipped import shipped
-from swep_ds.sweeps.sweep import Cell, describe, read_sweep
+from swep_ds.shipped import ds_config_path, shipped
+
+if TYPE_CHECKING:
+    from swep_ds.sweeps.sweep import Cell
 
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
+    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file").completer = names_of("sweeps")
     options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
     options.add_argument(
@@ -39,8 +42,10 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def read(arguments: argparse.Namespace) -> tuple[Path, list[Cell], list[str]]:
+def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
     """(the sweep's folder, its cells, the script and the options that they share; no script for --table)."""
+    from swep_ds.sweeps.sweep import read_sweep  # imports PyTorch, for seconds
+
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
     if arguments.table:
@@ -50,8 +55,7 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list[Cell], list[str]]:
     ds_config = arguments.ds_config or chosen.ds_config
     if not ds_config:
         raise InputError("the sweep names no ds_config: give --ds_config")
-    if not Path(ds_config).is_file():
-        raise InputError(f"ds_config {ds_config}: no such file: name one in the sweep or with --ds_config")
+    ds_config_path(ds_config)  # before the first run starts
     return folder, cells, [str(shipped("scripts") / "train.py"), "--recipe", chosen.recipe, "--ds_config", ds_config]
 
 
@@ -64,6 +68,8 @@ def sweep() -> None:
     folder, cells, command = read(arguments)
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
+    from swep_ds.sweeps.sweep import describe
+
     describe(cells, folder)
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     failed, stopped = [], False

@@ -1,7 +1,7 @@
 """Makes one table, and curves, of the runs in any number of folders.
 
-    python scripts/table.py runs/paper_bert runs/paper_electra runs/paper_t5 --output tables
-    python scripts/table.py runs/mle runs/swep --against mle --line squadshifts
+    swep-ds table runs/paper_bert runs/paper_electra runs/paper_t5 --output tables
+    swep-ds table runs/mle runs/swep --against mle --line squadshifts
 
 Rows are methods, columns data sets, blocks models. A block has the means and standard deviations of scores over seeds,
 with the paper's numbers if there are any; calibration; F1 above the line of in-domain F1; and differences to a base

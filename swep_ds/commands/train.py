@@ -1,11 +1,11 @@
 """Trains, evaluates and exports a question-answering model, as a recipe says.
 
-    deepspeed scripts/train.py --ds_config ds_configs/zero2.json                    # the embedded quick start
-    deepspeed scripts/train.py --ds_config ds_configs/zero2.json --recipe bert_base_squad --set train.precision=autocast
-    python scripts/train.py --recipe bert_base_squad --plan 8x80      # only prints what it takes, and what fits
+    swep-ds train                                                 # the embedded quick start
+    swep-ds train --ranks 8 --recipe bert_base_squad --set train.precision=autocast
+    deepspeed scripts/train.py --ds_config ds_configs/zero2.json  # the same in a checkout, under any launcher
 
-Starts equally under `torchrun`, `srun` and plain `python` (one process); scripts/slurm/submit.py submits it to Slurm.
-With --preflight, any of these commands trains nothing, and checks that all ranks see the same.
+Starts equally under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
+Slurm. With --plan or --preflight, as with `swep-ds plan` and `swep-ds preflight`, it trains nothing.
 Exit codes: 0 done; 2 bad input or configuration (one line says what and how to fix it); 75 stopped on request after a
 checkpoint, and 76 another rank was lost: start again to resume; anything else is a fault.
 """
@@ -14,11 +14,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.cli import Parser
-from swep_ds.errors import InputError
+from swep_ds.cli import Parser, add_launch_options, launch, names_of
 from swep_ds.files import path_of
 from swep_ds.ranks.launch import is_first_on_node
-from swep_ds.shipped import shipped
+from swep_ds.shipped import DS_CONFIG
 
 if TYPE_CHECKING:
     from swep_ds.recipe import Recipe
@@ -26,12 +25,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    options.add_argument("--ds_config", help="DeepSpeed configuration; shipped ones are in ds_configs/")
-    options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
-    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
-    options.add_argument(
-        "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
-    )
+    add_run_options(options)
     options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="default: auto")
     options.add_argument(
         "--plan",
@@ -46,8 +40,21 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="train nothing: compare what the ranks see (devices, versions, files, output folder) and time collectives",
     )
-    options.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+    add_launch_options(options)
     return options
+
+
+def add_run_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument(
+        "--ds_config",
+        help=f"DeepSpeed configuration: name of a shipped one, or a file (default to train: {DS_CONFIG})",
+    )
+    recipe = options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
+    recipe.completer = names_of("recipes")
+    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
+    options.add_argument(
+        "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
+    )
 
 
 def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
@@ -62,7 +69,7 @@ def print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
     command += ["--output_dir", str(arguments.output_dir)] if arguments.output_dir else []
     command += ["--resume", arguments.resume] if arguments.resume != "auto" else []
     if is_first_on_node():
-        plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, shipped("ds_configs"), command)
+        plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
 
 
 def report(folder: Path):
@@ -72,17 +79,19 @@ def report(folder: Path):
 
 
 def train() -> None:
-    arguments = parser().parse_args()
+    start(parser().parse_args())
 
+
+def start(arguments: argparse.Namespace) -> None:
+    """Trains, plans or checks, as the options of `parser` say."""
     from swep_ds.recipe import Recipe  # imports PyTorch, for seconds: signals are requests to stop before that
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     if arguments.plan is not None:
         print_plan(arguments, recipe)
         return
-    if arguments.ds_config is None:
-        raise InputError("--ds_config: none is given: shipped ones are in ds_configs/, and --plan says which to take")
-    folder = run_folder(arguments, recipe)
+    launch(arguments.ranks, "train")
+    folder, ds_config = run_folder(arguments, recipe), arguments.ds_config or DS_CONFIG
 
     from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
 
@@ -90,10 +99,10 @@ def train() -> None:
         from swep_ds.planning.preflight import preflight
 
         with process_group():
-            preflight(recipe, arguments.ds_config, folder)
+            preflight(recipe, ds_config, folder)
         return
 
     from swep_ds.pipeline.run import run
 
     with process_group():
-        run(recipe, arguments.ds_config, folder, arguments.resume, report)
+        run(recipe, ds_config, folder, arguments.resume, report)

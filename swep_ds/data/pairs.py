@@ -97,12 +97,12 @@ def _pairs(source: Path, lines: Iterable[str], load_tokenizer) -> Iterable[tuple
             elif re.match(r"[\d ]+\t", line):
                 parse = _Features(load_tokenizer())
             else:
-                raise InputError(f"{source}: line {number} is no generated pair: see scripts/convert_pairs.py")
+                raise InputError(f"{source}: line {number} is no generated pair: see `swep-ds convert --help`")
         try:
             yield number, parse(line)
         except (ValueError, IndexError, InputError) as error:
             raise InputError(
-                f"{source}: line {number} is no generated pair ({reason(error)}): see scripts/convert_pairs.py"
+                f"{source}: line {number} is no generated pair ({reason(error)}): see `swep-ds convert --help`"
             ) from None
 
 

@@ -33,7 +33,7 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
     if not samples:
         raise InputError(
             f"data.augmented: none of its {len(augmented)} questions is a sample of a training question "
-            f"({augmented[0].id!r} is not): make it from data.train with scripts/augment.py"
+            f"({augmented[0].id!r} is not): make it from data.train with `swep-ds augment`"
         )
     return samples
 

@@ -13,7 +13,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, unif
 class BernoulliDropoutSettings(Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["bernoulli_dropout"] = "bernoulli_dropout"
-    drop_probability: float = Field(0.1, gt=0, lt=1)  # p
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each dimension of an embedding
 
 
 class BernoulliDropout(Method):

@@ -10,7 +10,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, mult
 class GaussianDropoutSettings(Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["gaussian_dropout"] = "gaussian_dropout"
-    drop_probability: float = Field(0.1, gt=0, lt=1)  # p
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p of the dropout that has its variance
 
 
 class GaussianDropout(Method):

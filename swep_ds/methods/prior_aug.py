@@ -10,8 +10,8 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, mult
 class PriorAugSettings(Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["prior_aug"] = "prior_aug"
-    prior_variance: float = Field(0.1, gt=0)  # alpha
-    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
+    prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise
+    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
 
 
 class PriorAug(Method):

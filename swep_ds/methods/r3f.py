@@ -19,7 +19,7 @@ LEAST = 1e-6  # share of the nll below which the divergence is called nothing
 class R3fSettings(Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["r3f"] = "r3f"
-    noise: Literal["uniform", "normal"] = "uniform"
+    noise: Literal["uniform", "normal"] = "uniform"  # the distribution it is drawn from
     noise_size: float = Field(1e-5, gt=0)  # sigma
     divergence_weight: float = Field(1.0, gt=0)  # lambda; the paper tries 0.1 to 5
 

@@ -1,6 +1,6 @@
 """SSMBA (Ng, Cho, Ghassemi, EMNLP 2020): plain fine-tuning on the questions and on their augmented samples.
 
-The method is in the data: `scripts/augment.py` makes the samples once, `data.augmented` names them.
+The method is in the data: `swep-ds augment` makes the samples once, `data.augmented` names them.
 """
 
 from typing import Literal

@@ -36,6 +36,7 @@ class SwepSettings(Settings):
     draws_noise: ClassVar[bool] = True
     needs: ClassVar[Need] = "h"
     name: Literal["swep"] = "swep"
+    # learned is SWEP; the others are ablations: shuffled among a window's tokens, added, or with a part of it fixed
     noise: Literal["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
     # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or
     # its K tokens, so the ELBO, with their sum, is beta 0.5 for a span and 1 / K for generated tokens
@@ -43,8 +44,8 @@ class SwepSettings(Settings):
     # to zero over the whole run, to zero over its second half, or zero throughout its second half: the paper's table by
     # word frequency anneals "in the second epoch" of two
     beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero", "zero_in_second_half"] = "constant"
-    prior_variance: float = Field(0.1, gt=0)  # alpha
-    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda
+    prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise's prior
+    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
     kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
     # start at the prior, where the KL is 0 and SWEP is Prior-Aug; or as PyTorch does, where mu starts near 0 and sigma
     # near 1, so that the first noisy inputs are nearly erased

@@ -12,7 +12,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, unif
 
 class WordDropoutSettings(Settings):
     name: Literal["word_dropout"] = "word_dropout"
-    drop_probability: float = Field(0.1, gt=0, lt=1)  # p
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each word
 
 
 class WordDropout(Method):

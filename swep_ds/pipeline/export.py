@@ -6,7 +6,9 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -23,6 +25,7 @@ from swep_ds.training.sharding import full_weights
 
 NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis` alone
 FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is written
+METRICS = ("exact_match", "f1")
 TEMPLATE_LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 
 
@@ -132,11 +135,49 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
 
 def model_card(recipe: Recipe, scores: Scores) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
-    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
-    return templates.get_template("model_card.md.jinja").render(
-        recipe=recipe,
-        on_hub=re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists(),
-        scores=scores,
-        mean=out_of_domain_mean(scores),
-        versions=versions(),
+    name, train, method = recipe.model.name, recipe.data.train, recipe.method.name
+    results = [
+        EvalResult(
+            task_type="question-answering",
+            dataset_type=_hub_id(recipe.data.eval.get(data_set, train)) or data_set,
+            dataset_name=data_set,
+            metric_type=metric,
+            metric_value=round(score[metric], 2),
+        )
+        for data_set, score in scores.items()
+        for metric in METRICS
+    ]
+    head = card_head(
+        recipe,
+        method,
+        base_model=_hub_id(name),
+        datasets=_hub_id(train),
+        model_name=f"{Path(name).name}-{method}",
+        eval_results=results or None,
     )
+    return card(head, "model_card.md.jinja", recipe=recipe, scores=scores, mean=out_of_domain_mean(scores))
+
+
+def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:
+    """What the hub reads of a model card; `kind` is the tag that tells this package's models apart."""
+    generative = recipe.task == "generative"
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation" if generative else "question-answering",
+        tags=["question-answering", f"{recipe.task}-qa", "swep-ds", kind],
+        metrics=list(METRICS),
+        **more,
+    )
+
+
+def card(head: ModelCardData, template: str, **values: Any) -> str:
+    """A model card of this head and a template of this folder."""
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
+    text = templates.get_template(template).render(**values, versions=versions())
+    return str(ModelCard(f"---\n{head.to_yaml()}\n---\n\n{text}"))
+
+
+def _hub_id(source: str) -> str | None:
+    """The hub id in the name of a model or a source of data; None if it is none, or names a local folder."""
+    name = re.split("[:@]", source)[0]
+    return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None

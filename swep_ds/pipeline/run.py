@@ -327,7 +327,7 @@ def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Say) -
     try:
         page, tables = report(folder.path)
     except Exception as error:
-        again = f"python scripts/report.py {shlex.quote(str(folder.path))}"
+        again = f"swep-ds report {shlex.quote(str(folder.path))}"
         log.warning("no report.html (%s); the run is done, and `%s` makes it", reason(error), again)
         tracker.finish()
     else:

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from swep_ds.errors import InputError, WriteFailed, reason
-from swep_ds.evaluation.results import Results, read_results, versions
+from swep_ds.evaluation.results import Results, read_results
 from swep_ds.files import read_bytes
 from swep_ds.models.folders import load_config, reading, weight_files
-from swep_ds.pipeline.export import TEMPLATE_LINES
+from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings
@@ -151,7 +150,5 @@ def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
 
 
 def _card(ingredients: Sequence[Ingredient]) -> str:
-    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
-    return templates.get_template("soup_card.md.jinja").render(
-        ingredients=ingredients, recipe=ingredients[0].recipe, versions=versions()
-    )
+    recipe = ingredients[0].recipe
+    return card(card_head(recipe, "model-soup"), "soup_card.md.jinja", ingredients=ingredients, recipe=recipe)

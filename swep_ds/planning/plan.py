@@ -88,12 +88,12 @@ def gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path, command: Sequence[str]) -> None:
+def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Sequence[str]) -> None:
     """Prints the plan of a recipe, or of both stages of a recipe with `pretrain`.
 
     Args:
-        ds_config: path of the only file to look at; None = those in the folder `shipped`.
-        command: the options of scripts/train.py that name the recipe and change it.
+        ds_config: the only one to look at, a path or the name of a shipped one; None = the shipped ones.
+        command: the options of `swep-ds train` that name the recipe and change it.
 
     Raises:
         InputError: the model does not exist, a ds_config contradicts the recipe or offloads to disk, or the updates are
@@ -101,11 +101,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
     """
     # `resolve_ds_config` refuses Adafactor above ZeRO-0, and fp16 there
     names = ORDER[:1] if recipe.train.optimizer == "adafactor" else ORDER[recipe.train.precision == "fp16" :]
-    configs = {f"ds_configs/{name}.json": shipped / f"{name}.json" for name in names}
-    if ds_config:
-        configs = {ds_config: Path(ds_config)}
+    configs = [ds_config] if ds_config else list(names)
     say = Console(width=WIDTH).print
-    fitting = list(configs)  # both stages run under one command
+    fitting = configs  # both stages run under one command
     if recipe.pretrain:
         say("first stage (pretrain)")
         fitting, _ = _plan_stage(recipe.first_stage(), devices, configs, say)
@@ -113,9 +111,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
     both, supported = _plan_stage(recipe, devices, configs, say)
     fitting = [name for name in fitting if name in both]
     if fitting:
-        launcher = ["deepspeed", "--num_gpus", str(devices.count)] if devices.on_gpu else ["python"]
+        ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
         say(f"take {Path(fitting[0]).name}, the simplest that fits:")
-        say(f"    {shlex.join([*launcher, 'scripts/train.py', '--ds_config', fitting[0], *command])}")
+        say(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     # a method that runs the model inside its perturbation refuses activation checkpointing
     can_checkpoint = supported and not (recipe.train.activation_checkpointing or recipe.method.uses_model)
@@ -123,11 +121,11 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, shipped: Path,
         f"none fits: lower train.{'max_tokens' if recipe.train.max_tokens else 'micro_batch_size'} and raise "
         "train.gradient_accumulation_steps, "
         f"{'set train.activation_checkpointing=true, ' * can_checkpoint}lower eval.batch_size where evaluation takes "
-        "the most, or take more or larger devices; ds_configs/zero3_offload_nvme.json keeps the weights on disk"
+        "the most, or take more or larger devices; zero3_offload_nvme keeps the weights on disk"
     )
 
 
-def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say: Say) -> tuple[list[str], bool]:
+def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: Say) -> tuple[list[str], bool]:
     """Prints what one training takes; returns the ds_configs that fit, and whether the model can checkpoint."""
     train = recipe.train
     try:
@@ -174,13 +172,13 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: dict[str, Path], say:
     return _say_table(states, activations, answers, counted.casts, devices, say), supported
 
 
-def _states(recipe: Recipe, objective: Objective, configs: dict[str, Path], devices: Devices) -> dict[str, States]:
+def _states(recipe: Recipe, objective: Objective, configs: Sequence[str], devices: Devices) -> dict[str, States]:
     """Model states by ds_config."""
     train, states = recipe.train, {}
     shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
-    for name, path in configs.items():
+    for name in configs:
         config = resolve_ds_config(
-            str(path),
+            name,
             recipe,
             world_size=devices.count,
             micro_steps=len(objective.parts(train.execution)),

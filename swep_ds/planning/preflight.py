@@ -34,6 +34,7 @@ from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.recipe import Recipe
+from swep_ds.shipped import ds_config_path
 
 Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
@@ -78,7 +79,7 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     code = Path(__file__).parents[1]
     report["code of this package"] = fingerprint(code.rglob("*.py"), code)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
-    report[f"ds_config {ds_config}"] = _local(user_path(ds_config, "--ds_config")) or "missing"
+    report[f"ds_config {ds_config}"] = _ds_config(ds_config)
     data, model = recipe.data, recipe.model.name
     report[f"model.name {model}"] = _local(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
     sources = {"data.train": data.train, "data.augmented": data.augmented}
@@ -91,6 +92,13 @@ def _device() -> str:
     if not accelerator.on_gpu():
         return f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"
     return f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
+
+
+def _ds_config(source: str) -> str:
+    try:
+        return _local(ds_config_path(source)) or "missing"
+    except InputError:  # other ranks may have it, and all faults are listed together
+        return "missing"
 
 
 def _data(source: str) -> str:

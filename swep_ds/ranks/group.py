@@ -10,13 +10,12 @@ Notable (DeepSpeed 0.19):
 
 import logging
 import os
-import random
 import signal
 import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -33,6 +32,7 @@ from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, parsing, rea
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
 from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch, report
+from swep_ds.ranks.launcher import free_port
 from swep_ds.ranks.rendezvous import meet
 from swep_ds.ranks.signals import leave_alone, request
 
@@ -165,15 +165,6 @@ def _leave(code: int, end: RunExit | None = None) -> None:
         _heartbeat.close()
         _heartbeat = None
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    """A free TCP port of this machine, below those of outgoing connections, which may take one a second later."""
-    for port in random.sample(range(20000, 32000), 100):
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("", port))  # every address, as the store does
-            return port
-    raise OSError("none of 100 ports between 20000 and 32000 is free")
 
 
 def rank() -> int:

@@ -9,7 +9,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,13 +16,10 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import psutil
-import torch
-from deepspeed.accelerator import get_accelerator
 
 from swep_ds.console import Console, Progress
-from swep_ds.errors import EXIT_STOPPED, InputError
-from swep_ds.ranks.group import free_port
-from swep_ds.ranks.launch import visible_devices
+from swep_ds.errors import EXIT_STOPPED
+from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.signals import REPEAT_SECONDS
 from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell
 
@@ -68,39 +64,6 @@ class Job:
     def _write(self, line: str) -> None:
         with suppress(OSError):  # a full disk ends no queue
             self.log.write(f"{line}\n".encode(errors="backslashreplace"))
-
-
-def environments(jobs: int, ranks: int | None) -> list[dict[str, str]]:
-    """For each of `jobs` simultaneous runs, the environment variables that give it its devices or its share of threads.
-
-    Args:
-        ranks: as in `run_queue`. Slurm (None) assigns devices by itself.
-
-    Raises:
-        InputError: there are fewer devices than processes.
-    """
-    if ranks is None:
-        return [{}] * jobs
-    accelerator, processes = get_accelerator(), jobs * ranks
-    if accelerator.device_name() == "cpu":
-        return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}] * jobs
-    count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
-    if processes > count:
-        raise InputError(f"--jobs {jobs} x --num_accelerators {ranks}: there are {count} devices: lower one of them")
-    devices = visible_devices(variable, count)
-    return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
-
-
-def launcher(ranks: int | None) -> list[str]:
-    """The words before a script that start it: `srun` if `ranks` is None, else `python`, or `deepspeed` for several."""
-    if ranks is None:
-        return ["srun", sys.executable, "-u"]
-    if ranks == 1:
-        return [sys.executable, "-u"]
-    options = ["-q", "--master_port", str(free_port())]
-    if get_accelerator().device_name() == "cpu":  # otherwise it takes the devices that it sees, as `environments` says
-        options += ["--num_accelerators", str(ranks)]
-    return [sys.executable, "-u", "-m", "deepspeed.launcher.runner", *options]
 
 
 def run_queue(

@@ -1,4 +1,4 @@
-"""What scripts/slurm/submit.py needs to know of Slurm: time limits, signals, and how `sbatch` answers."""
+"""What `swep-ds submit` needs to know of Slurm: time limits, signals, and how `sbatch` answers."""
 
 import os
 import re

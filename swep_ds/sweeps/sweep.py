@@ -1,7 +1,7 @@
 """A sweep: variants x axes x seeds under one recipe, read from YAML. Each cell is an ordinary run in its own folder.
 
     recipe: quickstart
-    ds_config: ds_configs/zero2.json
+    ds_config: zero2
     set: {train.epochs: 0.3}                # overrides the recipe, in every cell
     variants:                               # the rows of the table: each overrides those settings
       MLE: {method.name: mle}
@@ -53,12 +53,12 @@ class Sweep(Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)  # a bare number is a label, too
 
     recipe: str = "quickstart"  # name of a shipped recipe, or a YAML file
-    ds_config: str | None = None  # path; the command line may name another
+    ds_config: str | None = None  # name of a shipped one, or path; the command line may name another
     set: Settings = Field({})  # for all cells
     variants: dict[str, Settings] = Field({})  # by name
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
-    seeds: list[int] = Field([0], min_length=1)
+    seeds: list[int] = Field([0], min_length=1)  # of each variant at each point
     primary: Primary | None = None  # tested alone; the table adjusts all other comparisons for their number
 
     @field_validator("primary", mode="before")
@@ -127,7 +127,7 @@ class Cell:
         return log_of(self.folder)
 
     def options(self) -> list[str]:
-        """The options of scripts/train.py, except for the sweep's recipe and the ds_config."""
+        """The options of `swep-ds train`, except for the sweep's recipe and the ds_config."""
         return ["--output_dir", str(self.folder), *(part for text in self.overrides for part in ("--set", text))]
 
     def results(self) -> dict[str, Any] | None:

@@ -20,9 +20,10 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
 from swep_ds.errors import InputError, parsing
-from swep_ds.files import check_output_folder, read_json, user_path
+from swep_ds.files import check_output_folder, read_json
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import flatten
+from swep_ds.shipped import ds_config_path
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
@@ -44,7 +45,8 @@ def resolve_ds_config(
     """Reads a ds_config file and completes it.
 
     Args:
-        source: path of the JSON file. In the `ds_config.json` of a run, what its recipe decided counts as "auto".
+        source: name of a shipped ds_config, or path of a JSON file.
+            In the `ds_config.json` of a run, what its recipe decided counts as "auto".
         micro_steps: engine micro-steps per micro-batch: 1 in `joint` execution, else the number of weighted passes.
         hidden_size: of the model, from which ZeRO's "auto" buckets get their sizes as in transformers.
         on_cpu: whether there is no accelerator.
@@ -126,7 +128,7 @@ def _recipe_faults(
     if train.compile and stage == 3:
         faults.append(
             "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, for "
-            "minutes: take ds_configs/zero2.json, or set it to false"
+            "minutes: take --ds_config zero2, or set it to false"
         )
     if on_cpu and train.precision == "fp16":
         faults.append('fp16 needs a GPU: set train.precision to "fp32", "autocast" or "bf16"')
@@ -135,7 +137,7 @@ def _recipe_faults(
     elif train.precision == "fp16" and not stage:
         faults.append(
             "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "
-            "multiplied the loss by: take ds_configs/zero1.json, or another train.precision"
+            "multiplied the loss by: take --ds_config zero1, or another train.precision"
         )
     optimizer = config.get("optimizer")
     if train.optimizer == "adafactor":
@@ -144,8 +146,7 @@ def _recipe_faults(
         if stage or train.precision in ("bf16", "fp16"):
             faults.append(
                 "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
-                "DeepSpeed hands an optimizer flat pieces of them: take ds_configs/zero0.json in fp32 or autocast, or "
-                "adamw"
+                "DeepSpeed hands an optimizer flat pieces of them: take --ds_config zero0 in fp32 or autocast, or adamw"
             )
     elif optimizer is not None:
         params = optimizer.get("params", {})
@@ -155,7 +156,7 @@ def _recipe_faults(
             faults.append(
                 "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, "
                 f"of which train.average {train.average} cannot leave out the method's: remove this block, or take "
-                "ds_configs/zero1.json"
+                "--ds_config zero1"
             )
         for name, default in (("bias_correction", True), ("amsgrad", False)):
             if params.get(name, default) not in (default, AUTO):
@@ -234,12 +235,12 @@ def check_machine(config: dict[str, Any]) -> None:
     if optimizer == "nvme":
         raise InputError(
             "zero_optimization.offload_optimizer: with the optimizer state on disk DeepSpeed computes other updates "
-            'than without: set its device to "cpu", as ds_configs/zero3_offload_nvme.json does'
+            'than without: set its device to "cpu", as zero3_offload_nvme does'
         )
     if parameters == "nvme" and not AsyncIOBuilder().is_compatible():
         raise InputError(
             "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
-            "built here: install libaio's headers (Debian: libaio-dev), or take ds_configs/zero3_offload.json"
+            "built here: install libaio's headers (Debian: libaio-dev), or take --ds_config zero3_offload"
         )
 
 
@@ -261,16 +262,13 @@ def check_monitors(config: dict[str, Any]) -> None:
 
 
 def read_ds_config(source: str) -> dict[str, Any]:
-    """The content of a ds_config file without comments; fields and types are right, values may be "auto".
+    """The content of a ds_config without comments; fields and types are right, values may be "auto".
 
     Raises:
         InputError: no such file, not JSON, a key given twice, an unknown field (names the nearest one) or a value of
             the wrong type; all faults of fields in one message.
     """
-    path = user_path(source, "--ds_config")
-    if not path.exists():
-        raise InputError(f"--ds_config {source}: no such file; shipped ones are in ds_configs/")
-    config = read_json(path, f"--ds_config {source}")
+    config = read_json(ds_config_path(source), f"--ds_config {source}")
     if not isinstance(config, dict):
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
     if faults := field_faults(config):

@@ -10,7 +10,7 @@ from typing import Any
 
 import deepspeed
 import torch
-from transformers.optimization import Adafactor
+from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
 from swep_ds.errors import NOT_OF_THE_INPUT, TrainingDiverged, parsing
@@ -26,6 +26,7 @@ from swep_ds.training.metrics import DIVERGED
 from swep_ds.training.sharding import shard
 
 log = logging.getLogger(__name__)
+SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.schedule -> its name in transformers
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int):
@@ -81,7 +82,9 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             model=objective,
             model_parameters=groups,
             optimizer=optimizer,
-            lr_scheduler=lambda inner: schedule(inner, train.schedule, updates, round(train.warmup_fraction * updates)),
+            lr_scheduler=lambda inner: get_scheduler(
+                SCHEDULES[train.schedule], inner, round(train.warmup_fraction * updates), updates
+            ),
             config=config,
         )
     engine.coalesces = train.coalesce_grad_reduction and stage >= 2  # below, gradients are reduced once anyway
@@ -147,18 +150,3 @@ def step_engine(engine) -> None:
         if "loss scale already at minimum" not in str(error):
             raise
         raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None
-
-
-def schedule(
-    optimizer: torch.optim.Optimizer, kind: str, updates: int, warmup: int
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """Factor of the learning rate at update u: u / warmup, then 1 or, linear, (updates - u) / (updates - warmup)."""
-
-    def factor(update: int) -> float:
-        if update < warmup:
-            return update / warmup
-        if kind == "constant":
-            return 1.0
-        return max(0.0, (updates - update) / max(1, updates - warmup))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

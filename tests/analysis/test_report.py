@@ -473,6 +473,6 @@ def test_a_report_that_fails_fails_no_run(tmp_path, monkeypatch, caplog):
     [record] = caplog.records
     said = record.getMessage()
     assert "\n" not in said
-    assert f"python scripts/report.py {tmp_path}" in said
+    assert f"swep-ds report {tmp_path}" in said
     assert "holds no recipe.yaml" in said
     assert finished == [()]

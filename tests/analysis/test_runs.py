@@ -183,7 +183,7 @@ def test_folders_without_runs_are_refused(cells, tmp_path):
     for folder, said in ((tmp_path / "none", "no such folder"), (cells[0].folder / "predictions", "holds no run")):
         with pytest.raises(InputError, match=said):
             runs.find_runs([folder])
-    fix = r": write it again with scripts/sweep\.py SWEEP --table$"
+    fix = r": write it again with `swep-ds sweep SWEEP --table`$"
     lacks = r"runs\.a\.variant: field required; runs\.a\.seed: input should be a valid integer; runs\.a\.model: field"
     for content, fault in (('{"runs": {"a": {"seed": "x"}}}', rf"{lacks} required and 1 more"), ("{", ".*Expecting.*")):
         (tmp_path / "runs" / "sweep.json").write_text(content)

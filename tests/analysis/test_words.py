@@ -54,7 +54,7 @@ def test_share_of_ssmbas_texts(tmp_path):
     assert share_of_samples(file) == 0.15
     for text in ("[]", "{}", "half", '{"ssmba": {"tokens": 3}}'):
         file.write_text(text)
-        with pytest.raises(InputError, match=r"--augmented .*: not (JSON|written by scripts/augment\.py)"):
+        with pytest.raises(InputError, match=r"--augmented .*: not (JSON|written by `swep-ds augment`)"):
             share_of_samples(file)
     with pytest.raises(InputError, match=r"--augmented .*: no such file"):
         share_of_samples(tmp_path / "none.json")

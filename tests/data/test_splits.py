@@ -69,7 +69,9 @@ def test_samples_are_those_of_the_subset_and_no_others(n, fraction, count, seed)
 def test_samples_of_other_questions_only():
     others = [replace(e, id=f"x{e.id}-ssmba0") for e in questions(["t"] * 3)]
     for augmented in (others, questions(["t"] * 3)):  # the second: originals, no samples
-        with pytest.raises(InputError, match=r"^data\.augmented: none of its 3 questions is a sample.*augment\.py"):
+        with pytest.raises(
+            InputError, match=r"^data\.augmented: none of its 3 questions is a sample.*`swep-ds augment`"
+        ):
             samples_of(questions(["t"] * 3), augmented)
 
 

@@ -153,14 +153,14 @@ def test_a_full_disk_under_the_tokenizer_is_an_error_of_the_system(tmp_path):
 
 def card(method: dict, scores: dict, **sections: dict) -> tuple[dict, str]:
     recipe = Recipe.model_validate(
-        sections
-        | {
+        {
             "model": {"name": "owner/encoder"},
             "method": method,
             "data": {"train": "wiki.json", "eval": {"x": "y"}, "max_length": 200},
             "train": {"learning_rate": 2e-5, "max_updates": 70, "precision": "bf16"},
             "seed": 4,
         }
+        | sections
     )
     _, head, text = model_card(recipe, scores).split("---\n", 2)
     return yaml.safe_load(head), text
@@ -187,6 +187,17 @@ def test_model_card_states_method_data_and_scores():
         assert part in text
 
 
+def test_model_card_has_an_index_of_the_scores_that_the_hub_reads():
+    scores = {"x": {"exact_match": 80.0, "f1": 90.126, "total": 10}}
+    head, _ = card({"name": "swep"}, scores, data={"train": "rajpurkar/squad", "eval": {"x": "owner/set:plain@test"}})
+    assert (head["base_model"], head["datasets"]) == ("owner/encoder", "rajpurkar/squad")
+    [model] = head["model-index"]
+    [result] = model["results"]
+    assert (model["name"], result["task"]["type"]) == ("encoder-swep", "question-answering")
+    assert result["dataset"] == {"name": "x", "type": "owner/set"}
+    assert [(metric["type"], metric["value"]) for metric in result["metrics"]] == [("exact_match", 80.0), ("f1", 90.13)]
+
+
 def test_model_card_of_two_stages_and_a_chosen_checkpoint_with_one_data_set():
     score = {"exact_match": 80.0, "f1": 90.0, "total": 10}
     head, text = card({"name": "mle"}, {"x": score}, pretrain={"train": "pairs.json"}, eval={"select_on": "x"})
@@ -198,6 +209,7 @@ def test_model_card_of_two_stages_and_a_chosen_checkpoint_with_one_data_set():
 
 
 def test_model_card_of_a_run_that_was_not_tested_has_no_table():
-    _, text = card({"name": "mle"}, {})
+    head, text = card({"name": "mle"}, {})
     assert "| data set |" not in text
     assert "\n\n\n" not in text
+    assert "model-index" not in head

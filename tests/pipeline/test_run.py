@@ -112,7 +112,7 @@ def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("swep_ds.ranks.group.rank", lambda: 0)
     _report(report, RunFolder(tmp_path / "a run"), SimpleNamespace(finish=lambda: finished.append(True)), print)
     assert finished == [True]
-    said = "no report.html (KeyError: 'of the test'); the run is done, and `python scripts/report.py '"
+    said = "no report.html (KeyError: 'of the test'); the run is done, and `swep-ds report '"
     assert said in caplog.text
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForQuestionAnswering
 
@@ -59,7 +60,7 @@ def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_p
     card = (soup / "README.md").read_text()
     assert all(f"| {run} | mle | 0 |" in card for run in runs)
     assert "| 10.00 / 20.00 |" in card
-    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "transformers"
     assert [path.name for path in soup.parent.iterdir()] == ["swep"]
     data = ["--data", f"test={runs[0] / 'test.json'}", "--output_dir", str(scores)]
     said = run_script(ROOT / "scripts" / "evaluate.py", str(soup), *data).stdout

@@ -83,14 +83,14 @@ SETTINGS = {  # name -> (overrides, stage, parts of the message)
     "holdout": (["data.train={folder}/one.json", "data.holdout_fraction=0.2"], 2, ["data.holdout_fraction", "single"]),
     "checkpoint": ([], 2, ["no such folder", "--resume nowhere"]),
     "ds_config": ([], "contradicting", ["gradient_clipping = 3, but the recipe's train.max_grad_norm gives 1.0"]),
-    "no-ds_config": ([], "missing", ["no such file; shipped ones are in ds_configs/"]),
+    "no-ds_config": ([], "missing", ["no such file: give a path, or a shipped one: zero0, zero1"]),
     "files": ([], 2, ["holds files that belong to no run"]),
 }
 if importlib.util.find_spec("wandb") is None:
     SETTINGS["wandb"] = (
         ["tracking.wandb=offline"],
         2,
-        ["tracking.wandb: wandb cannot start (ModuleNotFoundError", "pip install"],
+        ["tracking.to: wandb cannot start (ModuleNotFoundError", "pip install"],
     )
 
 

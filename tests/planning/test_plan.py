@@ -19,7 +19,6 @@ from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
-SHIPPED = ROOT / "ds_configs"
 T5_11B = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]["t5-11b"]
 
 
@@ -32,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
 
 def printed(capsys, folder: Path, devices: Devices, *overrides: str, ds_config: str | None = None) -> str:
     recipe = Recipe.load(str(folder / "recipe.yaml"), list(overrides))
-    plan(recipe, devices, ds_config, SHIPPED, ["--recipe", "tiny"])
+    plan(recipe, devices, ds_config, ["--recipe", "tiny"])
     return capsys.readouterr().out
 
 
@@ -66,7 +65,7 @@ def test_a_config_alone_will_do(capsys, folder, tmp_path):
     assert "updates and tokens: not known, because" in text
     assert "no tokenizer files" in text
     assert "8 x 48 tokens" in text  # data.max_length
-    assert "take zero0.json, the simplest that fits" in text
+    assert "take zero0, the simplest that fits" in text
 
 
 def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder):
@@ -84,7 +83,7 @@ def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder)
 def test_data_out_of_reach_is_said(capsys, folder):
     text = printed(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
     assert re.search(r"updates and tokens: not known, because .*nowhere", text)
-    assert "take zero0.json" in text
+    assert "take zero0" in text
 
 
 def peaks(text: str) -> dict[str, float]:
@@ -96,7 +95,7 @@ def test_the_simplest_that_fits_is_taken_with_its_command(capsys, folder):
     config = {"zero_optimization": {"stage": 3}}
     (folder / "custom.json").write_text(json.dumps(config))
     wide = printed(capsys, folder, gpus(2, 1e6))
-    assert "deepspeed --num_gpus 2 scripts/train.py --ds_config ds_configs/zero0.json --recipe tiny\n" in wide
+    assert "swep-ds train --ranks 2 --ds_config zero0 --recipe tiny\n" in wide
     assert list(peaks(wide)) == ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
     custom = printed(capsys, folder, gpus(2, 1e6), ds_config=f"{folder}/../{folder.name}/custom.json")
     assert list(peaks(custom)) == ["custom"]
@@ -118,7 +117,7 @@ def test_what_fits_is_marked(capsys, folder):
     marks = {line.split()[1]: line.split("│")[-2].strip() for line in text.splitlines() if line.startswith("│")}
     assert marks == {name: "fits" if peak < 0.9 * 5 else "too much" for name, peak in peaks(text).items()}
     assert set(marks.values()) == {"fits", "too much"}
-    assert "take zero0.json, the simplest that fits" in text
+    assert "take zero0, the simplest that fits" in text
 
 
 def test_adafactor_is_planned_without_zero_alone(capsys, folder):
@@ -138,7 +137,7 @@ def test_both_stages_are_planned_with_one_command(capsys, folder):
         text.index(part) for part in ("first stage", "of 16 windows", "second stage", "of 8 windows", "take zero0")
     ]
     assert order == sorted(order)
-    assert text.count("scripts/train.py") == 1
+    assert text.count("swep-ds train") == 1
     first, second = (peaks(part)["zero0"] for part in text.split("second stage"))
     narrow = printed(capsys, folder, gpus(1, (first + second) / 2 / 0.9), stages)  # enough for the second stage alone
     first, second = narrow.split("second stage")
@@ -232,7 +231,7 @@ def test_devices_that_are_none(text):
     [
         (["--plan", "8x"], "error: --plan 8x: write it as NUMBERxGIB"),
         (["--plan", "8x80", "--set", "model.name=no/such"], "error: model.name no/such: neither a model on the hub"),
-        ([], "error: --ds_config: none is given"),
+        (["--plan", "8x80", "--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
@@ -262,6 +261,6 @@ def test_a_large_model_takes_little_memory_to_plan(tmp_path):
     out = run_script(tmp_path / "measured.py", *options, *(word for s in sets for word in ("--set", s))).stdout
     assert "parameters: 11,307,321,344 of the model" in out
     assert "activations of the widest micro-batch, 4 x 384 tokens" in out
-    assert "scripts/train.py --ds_config ds_configs/" in out
+    assert "swep-ds train --ranks 8 --ds_config zero" in out
     assert " --output_dir runs/large --resume never" in out
     assert int(out.splitlines()[-1]) * 1024 < 2 * GIB

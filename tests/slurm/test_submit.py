@@ -109,7 +109,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", *CPU], r"put the options of scripts/train.py after `--`"),
+        (["train", *CPU], r"put the options of `swep-ds train` after `--`"),
         (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
         (["train", *CPU, "--gpus_per_node", "1", "--", *RUN], "not allowed with argument"),
         (["train", "--gpus_per_node", "0", "--", *RUN], "--gpus_per_node: '0' must be at least 1"),
@@ -118,7 +118,10 @@ CPU = ["--cpu_ranks_per_node", "1"]
         (["train", *CPU, "--", *RUN, "--reciep", "x"], "unrecognized arguments: --reciep x"),
         (["train", *CPU, "--", *RUN, "--recipe", "quikstart"], "--recipe quikstart: no such recipe; known are"),
         (["train", *CPU, "--", *RUN, "--set", "train.epocs=1"], "did you mean 'epochs'"),
-        (["train", *CPU, "--", "--recipe", "quickstart"], "--ds_config: none is given after `--`"),
+        (
+            ["train", *CPU, "--", "--ds_config", "zero9"],
+            "--ds_config zero9: no such file: give a path, or a shipped one: zero0,",
+        ),
         (["train", *CPU, "--", *RUN, "--resume", "runs/x/checkpoints/update-1"], "every start of a job would do that"),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; known are"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --num_accelerators, --cell"),

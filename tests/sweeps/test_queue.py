@@ -12,7 +12,6 @@ import psutil
 import pytest
 import yaml
 
-from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.sweeps import queue as local_queue
 from swep_ds.sweeps.sweep import Cell
@@ -246,35 +245,6 @@ def test_a_run_that_cannot_be_started_has_failed_and_the_others_run(folder, caps
 
 
 # Devices
-
-
-class Gpus:
-    """The part of DeepSpeed's accelerator that the queue asks, with four devices."""
-
-    device_name = staticmethod(lambda: "cuda")
-    device_count = staticmethod(lambda: 4)
-    visible_devices_envs = staticmethod(lambda: ["CUDA_VISIBLE_DEVICES"])
-
-
-def test_each_job_has_its_own_devices(monkeypatch):
-    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [job["CUDA_VISIBLE_DEVICES"] for job in local_queue.environments(2, 2)] == ["0,1", "2,3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert [job["CUDA_VISIBLE_DEVICES"] for job in local_queue.environments(3, 1)] == ["4", "5", "6"]
-    with pytest.raises(InputError, match="--jobs 3 x --num_accelerators 2: there are 4 devices"):
-        local_queue.environments(3, 2)
-
-
-def test_several_processes_start_under_deepspeed(monkeypatch):
-    assert local_queue.launcher(1) == [sys.executable, "-u"]
-    on_cpu = local_queue.launcher(2)
-    assert on_cpu[2:4] == ["-m", "deepspeed.launcher.runner"]
-    assert on_cpu[on_cpu.index("--num_accelerators") + 1] == "2"
-    ports = {on_cpu[on_cpu.index("--master_port") + 1], *local_queue.launcher(2)[6:7]}
-    assert len(ports) == 2
-    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)  # the environment names the devices
-    assert "--num_accelerators" not in local_queue.launcher(2)
 
 
 def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):

@@ -12,6 +12,7 @@ import yaml
 from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
+from swep_ds.shipped import ds_config_path
 from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, read_sweep
 from tests.support import tiny_run
 from tests.support.fork_server import run_script
@@ -146,8 +147,8 @@ def test_a_point_may_take_a_section_away(tmp_path):
 def test_every_shipped_sweep_loads_and_names_its_launch_line_at_its_head(shipped, tmp_path):
     sweep, cells = read_sweep(shipped.stem, tmp_path)
     assert cells
-    assert (tiny_run.ROOT / sweep.ds_config).is_file()
-    assert re.match(rf"# python scripts/sweep\.py {shipped.stem}( .*)?\n", shipped.read_text())
+    assert ds_config_path(sweep.ds_config).is_file()
+    assert re.match(rf"# swep-ds sweep {shipped.stem}( .*)?\n", shipped.read_text())
     stated = re.search(r"(\d+) runs", shipped.read_text())
     assert stated is None or int(stated[1]) == len(cells)
 
@@ -476,4 +477,4 @@ def test_a_sweep_without_a_ds_config_says_so_and_its_table_needs_none(tmp_path):
     assert (ended.returncode, ended.stderr) == (2, "error: the sweep names no ds_config: give --ds_config\n")
     ended = run_script(*command, "--ds_config", "none.json", check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "error: ds_config none.json: no such file: name one in the sweep or with --ds_config\n"
+    assert ended.stderr.startswith("error: --ds_config none.json: no such file: give a path, or a shipped one: zero0, ")

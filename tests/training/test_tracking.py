@@ -50,7 +50,8 @@ def test_a_full_disk_delays_lines_and_says_so_once(tmp_path, caplog):
 
 
 def recipe(mode: str, *overrides: str) -> Recipe:
-    chosen = [f"tracking.wandb={mode}", "tracking.group=a sweep", "method.name=prior_aug", "seed=7", *overrides]
+    to = {"online": "wandb", "offline": "wandb_offline"}.get(mode, mode)
+    chosen = [f"tracking.to={to}", "tracking.group=a sweep", "method.name=prior_aug", "seed=7", *overrides]
     return Recipe.load("quickstart", chosen)
 
 
@@ -159,7 +160,7 @@ def test_what_fails_in_wandb_after_its_start_is_reported_once_and_fails_no_run(t
 @pytest.mark.parametrize("fault", [Fake.errors.CommError("timed out"), ConnectionError("refused")])
 def test_a_server_that_cannot_be_reached_leaves_a_run_untracked(tmp_path, fake, caplog, fault):
     fake({"online": fault})
-    assert whole_run("online", tmp_path).wandb is None
+    assert whole_run("online", tmp_path).service is None
     assert f"this run goes untracked ({reason(fault)})" in caplog.text
     assert updates(tmp_path / "metrics.jsonl") == [1]
 
@@ -174,7 +175,7 @@ def test_a_server_that_cannot_be_reached_leaves_a_run_untracked(tmp_path, fake, 
 )
 def test_what_the_user_can_fix_ends_a_run_before_it_trains(tmp_path, fake, mode, fault):
     wandb = fake({mode: fault})
-    with pytest.raises(InputError, match=rf"^tracking\.wandb: wandb cannot start \(.*{fault}\): .* set it to"):
+    with pytest.raises(InputError, match=rf"^tracking\.to: wandb cannot start \(.*{fault}\): .* set it to"):
         whole_run(mode, tmp_path)
     assert len(wandb.started) == 1
     assert not (tmp_path / "wandb_id").exists()
@@ -191,15 +192,15 @@ def test_what_would_end_a_first_start_leaves_a_resumed_run_untracked(tmp_path, f
             return tracker
 
     fake({"online": Fake.errors.AuthenticationError("expired key")})
-    assert again("online").wandb is None
+    assert again("online").service is None
     assert "this run goes untracked (AuthenticationError: expired key)" in caplog.text
     wandb = fake({})
-    assert again("online").wandb
+    assert again("online").service
     known = wandb.started[0]["id"]
     assert (tmp_path / "wandb_id").read_text() == known
     assert known == "known" if how == "id" else len(known) == 8
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert again("online").wandb is None
+    assert again("online").service is None
     assert "this run goes untracked (ModuleNotFoundError" in caplog.text
 
 
@@ -235,3 +236,48 @@ def test_offline_wandb_writes_files_and_connects_to_nobody(tmp_path, monkeypatch
     [page] = (tmp_path / "wandb").glob("offline-run-*/files/media/html/*.html")
     assert page.read_text() == "<p>report</p>"
     assert len(list((tmp_path / "wandb").glob("offline-run-*/files/media/table/scores*.json"))) == 1
+
+
+@pytest.mark.slow
+def test_tensorboard_gets_numbers_and_tables_and_drops_those_of_updates_made_again(tmp_path):
+    pytest.importorskip("tensorboard", reason="an extra: pip install 'swep-ds[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    chosen = recipe("tensorboard")
+    with Tracker(chosen, tmp_path, 3, TrainState(), active=True) as tracker:
+        for update, loss in ((1, 3.0), (2, 9.0)):
+            tracker.log(replace(LINE, updates=update), {"loss": loss}, None)
+    with Tracker(chosen, tmp_path, 3, replace(LINE, updates=1), active=True) as tracker:  # killed after update 2
+        for update, loss in ((2, 2.0), (3, 1.0)):
+            tracker.log(replace(LINE, updates=update), {"loss": loss}, None)
+        tracker.summary(SCORES)
+    tracker.finish("<p>report</p>", TABLES)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 3.0), (2, 2.0), (3, 1.0)]
+    assert [event.value for event in events.Scalars("test/f1")] == [60.0]
+    [table] = events.Tensors("scores/text_summary")
+    assert table.tensor_proto.string_val[0].decode() == "| data set | F1 |\n| --- | --- |\n| test | 60.0 |"
+
+
+@pytest.mark.slow
+def test_trackio_gets_a_resumed_run_under_its_name(tmp_path, monkeypatch):
+    trackio = pytest.importorskip("trackio", reason="an extra: pip install 'swep-ds[trackio]'")
+    monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path / "store")
+    monkeypatch.setattr(trackio.sqlite_storage, "TRACKIO_DIR", tmp_path / "store")
+    chosen, runs = recipe("trackio"), []
+    for update in (1, 2):
+        with Tracker(chosen, tmp_path, 2, TrainState(updates=update - 1), active=True) as tracker:
+            tracker.log(replace(LINE, updates=update), {"loss": 1.0 / update}, None)
+            tracker.summary(SCORES)
+        tracker.finish(None, TABLES)
+        runs.append(tracker.service.run.name)
+    assert len(set(runs)) == 1
+    logged = trackio.sqlite_storage.SQLiteStorage.get_logs("swep-ds", runs[0])
+    assert [(line["step"], line["loss"]) for line in logged if "loss" in line] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.parametrize("to", ["tensorboard", "trackio"])
+def test_a_service_that_is_not_installed_is_an_error_of_one_line(tmp_path, monkeypatch, to):
+    monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard"}.get(to, to), None)
+    with pytest.raises(InputError, match=rf"^tracking\.to: {to} cannot start \(.*\): pip install 'swep-ds\[{to}\]'"):
+        Tracker(recipe(to), tmp_path, 1, TrainState(), active=True)

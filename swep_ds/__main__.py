@@ -1,0 +1,64 @@
+"""The command `swep-ds`: `swep-ds COMMAND ...` runs the function COMMAND of `swep_ds/commands/COMMAND.py`."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from swep_ds import __version__, cli
+from swep_ds.errors import InputError
+
+COMMANDS = {
+    "train": "train, test and export a model, as a recipe says",
+    "plan": "what a training would take, and the ds_config for it",
+    "preflight": "whether all ranks see the same, before a long training",
+    "sweep": "train every variant of a sweep with every seed",
+    "table": "one table, and curves, of any number of runs",
+    "report": "a run's report: one HTML page",
+    "analyze": "the paper's analyses of a run",
+    "evaluate": "score a saved model on any data sets",
+    "answer": "answer a question about a text",
+    "soup": "average the models of finished runs",
+    "augment": "make SSMBA's samples of training data",
+    "convert": "make training data from generated question-answer pairs",
+    "submit": "submit a training or a sweep to Slurm",
+    "recipes": "list recipes and sweeps, and explain their fields",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    lines = [f"    {name:{width}}  {text}" for name, text in COMMANDS.items()]
+    options = cli.Parser(
+        prog="swep-ds",
+        usage="swep-ds COMMAND ...",
+        description="\n".join(["commands:", *lines, "", "`swep-ds COMMAND --help` explains a command."]),
+    )
+    options.add_argument("--version", action="version", version=f"swep-ds {__version__}")
+    command = options.add_argument("command", type=_unknown, nargs="?", help=argparse.SUPPRESS)
+    command.completer = lambda **_: COMMANDS
+    return options
+
+
+def _unknown(name: str) -> str:
+    from swep_ds.settings import suggest  # reads YAML, which takes time to import
+
+    raise InputError(f"{name}: no such command{suggest(name, COMMANDS)}")
+
+
+def main() -> None:
+    words = sys.argv
+    if "_ARGCOMPLETE" in os.environ:  # argcomplete: the words so far, up to the cursor, are in a variable
+        words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")[:-1]
+    if len(words) > 1 and words[1] in COMMANDS:
+        name = words[1]
+        os.environ |= {"_ARGCOMPLETE": "2"} if "_ARGCOMPLETE" in os.environ else {}  # the program is two words
+        sys.argv[:2] = [f"swep-ds {name}"]  # what argparse calls the program
+        module = importlib.import_module(f"swep_ds.commands.{name}")
+        cli.main(getattr(module, name), stoppable=name == "train")
+    options = parser()
+    cli.main(lambda: options.parse_args() and options.print_help())
+
+
+if __name__ == "__main__":
+    main()

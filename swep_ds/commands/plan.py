@@ -1,0 +1,27 @@
+"""Prints what a training would take, and trains nothing: parameters, updates, memory, and the ds_config to take.
+
+    swep-ds plan --recipe bert_base_squad 8x80     # on 8 GPUs of 80 GiB each
+    swep-ds plan --set train.micro_batch_size=16   # on this machine's devices
+
+Without --ds_config all shipped ones are compared.
+Exit codes: 0 done; 2 bad input or configuration (one line says what and how to fix it).
+"""
+
+import argparse
+
+from swep_ds.cli import Parser
+from swep_ds.commands.train import add_run_options, start
+
+
+def parser() -> argparse.ArgumentParser:
+    options = Parser(description=__doc__)
+    options.add_argument(
+        "plan", nargs="?", default="", metavar="NxGIB", help="N GPUs of GIB each (default: this machine's devices)"
+    )
+    add_run_options(options)
+    options.set_defaults(resume="auto")
+    return options
+
+
+def plan() -> None:
+    start(parser().parse_args())

@@ -1,0 +1,28 @@
+"""Checks, before a long training, that all ranks see the same, and trains nothing.
+
+    swep-ds preflight --ranks 8 --recipe bert_base_squad --output_dir runs/bert
+    srun swep-ds preflight --recipe bert_base_squad --output_dir runs/bert
+
+Compares devices, versions, files and the output folder, and times collectives.
+Exit codes: 0 all ranks see the same; 2 they do not, or bad input (one line says what and how to fix it).
+"""
+
+import argparse
+import sys
+
+from swep_ds.cli import Parser, add_launch_options
+from swep_ds.commands.train import add_run_options, start
+
+
+def parser() -> argparse.ArgumentParser:
+    options = Parser(description=__doc__)
+    add_run_options(options)
+    add_launch_options(options)
+    options.set_defaults(plan=None, preflight=True)
+    return options
+
+
+def preflight() -> None:
+    arguments = parser().parse_args()
+    sys.argv.append("--preflight")  # --ranks starts scripts/train.py with these options
+    start(arguments)

@@ -1,0 +1,100 @@
+"""Lists the shipped recipes and sweeps, prints one, or explains every field.
+
+    swep-ds recipes                                  # names, and what each is
+    swep-ds recipes bert_base_squad                  # the file itself
+    swep-ds recipes bert_base_squad --fields         # every field: value, type, meaning
+    swep-ds recipes --schema > recipe.schema.json    # JSON schema of recipes, for editors
+
+With `# yaml-language-server: $schema=recipe.schema.json` as the first line of a recipe, an editor with a YAML language
+server completes and explains its fields.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it).
+"""
+
+import argparse
+import json
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+from swep_ds.cli import Parser, names_of
+from swep_ds.errors import InputError
+from swep_ds.files import read_text
+from swep_ds.schema import describe, for_editors
+
+FOLDERS = {kind: Path(__file__).parents[1] / kind for kind in ("recipes", "sweeps")}
+
+
+def parser() -> argparse.ArgumentParser:
+    options = Parser(description=__doc__)
+    name = options.add_argument("name", nargs="?", metavar="NAME", help="a recipe or a sweep; with --fields a recipe")
+    name.completer = lambda **_: [*names_of("recipes")(), *names_of("sweeps")()]
+    what = options.add_mutually_exclusive_group()
+    what.add_argument("--fields", action="store_true", help="explain every field of the recipe (default: quickstart)")
+    what.add_argument(
+        "--schema",
+        nargs="?",
+        const="recipe",
+        choices=["recipe", "sweep"],
+        help="print the JSON schema of such files, for editors (default: recipe)",
+    )
+    return options
+
+
+def shipped() -> dict[str, dict[str, Path]]:
+    """Files by name, for each kind."""
+    return {kind: {file.stem: file for file in sorted(path.glob("*.yaml"))} for kind, path in FOLDERS.items()}
+
+
+def summary(text: str) -> str:
+    """The first sentence of a file's head, behind its command."""
+    head = re.match(r"(#.*\n)+", text)[0]
+    words = " ".join(line.lstrip("# ") for line in head.split("\n#\n", 1)[1].splitlines())
+    return re.match(r".*?[.?](?=\s|$)|.*", words)[0]
+
+
+def list_all() -> None:
+    for kind, files in shipped().items():
+        print(f"{kind}:")
+        indent = " " * (max(map(len, files)) + 4)
+        for name, file in files.items():
+            text = f"  {name}".ljust(len(indent)) + summary(read_text(file))
+            print(textwrap.fill(text, shutil.get_terminal_size((120, 0)).columns, subsequent_indent=indent))
+
+
+def print_file(name: str) -> None:
+    files = [file for named in shipped().values() for file in named.values() if file.stem == name]
+    if not files:
+        raise InputError(f"{name}: no such recipe or sweep: `swep-ds recipes` lists them")
+    print(*(f"# {file}\n{read_text(file)}" for file in files), sep="\n", end="")
+
+
+def explain(name: str) -> None:
+    """Prints every field of a recipe, as its JSON schema describes it."""
+    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
+
+    recipe = Recipe.load(name)
+    for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
+        print(f"{field.name}: {json.dumps(field.value, ensure_ascii=False)}")
+        print(f"    {field.type}; default: {field.default}")
+        print(textwrap.fill(field.meaning, 120, initial_indent="    ", subsequent_indent="    "))
+
+
+def schema_of(kind: str) -> dict:
+    """The JSON schema of the files of a kind."""
+    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
+    from swep_ds.sweeps.sweep import Sweep
+
+    return for_editors({"recipe": Recipe, "sweep": Sweep}[kind].model_json_schema())
+
+
+def recipes() -> None:
+    arguments = parser().parse_args()
+    if arguments.schema:
+        print(json.dumps(schema_of(arguments.schema), indent=2, ensure_ascii=False))
+    elif arguments.fields:
+        explain(arguments.name or "quickstart")
+    elif arguments.name:
+        print_file(arguments.name)
+    else:
+        list_all()

@@ -1,0 +1,70 @@
+"""Starts runs on this machine: the launcher's command line, and which devices or threads each run gets."""
+
+import argparse
+import os
+import random
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from swep_ds.errors import InputError
+from swep_ds.ranks.launch import visible_devices
+
+
+def environments(jobs: int, ranks: int | None) -> list[dict[str, str]]:
+    """For each of `jobs` simultaneous runs, the environment variables that give it its devices or its share of threads.
+
+    Args:
+        ranks: processes of each run, each with a device. Slurm (None) assigns devices by itself.
+
+    Raises:
+        InputError: there are fewer devices than processes.
+    """
+    if ranks is None:
+        return [{}] * jobs
+    accelerator, processes = get_accelerator(), jobs * ranks
+    if accelerator.device_name() == "cpu":
+        return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}] * jobs
+    count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
+    if processes > count:
+        raise InputError(f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices: lower one of them")
+    devices = visible_devices(variable, count)
+    return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
+
+
+def launcher(ranks: int | None) -> list[str]:
+    """The words before a script that start it: `srun` if `ranks` is None, else `python`, or `deepspeed` for several."""
+    if ranks is None:
+        return ["srun", sys.executable, "-u"]
+    if ranks == 1:
+        return [sys.executable, "-u"]
+    options = ["-q", "--master_port", str(free_port())]
+    if get_accelerator().device_name() == "cpu":  # otherwise it takes the devices that it sees, as `environments` says
+        options += ["--num_accelerators", str(ranks)]
+    return [sys.executable, "-u", "-m", "deepspeed.launcher.runner", *options]
+
+
+def free_port() -> int:
+    """A free TCP port of this machine, below those of outgoing connections, which may take one a second later."""
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))  # every address, as the store does
+            return port
+    raise OSError("none of 100 ports between 20000 and 32000 is free")
+
+
+def become_launcher(ranks: int, script: Path) -> NoReturn:
+    """Replaces this process by DeepSpeed's launcher, which starts `script` with the same options on so many ranks.
+
+    Raises InputError: there are fewer devices.
+    """
+    option = argparse.ArgumentParser(add_help=False)
+    option.add_argument("--ranks")
+    _, options = option.parse_known_args(sys.argv[1:])
+    words = [*launcher(ranks), str(script), *options]
+    os.execve(words[0], words, os.environ | environments(1, ranks)[0])

@@ -1,0 +1,118 @@
+"""What settings mean, in their JSON schema: a field's meaning is the comment beside it or above it."""
+
+import ast
+import functools
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of settings, for people."""
+
+    name: str  # dotted
+    value: Any
+    default: str  # as YAML takes it, or "required"
+    type: str
+    meaning: str
+
+
+@functools.cache
+def meanings(section: type[BaseModel]) -> dict[str, str]:
+    """The comments of a class's fields, those of its base classes included, by name: first above, then beside a field.
+
+    Empty for a class without source, such as one that was typed into an interpreter.
+    """
+    said: dict[str, str] = {}
+    for part in section.__mro__[section.__mro__.index(BaseModel) - 1 :: -1]:
+        try:
+            source = textwrap.dedent(inspect.getsource(part))
+        except (OSError, TypeError):
+            continue
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        comments = {t.start[0]: t for t in tokens if t.type == tokenize.COMMENT}
+        for field in ast.parse(source).body[0].body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                first = field.lineno
+                while first - 1 in comments and not comments[first - 1].line.split("#")[0].strip():
+                    first -= 1
+                lines = [*range(first, field.lineno), field.end_lineno]
+                words = [comments[line].string.lstrip("# ") for line in lines if line in comments]
+                if words:
+                    said[field.target.id] = " ".join(words)
+        if (
+            "name" in vars(part).get("__annotations__", {}) and "name" not in said
+        ):  # the kind of a section that comes in several
+            said["name"] = (inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+    return said
+
+
+def add_meanings(schema: Schema, section: type[BaseModel]) -> None:
+    """Pydantic's `json_schema_extra`: describes the fields of a class."""
+    for name, meaning in meanings(section).items():
+        if name in schema.get("properties", {}):
+            schema["properties"][name]["description"] = meaning
+
+
+def describe(schema: Schema, values: dict[str, Any]) -> Iterator[Field]:
+    """Every field of settings with these values, those of the kinds of section that they chose included."""
+    return _describe(schema, values, schema["$defs"], "")
+
+
+def _describe(section: Schema, values: dict[str, Any], definitions: Schema, prefix: str) -> Iterator[Field]:
+    for name, field in section["properties"].items():
+        value = values[name]
+        below = [definitions[part["$ref"].rpartition("/")[2]] for part in _parts(field) if "$ref" in part]
+        if below and isinstance(value, dict):
+            kind = next(s for s in below if len(below) == 1 or s["properties"]["name"]["const"] == value["name"])
+            yield from _describe(kind, value, definitions, f"{prefix}{name}.")
+        else:
+            default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "required"
+            yield Field(prefix + name, value, default, _type(field), field.get("description", ""))
+
+
+def _parts(field: Schema) -> list[Schema]:
+    return field.get("anyOf") or field.get("oneOf") or [field]
+
+
+def _type(field: Schema) -> str:
+    """Such as "integer, at least 1 or null"."""
+    parts = _parts(field)
+    if len(parts) > 1:
+        return " or ".join(map(_type, parts))
+    if "const" in field or "enum" in field:
+        return " | ".join(field.get("enum") or [field["const"]])
+    if "$ref" in field:
+        return "section"
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    limits = [f"{words} {field[key]:,}" for key, words in bounds.items() if key in field]
+    names = {"object": "mapping", "array": "list"}
+    return ", ".join([names.get(field["type"], field["type"]), *limits])
+
+
+def for_editors(schema: Schema) -> Schema:
+    """The schema of a file that `extends` another one, in which every field may be missing."""
+    schema = _all_optional(schema)
+    extends = {"type": "string", "description": "what this file changes: name of a shipped one, or path"}
+    return schema | {"properties": {"extends": extends} | schema["properties"]}
+
+
+def _all_optional(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_all_optional(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _all_optional(part) for key, part in schema.items() if key not in ("required", "discriminator")}
+    if "oneOf" in kept:  # without its name, a section of one kind may look like one of another kind
+        kept["anyOf"] = kept.pop("oneOf")
+    return kept

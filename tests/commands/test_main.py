@@ -1,0 +1,78 @@
+"""The command `swep-ds`: its sub-commands, help, mistakes and completions."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from swep_ds import __main__ as command
+from swep_ds.shipped import PACKAGE
+
+
+@pytest.fixture
+def swep_ds(monkeypatch, capsys):
+    """Calls `swep-ds` in this process; returns (exit code, stdout, stderr)."""
+    # the real ones change this process's signal handlers
+    monkeypatch.setattr(command.cli.request, "catch", lambda **_: None)
+    monkeypatch.setattr(command.cli.request, "settle", lambda _: None)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["swep-ds", *words])
+        with pytest.raises(SystemExit) as end:
+            command.main()
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return call
+
+
+def test_every_module_of_the_room_is_a_command_and_the_help_lists_it(swep_ds):
+    modules = {file.stem for file in (PACKAGE / "commands").glob("*.py")} - {"__init__"}
+    assert modules == set(command.COMMANDS)
+    for words in ([], ["--help"]):
+        code, out, _ = swep_ds(*words)
+        assert code == 0
+        assert all(f"    {name} " in out and text in out for name, text in command.COMMANDS.items())
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_a_command_is_called_by_its_full_name(swep_ds, name):
+    code, out, _ = swep_ds(name, "--help")
+    assert code == 0
+    assert out.startswith(f"usage: swep-ds {name} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "error: trian: no such command; did you mean 'train'?\n"),
+        (["plan", "8by80"], "error: --plan 8by80: write it as NUMBERxGIB"),
+        (["preflight", "--plan"], "error: unrecognized arguments: --plan: --help lists the options\n"),
+        (["train", "--ranks", "0"], "error: --ranks 0: must be at least 1\n"),
+        (["recipes", "quikstart"], "error: quikstart: no such recipe or sweep"),
+        (["recipes", "--fields", "--schema"], "not allowed with argument"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
+    code, _, err = swep_ds(*words)
+    assert code == 2
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("swep-ds tra", {"train"}),
+        ("swep-ds train --reci", {"--recipe"}),
+        ("swep-ds train --recipe t5", {"t5_small_squad"}),
+        ("swep-ds sweep paper_b", {"paper_bert"}),
+        ("swep-ds analyze heat", {"heatmap"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_names(tmp_path, line, offered):
+    pytest.importorskip("argcomplete", reason="completion is an extra: pip install 'swep-ds[completion]'")
+    variables = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+    variables |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "_ARGCOMPLETE_IFS": "\n"}
+    subprocess.run([sys.executable, "-m", "swep_ds"], env=os.environ | variables, check=True)
+    assert {word.strip() for word in (tmp_path / "offered").read_text().split("\n")} == offered

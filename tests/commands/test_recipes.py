@@ -1,0 +1,99 @@
+"""`swep-ds recipes`: what it lists, and that every field has a meaning."""
+
+import functools
+import json
+import sys
+
+import pytest
+import yaml
+
+from swep_ds.commands import recipes as command
+from swep_ds.methods import METHODS
+from swep_ds.recipe import RECIPES, Recipe
+from swep_ds.schema import describe, for_editors, meanings
+from swep_ds.settings import Section, flatten
+from swep_ds.sweeps.sweep import SWEEPS, Sweep
+
+FILES = {"recipe": sorted(RECIPES.glob("*.yaml")), "sweep": sorted(SWEEPS.glob("*.yaml"))}
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    def call(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["swep-ds recipes", *words])
+        command.recipes()
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_all_recipes_and_sweeps_are_listed_with_a_sentence(printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    lines = printed().splitlines()
+    assert (lines[0], lines[len(FILES["recipe"]) + 1]) == ("recipes:", "sweeps:")
+    names = [file.stem for file in [*FILES["recipe"], *FILES["sweep"]]]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == names
+    assert all(len(line.split()) > 5 and line[-1] in ".?" for line in lines if line.startswith("  "))
+
+
+def test_a_name_prints_its_files(printed):
+    text = printed("official")
+    assert text.endswith((RECIPES / "official.yaml").read_text())
+    both = printed("quickstart")
+    assert all((folder / "quickstart.yaml").read_text() in both for folder in (RECIPES, SWEEPS))
+
+
+@functools.cache
+def schema() -> dict:
+    return Recipe.model_json_schema()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_field_is_explained(name):
+    recipe = Recipe.load("synthetic", ["pretrain.train=x", f"method.name={name}", "data.augmented=y"])
+    values = flatten(recipe.model_dump(mode="json"))
+    fields = list(describe(schema(), recipe.model_dump(mode="json")))
+    names = {field.name for field in fields}
+    assert names >= {name for name in values if not name.startswith("data.eval.")} | {"data.eval"}
+    assert [field.name for field in fields if not field.meaning or not field.type] == []
+    defaults = {"method.name": json.dumps(name), "train.adam_betas": "[0.9, 0.999]", "model.name": "required"}
+    assert {field.name: field.default for field in fields if field.name in defaults} == defaults
+
+
+def test_fields_are_printed_with_value_type_default_and_meaning(printed):
+    text = printed("official", "--fields")
+    assert 'data.windows_without_answer: "cls"\n    cls | drop; default: "cls"\n    extractive: train them' in text
+    assert "method.beta: 2.0\n    number, at least 0; default: 1.0\n" in text
+
+
+class Base(Section):
+    kept: int = 1  # of the base
+
+
+class Derived(Base):
+    # above, on
+    # two lines
+    above: int = 1
+    beside: tuple[int, ...] = (1,)  # behind its end
+    silent: int = 2
+
+
+def test_a_meaning_is_the_comment_above_or_beside():
+    expected = {"kept": "of the base", "above": "above, on two lines", "beside": "behind its end"}
+    assert meanings(Derived) == expected
+    properties = Derived.model_json_schema()["properties"]
+    assert {name: field["description"] for name, field in properties.items() if "description" in field} == expected
+
+
+@pytest.mark.parametrize(("kind", "model"), [("recipe", Recipe), ("sweep", Sweep)])
+def test_the_schema_for_editors_admits_every_shipped_file_and_no_unknown_field(printed, kind, model):
+    shown = json.loads(printed("--schema", kind))
+    assert shown == for_editors(model.model_json_schema())
+    jsonschema = pytest.importorskip("jsonschema", reason="an independent validator; the tests' set has none")
+    checker = jsonschema.Draft202012Validator(shown)
+    for file in FILES[kind]:
+        checker.validate(yaml.safe_load(file.read_text()))
+    assert list(checker.iter_errors({"sede": 1}))
+    if kind == "recipe":
+        assert list(checker.iter_errors({"train": {"epocs": 1}}))
+        assert list(checker.iter_errors({"method": {"name": "mle", "beta": 1}}))

@@ -1,0 +1,81 @@
+"""How runs start on this machine: the launcher's words, and each run's devices."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from swep_ds import cli
+from swep_ds.errors import InputError
+from swep_ds.ranks import launcher as module
+from swep_ds.ranks.launcher import environments, launcher
+
+
+class Gpus:
+    """The part of DeepSpeed's accelerator that a launcher asks, with four devices."""
+
+    device_name = staticmethod(lambda: "cuda")
+    device_count = staticmethod(lambda: 4)
+    visible_devices_envs = staticmethod(lambda: ["CUDA_VISIBLE_DEVICES"])
+
+
+def test_each_job_has_its_own_devices(monkeypatch):
+    monkeypatch.setattr(module, "get_accelerator", Gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in environments(2, 2)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in environments(3, 1)] == ["4", "5", "6"]
+    with pytest.raises(InputError, match=r"3 run\(s\) of 2 rank\(s\) at a time: there are 4 devices"):
+        environments(3, 2)
+
+
+def test_several_processes_start_under_deepspeed(monkeypatch):
+    assert launcher(1) == [sys.executable, "-u"]
+    on_cpu = launcher(2)
+    assert on_cpu[2:4] == ["-m", "deepspeed.launcher.runner"]
+    assert on_cpu[on_cpu.index("--num_accelerators") + 1] == "2"
+    ports = {on_cpu[on_cpu.index("--master_port") + 1], *launcher(2)[6:7]}
+    assert len(ports) == 2
+    monkeypatch.setattr(module, "get_accelerator", Gpus)  # the environment names the devices
+    assert "--num_accelerators" not in launcher(2)
+
+
+def test_ranks_become_the_launcher_of_the_script_with_the_same_options(monkeypatch):
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *call: started.append(call))
+    monkeypatch.setattr(module, "get_accelerator", Gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setattr(sys, "argv", ["swep-ds train", "--set", "seed=1", "--ranks", "2", "--recipe", "x"])
+    cli.launch(2, "train")
+    [(program, words, environment)] = started
+    assert program == words[0] == sys.executable
+    assert words[1:4] == ["-u", "-m", "deepspeed.launcher.runner"]
+    script = next(word for word in words if word.endswith("train.py"))
+    assert Path(script).is_file()
+    assert words[words.index(script) + 1 :] == ["--set", "seed=1", "--recipe", "x"]
+    assert environment["CUDA_VISIBLE_DEVICES"] == "4,5"
+    monkeypatch.setattr(sys, "argv", ["swep-ds train"])
+    cli.launch(None, "train")
+    cli.launch(1, "train")  # this process is the rank
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "env", "said"),
+    [
+        (0, {}, "--ranks 0: must be at least 1"),
+        (8, {}, r"1 run\(s\) of 8 rank\(s\) at a time: there are 4 devices"),
+        (
+            2,
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+            "--ranks: a launcher has already started this process",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_started(monkeypatch, ranks, env, said):
+    monkeypatch.setattr(module, "get_accelerator", Gpus)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=said):
+        cli.launch(ranks, "train")

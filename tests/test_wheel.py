@@ -1,0 +1,127 @@
+"""The sdist and the wheel hold what they need: commands work in an empty folder with the installed wheel alone."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.fork_server import ROOT
+
+LEFT_OUT = (".git", ".venv*", "__pycache__", "*.egg-info", ".*_cache", ".hypothesis", "build", "dist", "runs", "wandb")
+BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2])"
+# Runs `swep-ds` once for each list of words on standard input, each time in a process of its own with all imported.
+RUN_ALL = """
+import json, os, sys
+import swep_ds.__main__, swep_ds.pipeline.run
+for number, words in enumerate(json.load(sys.stdin)):
+    child = os.fork()
+    if not child:
+        sys.argv = ["swep-ds", *words]
+        file = os.open(f"said{number}", os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, 1), os.dup2(file, 2)
+        try:
+            swep_ds.__main__.main()
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code or 0)
+        os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 0, (words, code, open(f"said{number}").read())
+print(swep_ds.__file__)
+"""
+SWEEP = {
+    "ds_config": "zero1",
+    "set": {"train.max_updates": 1, "data.max_train_examples": 40, "data.eval": {"news": "quickstart:news"}},
+    "variants": {"MLE": {"method.name": "mle"}},
+}
+
+
+def build(kind: str, source: Path, target: Path) -> Path:
+    """Builds without the network or pip: the build's requirements are installed."""
+    subprocess.run([sys.executable, "-c", BUILD, kind, str(target)], cwd=source, check=True, capture_output=True)
+    [built] = target.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A copy of the tree, as a fresh checkout has it."""
+    return Path(
+        shutil.copytree(ROOT, tmp_path_factory.mktemp("copy") / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
+    )
+
+
+@pytest.fixture(scope="module")
+def sdist(source, tmp_path_factory) -> Path:
+    """The unpacked sdist."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(build("sdist", source, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    return next(path for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def installed(sdist, tmp_path_factory) -> Path:
+    """A folder with nothing but the wheel that the sdist gives."""
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = build("wheel", sdist, folder)
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(folder / "site")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_the_whole_tree(source, sdist):
+    here, there = ({str(f.relative_to(top)) for f in top.rglob("*") if f.is_file()} for top in (source, sdist))
+    assert here - there == set()
+    made = {name for name in there - here if ".egg-info/" not in name}
+    assert made == {"PKG-INFO", "setup.cfg"}
+
+
+@pytest.mark.slow
+def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_path):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SWEEP))
+    large = ["--set", "model.name=quickstart:t5", "--set", "train.max_updates=2"]
+    commands = [
+        ["recipes"],
+        ["recipes", "official"],
+        ["plan", "--recipe", "large_t5", "8x80", *large],
+        ["submit", "train", "--gpus_per_node", "8", "--dry_run", "--", "--recipe", "official"],
+        ["submit", "sweep", "--gpus_per_node", "1", "--dry_run", "--", "quickstart"],
+        ["sweep", "mine.yaml"],  # starts swep_ds/scripts/train.py of the wheel
+    ]
+    env = os.environ | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        cwd=tmp_path,
+        env=env,
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stdout.strip() == str(installed / "swep_ds" / "__init__.py")
+    said = [(tmp_path / f"said{number}").read_text() for number in range(len(commands))]
+    assert "bert_base_squad" in said[0]
+    assert "method:\n  beta: 2.0" in said[1]
+    assert "swep-ds train --ranks 8 --ds_config zero0 --recipe large_t5" in said[2]
+    for text, kind in ((said[3], "train"), (said[4], "sweep")):
+        slurm = installed / "swep_ds" / "scripts" / "slurm"
+        assert f"SWEP_DS_ROOT={installed / 'swep_ds'} " in text
+        assert (slurm / f"{kind}.sbatch").read_text() + f"\n# {slurm / 'restart.sh'}" in text
+    results = json.loads((tmp_path / "runs" / "mine" / "mle-seed0" / "results.json").read_text())
+    assert results["train"]["updates"] == 1
+    assert (tmp_path / "runs" / "mine" / "table.md").is_file()
+
+
+def test_the_installed_command_starts(installed, tmp_path):
+    env = os.environ | {"PYTHONPATH": str(installed)}
+    command = [str(installed / "bin" / "swep-ds"), "--help"]
+    assert "recipes" in subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True).stdout
