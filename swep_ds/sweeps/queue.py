@@ -70,11 +70,11 @@ class Job:
             self.log.write(f"{line}\n".encode(errors="backslashreplace"))
 
 
-def environments(jobs: int, ranks: int | None) -> list[dict[str, str]]:
+def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[str, str]]:
     """For each of `jobs` simultaneous runs, the environment variables that give it its devices or its share of threads.
 
     Args:
-        ranks: as in `run_queue`. Slurm (None) assigns devices by itself.
+        ranks, sharing: as in `run_queue`. Slurm (None) assigns devices by itself.
 
     Raises:
         InputError: there are fewer devices than processes.
@@ -82,13 +82,19 @@ def environments(jobs: int, ranks: int | None) -> list[dict[str, str]]:
     if ranks is None:
         return [{}] * jobs
     accelerator, processes = get_accelerator(), jobs * ranks
+    threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}
     if accelerator.device_name() == "cpu":
-        return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}] * jobs
+        return [threads] * jobs
     count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
-    if processes > count:
-        raise InputError(f"--jobs {jobs} x --num_accelerators {ranks}: there are {count} devices: lower one of them")
+    groups = count // ranks
+    if jobs > groups * sharing:
+        raise InputError(
+            f"--jobs {jobs} x --num_accelerators {ranks}: there are {count} devices for {sharing} run(s) each: lower "
+            "them, or raise --runs_per_device"
+        )
     devices = visible_devices(variable, count)
-    return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
+    chosen = [{variable: ",".join(devices[group * ranks : (group + 1) * ranks])} for group in range(groups)]
+    return [chosen[job % groups] | (threads if sharing > 1 else {}) for job in range(jobs)]
 
 
 def launcher(ranks: int | None) -> list[str]:
@@ -104,7 +110,7 @@ def launcher(ranks: int | None) -> list[str]:
 
 
 def run_queue(
-    cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None
+    cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
     """Runs the cells that have no results yet; one that fails does not stop the others.
 
@@ -113,6 +119,7 @@ def run_queue(
         cells: their folders are in one that exists (`describe`).
         jobs: how many cells run at a time.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
+        sharing: at most so many cells share a device.
 
     Returns:
         (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell that an
@@ -122,7 +129,7 @@ def run_queue(
         InputError: there are fewer devices than processes.
     """
     console = Console()
-    free = environments(jobs, ranks)
+    free = environments(jobs, ranks, sharing)
     waiting = deque(cell for cell in cells if cell.results() is None)
     running: list[Job] = []
     failed: list[Cell] = []

@@ -266,6 +266,20 @@ def test_each_job_has_its_own_devices(monkeypatch):
         local_queue.environments(3, 2)
 
 
+def test_runs_share_devices_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(local_queue, "get_accelerator", Gpus)
+    monkeypatch.setattr(local_queue.torch, "get_num_threads", lambda: 16)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    five = local_queue.environments(5, 1, sharing=2)
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in five] == ["0", "1", "2", "3", "0"]
+    assert {job["OMP_NUM_THREADS"] for job in five} == {"3"}
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in local_queue.environments(4, 2, sharing=2)] == ["0,1", "2,3"] * 2
+    with pytest.raises(InputError, match=r"4 devices for 2 run\(s\) each: .*--runs_per_device"):
+        local_queue.environments(9, 1, sharing=2)
+    with pytest.raises(InputError, match="--num_accelerators 8: there are 4 devices"):
+        local_queue.environments(1, 8, sharing=2)
+
+
 def test_several_processes_start_under_deepspeed(monkeypatch):
     assert local_queue.launcher(1) == [sys.executable, "-u"]
     on_cpu = local_queue.launcher(2)
