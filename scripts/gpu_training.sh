@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about training that only a GPU can measure, the most wanted first: about 16 minutes. Nothing is
+# Everything about training that only a GPU can measure, the most wanted first: about 17 minutes. Nothing is
 # downloaded.
 #   usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]
 #     ENCODER  local folder of a small pretrained encoder
@@ -10,6 +10,7 @@
 #              profile-base, profile-large  the kernels that take a SWEP update's time
 #              compile                      the base model, compiled
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
+#              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
 #              undropped, packing           the base model without dropout of attention weights; then without padding, too
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
@@ -71,6 +72,11 @@ train mle 2 "${new_wiki[@]}" --set method.name=mle
 train swep 2 "${new_wiki[@]}"
 train quickstart 2
 train quickstart-zero3 3 --set train.precision=bf16
+for number in 1 2; do
+  train deterministic-$number 2 "${new_wiki[@]}" --set train.deterministic=true --set train.max_updates=100 \
+    --set data.max_eval_examples=64
+done
+step deterministic 10 cmp "$out"/runs/deterministic-{1,2}/model/model.safetensors
 bench undropped 60 undropped $updates --methods mle swep:split
 bench packing 60 undropped $updates --methods mle swep:split --set train.packing=true
 scores

@@ -80,6 +80,7 @@ class TrainSection(Section):
     activation_checkpointing: bool = False
     packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
+    deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
     log_every: Many = 10  # updates
     checkpoint_every: Many = 1000  # updates
     keep_checkpoints: Count = 2
