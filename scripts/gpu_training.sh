@@ -11,7 +11,7 @@
 #              compile                      the base model, compiled
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
 #              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
-#              undropped, packing           the base model without dropout of attention weights; then without padding, too
+#              undropped, packing           the base model without dropout of attention weights; then also without padding
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
 [ $# -ge 3 ] || fail "usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]"
@@ -30,15 +30,13 @@ fi
 new_wiki=(--recipe new_wikipedia --set "model.name=$encoder" --set "data.train=$data/new_wiki_v1.0.json.gz"
   --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" --set train.precision=bf16)
 
-
-shape() {  # NAME HIDDEN LAYERS HEADS ATTENTION_DROPOUT: a BERT of random weights with the encoder's tokenizer
+shape() {  # NAME HIDDEN LAYERS HEADS: a BERT of random weights with the encoder's tokenizer
   local folder=$out/models/$1
   [ ! -f "$folder/made" ] || return 0
   echo "== a model of the shape $1"
   mkdir -p "$out/models"
   echo '{"model_type": "bert", "vocab_size": 30522, "hidden_size": '"$2"', "num_hidden_layers": '"$3"',
-    "num_attention_heads": '"$4"', "intermediate_size": '$((4 * $2))',
-    "attention_probs_dropout_prob": '"$5"'}' >"$folder.json"
+    "num_attention_heads": '"$4"', "intermediate_size": '$((4 * $2))'}' >"$folder.json"
   timeout 300 "$PYTHON" scripts/random_model.py "$folder.json" "$folder" >"$out/shape-$1.log" 2>&1 &&
     cp "$encoder"/tokenizer* "$folder" && touch "$folder/made" || { tail -n 20 "$out/shape-$1.log"; return 1; }
 }
@@ -60,9 +58,8 @@ PY
 }
 
 begin "$3"
-pending base profile-base compile && shape base "${base[@]}" 0.1
-pending large profile-large && shape large "${large[@]}" 0.1
-pending undropped packing && shape undropped "${base[@]}" 0.0
+pending base profile-base compile undropped packing && shape base "${base[@]}"
+pending large profile-large && shape large "${large[@]}"
 bench base 120 base $updates  # beside the published procedure, which is in fp32
 bench large 120 large $updates --methods mle swep:split swep:joint
 bench profile-base 60 base 10 --profile --methods swep:split
@@ -77,7 +74,7 @@ for number in 1 2; do
     --set data.max_eval_examples=64
 done
 step deterministic 10 cmp "$out"/runs/deterministic-{1,2}/model/model.safetensors
-bench undropped 60 undropped $updates --methods mle swep:split
-bench packing 60 undropped $updates --methods mle swep:split --set train.packing=true
+bench undropped 60 base $updates --methods mle swep:split --set model.attention_dropout=0
+bench packing 60 base $updates --methods mle swep:split --set model.attention_dropout=0 --set train.packing=true
 scores
 finish

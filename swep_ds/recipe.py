@@ -31,6 +31,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class ModelSection(Section):
     name: str  # hub id, local folder, or "quickstart:encoder", the encoder that comes with this package
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: the best that transformers has
+    attention_dropout: float | None = Field(None, ge=0, lt=1)  # of attention weights; null = as in the model's config
 
 
 class DataSection(Section):

@@ -184,6 +184,7 @@ def load_model(
     load_kwargs = {
         "activation_checkpointing": recipe.train.activation_checkpointing,
         "attention": recipe.model.attention,
+        "attention_dropout": recipe.model.attention_dropout,
         "mapped": mapped,
         "weights": weights,
     }
