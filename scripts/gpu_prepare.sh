@@ -3,7 +3,7 @@
 #   usage: scripts/gpu_prepare.sh OUT [WHEELS]
 #     OUT     folder for the logs
 #     WHEELS  folder of wheels that the machine lacks; they are installed, without a network, into SITE (gpu_steps.sh)
-# Steps: install; versions (device, driver, packages, an all-reduce); kernels (each one launched and compared with
+# Every start runs all steps: install; versions (device, driver, packages, an all-reduce); kernels (each one launched and compared with
 # float64); updates (at each ZeRO stage, all at the same time).
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
@@ -33,6 +33,7 @@ update='exec "$0" scripts/bench_training.py --loop --methods swep:split --ds_con
   --set train.precision=bf16 --set data.eval={} --set data.max_train_examples=256 --updates 2 --warmup 1'
 
 begin "$1"
+rm -f "$out"/*.done  # they were another machine's, or were made before something was installed
 if [ -n "${wheels:-}" ]; then
   step install 120 "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$SITE" \
     "$wheels"/*.whl

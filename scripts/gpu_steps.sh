@@ -101,7 +101,7 @@ step() {  # NAME SECONDS COMMAND ...: 0 if it is done
   [ "$code" -eq 0 ]
 }
 
-pack() {  # all figures, without weights; files of one name follow each other, because they have much in common
+pack() {  # all figures, without weights and reports, which can be made again; files of one name follow each other, because they have much in common
   "$PYTHON" - "$out" <<'PY'
 import lzma, pathlib, sys, tarfile
 
@@ -110,7 +110,7 @@ WEIGHTS = {"models", "model", "checkpoints", "confidence"}
 figures = [
     path for path in out.rglob("*")
     if path.is_file() and not WEIGHTS & set(path.relative_to(out).parts)
-    and path.suffix not in (".safetensors", ".xz", ".part", ".lock") and path.name != ".lock"
+    and path.suffix not in (".safetensors", ".xz", ".part", ".html") and path.name != ".lock"
 ]
 part = out / "archive.tar.xz.part"
 filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 2**23}]

@@ -154,7 +154,7 @@ class Commands:
             Path(options[1]).mkdir(parents=True, exist_ok=True)
         if script == "scripts/train.py":
             model = Path(options[options.index("--output_dir") + 1], "model")
-            model.mkdir(parents=True)
+            model.mkdir(parents=True, exist_ok=True)
             (model / "model.safetensors").touch()
         return 0, ""
 
@@ -163,6 +163,21 @@ class Commands:
         for script, *options in self.words:
             if script.startswith("scripts/"):
                 test_readme.check(script, options)
+
+
+def test_the_commands_that_prepare_run_at_every_start(tmp_path):
+    commands = Commands()
+    with stand_in(tmp_path, commands) as python:
+        for _ in range(2):
+            ended = run([SCRIPTS / "gpu_prepare.sh", tmp_path / "out", tmp_path], PYTHON=str(python))
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+    commands.check()
+    first, second = commands.words[:7], commands.words[7:]
+    assert sorted(first) == sorted(second)
+    assert first[0][:3] == ["-m", "pip", "install"]
+    compile(first[2][1], "kernels", "exec")
+    stages = {words[words.index("--ds_config") + 1] for words in first[3:]}
+    assert stages == {f"ds_configs/zero{stage}.json" for stage in range(4)}
 
 
 def test_the_commands_of_the_kernels(tmp_path):
