@@ -44,7 +44,7 @@ CONFIGS = {
     "t5-3b": T5 | {"d_ff": 16384, "num_heads": 32},
     "t5-11b": T5 | {"d_ff": 65536, "num_heads": 128},
 }
-QUESTIONS = 64
+QUESTIONS = 128
 CHARACTERS = 4000  # per text: more than one window
 
 
