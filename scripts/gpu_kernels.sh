@@ -1,29 +1,46 @@
 #!/usr/bin/env bash
-# Everything about the kernels that only a GPU can show, in steps.
+# Everything about the kernels that only a GPU can show, the most wanted first: about 11 minutes.
 #   usage: scripts/gpu_kernels.sh [OUT [STEP ...]]
-#     OUT   folder for what the steps print (STEP.md) and measure (STEP.json); default results/kernels
-#     STEP  of test, report, host, ladder, bfloat16, float16, float32, tune; default: all, in this order
-#           test      the kernel tests, on the GPU itself; report    what this machine's Triton compiles
-#           host      host time of a call, launches included; ladder    the noise ablation, from a copy to tl.randn
-#           a dtype   the benchmark: speed, memory, the aims; tune      entries for kernels/tiles.py
-# A step is stopped after 10 minutes; a stopped benchmark keeps the sizes it has measured.
-# The script ends at the first step that fails: nothing is measured after a kernel that computed a wrong result.
-set -euo pipefail
-out=$(realpath -m "${1:-results/kernels}")
-steps=("${@:2}")
-[ ${#steps[@]} -gt 0 ] || steps=(test report host ladder bfloat16 float16 float32 tune)
-cd "$(dirname "$0")/.."
-mkdir -p "$out"
+#     OUT   folder for what the steps print (STEP.log) and measure (STEP.json); default: results/kernels
+#     STEP  default: all, in this order
+#           test       the kernel tests, on the GPU itself
+#           bfloat16   the benchmark at two widths and three sizes: speed beside a copy, memory, the aims
+#           tune       entries for kernels/tiles.py
+#           host       host time of a call, launches included
+#           ladder     the noise ablation, from a copy to tl.randn
+#           report     what this machine's Triton compiles
+# Nothing is measured after a kernel that computed a wrong result, or before `test` has run.
+# What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
+. "$(dirname "$0")/gpu_steps.sh"
+out=${1:-results/kernels}
+only "${@:2}"
 
-for step in "${steps[@]}"; do
-  case $step in
-    test) command=(-m pytest tests/kernels) ;;
-    report) command=(scripts/kernel_report.py) ;;
-    host | ladder) command=(scripts/bench_kernels.py "--$step" --output "$out/$step") ;;
-    bfloat16 | float16 | float32) command=(scripts/bench_kernels.py --dtype "$step" --output "$out/$step") ;;
-    tune) command=(scripts/tune_kernels.py) ;;
-    *) echo "gpu_kernels.sh: there is no step $step" >&2; exit 2 ;;
-  esac
-  echo "== $step"
-  timeout 600 python3 "${command[@]}" 2>&1 | tee "$out/$step.md"
-done
+needs_gpu="it needs a GPU"
+right=(tests/kernels/test_{cuda,triton,perturb,op,noise_statistics}.py -n 8)
+sizes=(--dtype bfloat16 --width 768 1024 --tokens 3072 32768 131072)
+host=() compiled=()
+if rehearsing; then
+  right=(tests/kernels/test_tiles.py)
+  sizes=(--device cpu --dtype float32 --width 16 --tokens 64)
+  host=(--device cpu) compiled=(--width 128 --dtype float32)
+fi
+
+begin "$out"
+if step test 200 "$PYTHON" -m pytest "${right[@]}" || { ! wanted test && is_done test; }; then
+  step bfloat16 240 "$PYTHON" scripts/bench_kernels.py "${sizes[@]}" --output "$out/bfloat16"
+  if rehearsing; then
+    skip tune "$needs_gpu"
+  else
+    step tune 240 "$PYTHON" scripts/tune_kernels.py --width 768 1024
+  fi
+  step host 60 "$PYTHON" scripts/bench_kernels.py --host "${host[@]}" --output "$out/host"
+  if rehearsing; then
+    skip ladder "$needs_gpu"
+  else
+    step ladder 60 "$PYTHON" scripts/bench_kernels.py --ladder --output "$out/ladder"
+  fi
+else
+  for name in bfloat16 tune host ladder; do skip "$name" "the step test is not done"; done
+fi
+step report 120 "$PYTHON" scripts/kernel_report.py "${compiled[@]}"
+finish

@@ -1,74 +1,80 @@
 #!/usr/bin/env bash
-# Everything about training that only a GPU can measure. Nothing is downloaded.
-#   usage: scripts/gpu_training.sh ENCODER DATA OUT
+# Everything about training that only a GPU can measure, the most wanted first: about 17 minutes. Nothing is
+# downloaded.
+#   usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]
 #     ENCODER  local folder of a small pretrained encoder
 #     DATA     folder with new_wiki_v1.0.json.gz and amazon_reviews_v1.0.json.gz (SQuADShifts)
-#     OUT      folder for the logs and results.json files
-# At the end it prints one line per run: EM and F1 per data set, and samples per second.
-set -euo pipefail
-encoder=$(realpath "$1") data=$(realpath "$2") out=$(realpath -m "$3")
-cd "$(dirname "$0")/.."
-mkdir -p "$out"
-train() {  # NAME DS_CONFIG [train.py arguments]
-  local name=$1 config=$2
-  shift 2
-  deepspeed scripts/train.py --ds_config "ds_configs/$config.json" --output_dir "$out/$name" "$@" >"$out/$name.log" 2>&1 ||
-    { tail -n 30 "$out/$name.log"; echo "FAILED $name"; return 1; }
-}
+#     OUT      folder for logs, figures and runs
+#     STEP     default: all, in this order
+#              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory, the loop
+#              profile-base, profile-large  the kernels that take a SWEP update's time
+#              compile                      the base model, compiled
+#              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
+#              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
+#              undropped, packing           the base model without dropout of attention weights; then also without padding
+# What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
+. "$(dirname "$0")/gpu_steps.sh"
+[ $# -ge 3 ] || fail "usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]"
+encoder=$(realpath -e "$1") && data=$(realpath -e "$2") || exit 2
+for file in new_wiki amazon_reviews; do
+  [ -f "$data/${file}_v1.0.json.gz" ] || fail "DATA $data: has no ${file}_v1.0.json.gz"
+done
+only "${@:4}"
+
+base=(768 12 12) large=(1024 24 16) windows=32 updates=40 warmup=10 few=()
+if rehearsing; then
+  base=(32 2 2) large=(48 2 2) windows=2 updates=2 warmup=1
+  few=(--set data.max_train_examples=64 --set train.max_updates=2 --set data.max_eval_examples=8 --set data.max_length=64
+    --set data.doc_stride=16 --set data.max_query_length=16)
+fi
 new_wiki=(--recipe new_wikipedia --set "model.name=$encoder" --set "data.train=$data/new_wiki_v1.0.json.gz"
   --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" --set train.precision=bf16)
 
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
-train quickstart zero2
-train quickstart-bf16-zero3 zero3 --set train.precision=bf16
-train new-wiki-zero3-swep zero3 "${new_wiki[@]}" --set train.epochs=1
-
-shape() {  # NAME HIDDEN LAYERS HEADS [ATTENTION_DROPOUT]: a BERT of random weights with the encoder's tokenizer
+shape() {  # NAME HIDDEN LAYERS HEADS: a BERT of random weights with the encoder's tokenizer
+  local folder=$out/models/$1
+  [ ! -f "$folder/made" ] || return 0
+  echo "== a model of the shape $1"
+  mkdir -p "$out/models"
   echo '{"model_type": "bert", "vocab_size": 30522, "hidden_size": '"$2"', "num_hidden_layers": '"$3"',
-    "num_attention_heads": '"$4"', "intermediate_size": '$((4 * $2))',
-    "attention_probs_dropout_prob": '"${5:-0.1}"'}' >"$out/$1.json"
-  python3 scripts/random_model.py "$out/$1.json" "$out/$1" >"$out/$1.log" 2>&1
-  cp "$encoder"/tokenizer* "$out/$1"
+    "num_attention_heads": '"$4"', "intermediate_size": '$((4 * $2))'}' >"$folder.json"
+  timeout 300 "$PYTHON" scripts/random_model.py "$folder.json" "$folder" >"$out/shape-$1.log" 2>&1 &&
+    cp "$encoder"/tokenizer* "$folder" && touch "$folder/made" || { tail -n 20 "$out/shape-$1.log"; return 1; }
 }
-bench() {  # NAME SHAPE [--set ...]: FLOPs and memory against the published procedure, which always runs in fp32
-  echo "== $1"
-  python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --updates 40 --warmup 10 \
-    --set "model.name=$out/$2" "${@:3}" --json "$out/bench-$1.json" 2>"$out/bench-$1.log" ||
-    { tail -n 30 "$out/bench-$1.log"; echo "FAILED $1"; return 1; }
+bench() {  # STEP SECONDS SHAPE UPDATES OPTION ...
+  step "$1" "$2" "$PYTHON" scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=$windows "${few[@]}" \
+    --set "model.name=$out/models/$3" --warmup $warmup --updates "$4" --json "$out/$1.json" "${@:5}"
 }
-profile() {  # NAME SHAPE: the kernels that take a SWEP update's time
-  echo "== profile of $1"
-  python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --updates 10 --warmup 10 \
-    --set "model.name=$out/$2" --profile --methods swep:split --json "$out/profile-$1.json" 2>"$out/profile-$1.log" ||
-    { tail -n 30 "$out/profile-$1.log"; echo "FAILED profile-$1"; return 1; }
+train() {  # STEP ZERO_STAGE OPTION ...
+  step "$1" 90 "$PYTHON" scripts/train.py --ds_config "ds_configs/zero$2.json" --output_dir "$out/runs/$1" "${@:3}" "${few[@]}"
 }
-shape bert-base 768 12 12
-shape bert-base-undropped 768 12 12 0.0
-shape bert-large 1024 24 16
-bench base-fp32 bert-base --set train.precision=fp32
-bench base-bf16 bert-base
-# one attention kernel for all windows has no dropout of attention weights: neither model has it
-bench base-bf16-undropped bert-base-undropped
-bench base-bf16-packing bert-base-undropped --set train.packing=true
-bench base-bf16-compile bert-base --set train.compile=true
-bench large-bf16 bert-large
-profile base-bf16 bert-base
-profile large-bf16 bert-large
-python3 scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=32 --set "model.name=$out/bert-base" \
-  --scaling --updates 40 --warmup 10 --json "$out/scaling.json"
-rm -r "$out/bert-base" "$out/bert-base-undropped" "$out/bert-large"
-
-for seed in 0 1 2; do
-  for method in mle swep; do
-    extra=()
-    [ $method = mle ] && extra=(--set method.name=mle)
-    train "new-wiki-$method-$seed" zero2 "${new_wiki[@]}" "${extra[@]}" --set "seed=$seed"
-  done
-done
-python3 - "$out" <<'PY'
+scores() {
+  "$PYTHON" - "$out" <<'PY'
 import json, pathlib, sys
-for path in sorted(pathlib.Path(sys.argv[1]).glob("*/results.json")):
+for path in sorted(pathlib.Path(sys.argv[1]).glob("runs/*/results.json")):
     r = json.loads(path.read_text())
     scores = "  ".join(f"{k} {v['exact_match']:.2f}/{v['f1']:.2f}" for k, v in r["eval"].items())
     print(f"{path.parent.name:28} {r['train']['samples_per_second']:8.1f} samples/s  {scores}")
 PY
+}
+
+begin "$3"
+pending base profile-base compile undropped packing && shape base "${base[@]}"
+pending large profile-large && shape large "${large[@]}"
+bench base 120 base $updates  # beside the published procedure, which is in fp32
+bench large 120 large $updates --methods mle swep:split swep:joint
+bench profile-base 60 base 10 --profile --methods swep:split
+bench profile-large 60 large 10 --profile --methods swep:split
+bench compile 180 base $updates --set train.compile=true --methods mle swep:split
+train mle 2 "${new_wiki[@]}" --set method.name=mle
+train swep 2 "${new_wiki[@]}"
+train quickstart 2
+train quickstart-zero3 3 --set train.precision=bf16
+for number in 1 2; do
+  train deterministic-$number 2 "${new_wiki[@]}" --set train.deterministic=true --set train.max_updates=100 \
+    --set data.max_eval_examples=64
+done
+step deterministic 10 cmp "$out"/runs/deterministic-{1,2}/model/model.safetensors
+bench undropped 60 base $updates --methods mle swep:split --set model.attention_dropout=0
+bench packing 60 base $updates --methods mle swep:split --set model.attention_dropout=0 --set train.packing=true
+scores
+finish

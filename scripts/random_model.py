@@ -2,6 +2,7 @@
 
     python scripts/random_model.py t5-11b FOLDER
     python scripts/random_model.py path/to/config.json FOLDER
+    python scripts/random_model.py t5-11b FOLDER --no_weights      # what scripts/train.py --plan needs
 
 Nothing is downloaded, and no more than 1 GiB of weights is in memory at a time. FOLDER/train.json is the training data.
 Exit codes as scripts/train.py.
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedModel
 
@@ -20,7 +22,7 @@ from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import check_output_folder, path_of, read_json, user_path
 from swep_ds.models.hub import load_tokenizer
-from swep_ds.pipeline.export import write_model
+from swep_ds.pipeline.export import note_tied_weights, write_model
 from swep_ds.ranks.group import process_group
 
 T5 = {"model_type": "t5", "d_model": 1024, "d_kv": 128, "num_layers": 24, "decoder_start_token_id": 0}
@@ -42,18 +44,19 @@ CONFIGS = {
     "t5-3b": T5 | {"d_ff": 16384, "num_heads": 32},
     "t5-11b": T5 | {"d_ff": 65536, "num_heads": 128},
 }
-QUESTIONS = 64
+QUESTIONS = 128
 CHARACTERS = 4000  # per text: more than one window
 
 
 def random_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Names and bf16 values: matrices from N(0, 0.02^2), scales 1, biases 0; tied weights once."""
     tied = model.all_tied_weights_keys.keys()
+    device = get_accelerator().current_device_name()  # a GPU draws billions of numbers in seconds
     for name, hollow in model.state_dict().items():
         if name in tied:
             continue
         if hollow.dim() > 1:
-            yield name, torch.empty(hollow.shape, dtype=torch.bfloat16).normal_(0, 0.02)
+            yield name, torch.empty(hollow.shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02).cpu()
         else:
             yield name, torch.full(hollow.shape, float(not name.endswith("bias")), dtype=torch.bfloat16)
 
@@ -74,6 +77,7 @@ def write() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("model", help=f"{', '.join(CONFIGS)}, or a config.json")
     parser.add_argument("folder", type=path_of("FOLDER"))
+    parser.add_argument("--no_weights", action="store_true", help="write only config, tokenizer and texts")
     arguments = parser.parse_args()
     check_output_folder("FOLDER", arguments.folder)
     settings, file = CONFIGS.get(arguments.model), user_path(arguments.model, "MODEL")
@@ -87,9 +91,13 @@ def write() -> None:
         with torch.device("meta"):
             model = auto_class.from_config(config, dtype=torch.bfloat16)
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
-    with process_group():
-        write_model(model, random_weights(model), arguments.folder)
+    if arguments.no_weights:
+        note_tied_weights(model)
+        model.config.save_pretrained(arguments.folder)
+    else:
+        torch.manual_seed(0)
+        with process_group():
+            write_model(model, random_weights(model), arguments.folder)
     tokenizer = load_tokenizer("quickstart:t5" if config.is_encoder_decoder else "quickstart:encoder")
     tokenizer.model_max_length = 512
     if getattr(config, "type_vocab_size", 0) == 1:  # as in RoBERTa, whose tokenizers give no token types

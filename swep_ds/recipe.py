@@ -31,6 +31,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class ModelSection(Section):
     name: str  # hub id, local folder, or "quickstart:encoder", the encoder that comes with this package
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: the best that transformers has
+    attention_dropout: float | None = Field(None, ge=0, lt=1)  # of attention weights; null = as in the model's config
 
 
 class DataSection(Section):
@@ -80,6 +81,7 @@ class TrainSection(Section):
     activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time
     packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
+    deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
     log_every: Many = 10  # updates
     checkpoint_every: Many = 1000  # updates
     keep_checkpoints: Count = 2  # the newest so many stay

@@ -46,7 +46,7 @@ def test_windows_are_full(tmp_path):
         examples, tokenizer, settings, training=True, windows_without_answer="cls", cache_dir=tmp_path
     )
     lengths = features.dataset["length"]
-    assert len(lengths) > 64
+    assert len(lengths) > 128
     assert sum(length == 384 for length in lengths) > len(lengths) / 2
 
 

@@ -35,6 +35,9 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     options.add_argument("--num_accelerators", type=int, default=1, help="processes of each run (default: 1)")
+    options.add_argument(
+        "--runs_per_device", type=int, default=1, help="how many runs may share a device (default: 1); a CPU takes any"
+    )
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
     mode = options.add_mutually_exclusive_group()
     mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
@@ -61,8 +64,8 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
 
 def sweep() -> None:
     arguments = parser().parse_args()
-    if min(arguments.jobs, arguments.num_accelerators) < 1:
-        raise InputError("--jobs and --num_accelerators must be at least 1")
+    if min(arguments.jobs, arguments.num_accelerators, arguments.runs_per_device) < 1:
+        raise InputError("--jobs, --num_accelerators and --runs_per_device must be at least 1")
     if arguments.srun and max(arguments.jobs, arguments.num_accelerators) > 1:
         raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --num_accelerators")
     folder, cells, command = read(arguments)
@@ -77,13 +80,16 @@ def sweep() -> None:
         from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
 
         ranks = None if arguments.srun else arguments.num_accelerators
-        failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks)
+        sharing = arguments.runs_per_device
+        failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=sharing)
     if arguments.cell is not None:
         done = chosen[0].results() is not None
         sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if done else chosen[0].exit_code() or EXIT_FAULT)
+    if stopped:  # a table can take minutes: --table makes it
+        sys.exit(EXIT_STOPPED)
     from swep_ds.analysis.publish import publish
     from swep_ds.analysis.runs import refs_of_cells
 
     table = publish(refs_of_cells(cells), folder)
-    if failed or stopped or table["missing"]:
-        sys.exit(EXIT_STOPPED if stopped else EXIT_FAULT)
+    if failed or table["missing"]:
+        sys.exit(EXIT_FAULT)

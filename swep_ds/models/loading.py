@@ -24,6 +24,8 @@ HEADS = {
     AutoModelForSeq2SeqLM: ("sequence-to-sequence", "a model such as t5, mt5 or bart, or set task to extractive"),
     AutoModelForMaskedLM: ("masked-language-model", "a masked language model such as bert-base-uncased"),
 }
+# what configs call the dropout of attention weights
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 def load_trainable(
@@ -32,6 +34,7 @@ def load_trainable(
     *,
     activation_checkpointing: bool,
     attention: str = "auto",
+    attention_dropout: float | None = None,
     mapped: bool = False,
     weights: bool = True,
 ) -> PreTrainedModel:
@@ -40,13 +43,14 @@ def load_trainable(
     Args:
         auto_class: one of `HEADS`.
         attention: transformers' `attn_implementation`; "auto" = its default.
+        attention_dropout: probability that an attention weight is dropped; None = the config's.
         mapped: leaves the weights in their files and dtypes, mapped into memory that the system can take back;
             `training.sharding.shard` spreads them over the ranks from there.
         weights: False reads the config alone; the model is then on the meta device.
 
     Raises:
-        InputError: as `load_weights`; or the model does not take word embeddings, or does not support activation
-            checkpointing.
+        InputError: as `load_weights`; or the model does not take word embeddings, does not support activation
+            checkpointing, or has no dropout of attention weights to set.
     """
     use_given_masks()
     label, config = f"model.name {name}", load_config(name)
@@ -55,6 +59,8 @@ def load_trainable(
             f"task extractive: {name} is a sequence-to-sequence model ({config.model_type}): set task to generative"
         )
     config.dtype = None  # it need not be the files' dtype
+    if attention_dropout is not None:
+        set_attention_dropout(config, attention_dropout)
     source = (auto_class, config, name, label, attention)
     if weights:
         model = load_weights(*source, mapped=mapped, new_head=not config.is_encoder_decoder)
@@ -70,6 +76,16 @@ def load_trainable(
         # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
+
+
+def set_attention_dropout(config: PreTrainedConfig, value: float) -> None:
+    """Raises InputError: the model has none that can be set alone; T5 has a single dropout for everything."""
+    names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
+    if not names:
+        raise InputError(
+            f"model.attention_dropout: {config.model_type} has no dropout of attention weights alone: set it to null"
+        )
+    setattr(config, names[0], value)
 
 
 def load_weights(

@@ -99,8 +99,8 @@ def slow_because(config: PreTrainedConfig, precision: str, device: torch.device)
     if device.type != "cuda" or _one_kernel(device, dtype, width, dropout):
         return None  # on CPU a launch costs next to nothing
     return (
-        f"the single kernel needs half precision (train.precision is {precision}), attention_probs_dropout_prob 0 in "
-        f"config.json (it is {dropout}), heads of a multiple of 8 up to 256 (they are {width} wide), an Ampere "
+        f"the single kernel needs half precision (train.precision is {precision}), model.attention_dropout 0 "
+        f"(it is {dropout}), heads of a multiple of 8 up to 256 (they are {width} wide), an Ampere "
         "GPU or a later one, and a PyTorch with FlashAttention"
     )
 

@@ -99,12 +99,17 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         raise OSError(int(system_error[2]), system_error[1], str(folder)) from None
 
 
+def note_tied_weights(model: PreTrainedModel) -> None:
+    """Has the config say whether input and output embeddings are one: transformers 5 takes every T5's for tied."""
+    if output := model.get_output_embeddings():
+        model.config.tie_word_embeddings = output.weight is model.get_input_embeddings().weight
+
+
 def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | None]], folder: Path) -> None:
     """`model.save_pretrained(folder)` for weights that arrive one at a time, in files of `FILE_BYTES`."""
     files: list[Path] = []
     state: dict[str, Tensor] = {}
-    if output := model.get_output_embeddings():  # transformers 5 takes every T5's config for tied
-        model.config.tie_word_embeddings = output.weight is model.get_input_embeddings().weight
+    note_tied_weights(model)
 
     def write() -> None:
         model.save_pretrained(folder, state_dict=state)

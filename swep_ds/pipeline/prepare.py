@@ -31,6 +31,7 @@ from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 from swep_ds.training.average import last_k
 from swep_ds.training.conversion import parameter_shapes
+from swep_ds.training.determinism import set_deterministic
 from swep_ds.training.ds_config import (
     REPORTS,
     SPREAD,
@@ -75,6 +76,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
     torch.manual_seed(recipe.seed)
 
     def load() -> tuple:
+        set_deterministic(recipe.train.deterministic)
         tokenizer = load_tokenizer(recipe.model.name)
         sharded = read_ds_config(ds_config).get("zero_optimization", {}).get("stage") == 3
         qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
@@ -182,6 +184,7 @@ def load_model(
     load_kwargs = {
         "activation_checkpointing": recipe.train.activation_checkpointing,
         "attention": recipe.model.attention,
+        "attention_dropout": recipe.model.attention_dropout,
         "mapped": mapped,
         "weights": weights,
     }

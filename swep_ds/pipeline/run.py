@@ -37,6 +37,7 @@ from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
+from swep_ds.training.determinism import naming_operation
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
@@ -141,7 +142,7 @@ def _run_stage(
     check_alike(setup | layout)
     _say_job(recipe, job, say)
     ranks.progress("engine")
-    with _engine(recipe, job) as engine:
+    with _engine(recipe, job) as engine, naming_operation():
         average = WeightAverage.of(engine, recipe.train, updates)
         outcomes = _outcomes(recipe, folder, average)
         batch = Batch.of(recipe, job.batches.global_batch)

@@ -16,11 +16,12 @@ from swep_ds.errors import InputError
 from swep_ds.ranks.launch import visible_devices
 
 
-def environments(jobs: int, ranks: int | None) -> list[dict[str, str]]:
+def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[str, str]]:
     """For each of `jobs` simultaneous runs, the environment variables that give it its devices or its share of threads.
 
     Args:
         ranks: processes of each run, each with a device. Slurm (None) assigns devices by itself.
+        sharing: at most so many runs share a device.
 
     Raises:
         InputError: there are fewer devices than processes.
@@ -28,13 +29,19 @@ def environments(jobs: int, ranks: int | None) -> list[dict[str, str]]:
     if ranks is None:
         return [{}] * jobs
     accelerator, processes = get_accelerator(), jobs * ranks
+    threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}
     if accelerator.device_name() == "cpu":
-        return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}] * jobs
+        return [threads] * jobs
     count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
-    if processes > count:
-        raise InputError(f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices: lower one of them")
+    groups = count // ranks
+    if jobs > groups * sharing:
+        shared = f" for {sharing} runs each" if sharing > 1 else ""
+        raise InputError(
+            f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
+        )
     devices = visible_devices(variable, count)
-    return [{variable: ",".join(devices[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
+    chosen = [{variable: ",".join(devices[group * ranks : (group + 1) * ranks])} for group in range(groups)]
+    return [chosen[job % groups] | (threads if sharing > 1 else {}) for job in range(jobs)]
 
 
 def launcher(ranks: int | None) -> list[str]:

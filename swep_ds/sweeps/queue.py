@@ -67,7 +67,7 @@ class Job:
 
 
 def run_queue(
-    cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None
+    cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
     """Runs the cells that have no results yet; one that fails does not stop the others.
 
@@ -76,6 +76,7 @@ def run_queue(
         cells: their folders are in one that exists (`describe`).
         jobs: how many cells run at a time.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
+        sharing: at most so many cells share a device.
 
     Returns:
         (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell that an
@@ -85,7 +86,7 @@ def run_queue(
         InputError: there are fewer devices than processes.
     """
     console = Console()
-    free = environments(jobs, ranks)
+    free = environments(jobs, ranks, sharing)
     waiting = deque(cell for cell in cells if cell.results() is None)
     running: list[Job] = []
     failed: list[Cell] = []

@@ -5,8 +5,8 @@ the manifest `complete.json`, after all ranks were done; then `latest` moves to 
 the manifest is an interrupted write and is ignored. A run that looks for its own checkpoints skips damaged ones.
 
 A run resumes with the same global batch, data, method and precision. On the same ranks and ZeRO stage it is then
-bit-identical to an uninterrupted one. On others the state is converted (`training.conversion`) and losses agree to
-rounding, except that dropout masks, drawn from (seed, update, rank), differ.
+bit-identical to an uninterrupted one, on GPUs if it has `train.deterministic`. On others the state is converted
+(`training.conversion`) and losses agree to rounding, but dropout masks, drawn from (seed, update, rank), differ.
 """
 
 import errno

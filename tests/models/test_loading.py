@@ -32,6 +32,30 @@ def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
     assert losses[0].item() == losses[1].item()
 
 
+@pytest.mark.parametrize("architecture", ["bert", "electra", "distilbert", "modernbert", "bart"])
+def test_dropout_of_attention_weights_is_set_alone(architecture, tmp_path):
+    model = tiny_models.model(architecture, dropout=0.1)
+    model.save_pretrained(tmp_path)
+    changed = tiny_models.load(tmp_path, attention_dropout=0.25).model
+    before, after = model.config.to_dict(), changed.config.to_dict()
+    differing = {name for name in after if before.get(name) != after[name]} - {
+        "_name_or_path",
+        "dtype",
+        "architectures",
+    }
+    assert differing <= {"attention_probs_dropout_prob", "attention_dropout"}
+    assert {after[name] for name in differing} == {0.25}
+    rates = {module.dropout_prob for module in changed.modules() if hasattr(module, "dropout_prob")}
+    rates |= {module.attention_dropout for module in changed.modules() if hasattr(module, "attention_dropout")}
+    assert rates <= {0.25}
+
+
+def test_a_model_without_dropout_of_attention_weights_alone_is_refused(tmp_path):
+    tiny_models.model("t5").save_pretrained(tmp_path)
+    message = refused(GenerativeQA.load, str(tmp_path), activation_checkpointing=False, attention_dropout=0.0)
+    assert message == "model.attention_dropout: t5 has no dropout of attention weights alone: set it to null"
+
+
 FAULTS = {
     "a wrong type": ({"d_model": "wide"}, "d_model' expected int, got str"),
     "zero": ({"d_model": 0}, "Error: "),

@@ -141,7 +141,7 @@ def test_what_keeps_windows_from_one_kernel_is_named(architecture, ampere):
     assert packing.slow_because(plain, "autocast", GPU) is None
     assert packing.slow_because(dropping, "fp32", torch.device("cpu")) is None
     assert "train.precision is fp32" in packing.slow_because(plain, "fp32", GPU)
-    assert "attention_probs_dropout_prob 0 in config.json (it is 0.1)" in packing.slow_because(dropping, "fp16", GPU)
+    assert "model.attention_dropout 0 (it is 0.1)" in packing.slow_because(dropping, "fp16", GPU)
     plain.num_attention_heads = 4
     assert "they are 4 wide" in packing.slow_because(plain, "bf16", GPU)
 

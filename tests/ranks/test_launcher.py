@@ -30,6 +30,20 @@ def test_each_job_has_its_own_devices(monkeypatch):
         environments(3, 2)
 
 
+def test_runs_share_devices_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(module, "get_accelerator", Gpus)
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 16)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    five = environments(5, 1, sharing=2)
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in five] == ["0", "1", "2", "3", "0"]
+    assert {job["OMP_NUM_THREADS"] for job in five} == {"3"}
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in environments(4, 2, sharing=2)] == ["0,1", "2,3"] * 2
+    with pytest.raises(InputError, match="4 devices for 2 runs each: lower one of them"):
+        environments(9, 1, sharing=2)
+    with pytest.raises(InputError, match="there are 4 devices for 2 runs each"):
+        environments(1, 8, sharing=2)
+
+
 def test_several_processes_start_under_deepspeed(monkeypatch):
     assert launcher(1) == [sys.executable, "-u"]
     on_cpu = launcher(2)

@@ -381,7 +381,7 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
     path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
     asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
 
-    def run_queue(cells, command, *, jobs, ranks):
+    def run_queue(cells, command, *, jobs, ranks, sharing):
         [cell], code = cells, codes.pop(0)
         asked.append((cell.seed, jobs, ranks))
         cell.log.write_text(f"$ run\n# exit code {code}\n")
@@ -403,7 +403,11 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
     assert [ends("--cell", "1", "--srun") for _ in list(codes)] == [2, 137, 75, 75, 0]
     assert set(asked) == {(1, 1, None)}
     assert not list(tmp_path.glob("runs/table.*"))
+    monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", lambda *_, **__: ([], True))
+    assert ends() == 75  # a sweep that was asked to stop makes no table either
+    assert not list(tmp_path.glob("runs/table.*"))
     for options, said in (
+        (["--runs_per_device", "0"], "--runs_per_device must be at least 1"),
         (["--cell", "2"], "--cell 2: the sweep has 2, from 0 to 1"),
         (["--srun", "--jobs", "2"], "--srun"),
     ):

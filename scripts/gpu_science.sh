@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Does learned noise help? The eight arms and 16 seeds of the sweep learned_noise_gpu, several runs at a time on one GPU.
+#   usage: scripts/gpu_science.sh ENCODER DATA OUT
+#     ENCODER  local folder of the encoder
+#     DATA     folder with squad_dev.jsonl.gz and bioasq.jsonl.gz (MRQA), new_wiki_v1.0.json.gz and
+#              amazon_reviews_v1.0.json.gz (SQuADShifts)
+#     OUT      folder for the runs
+# All arms of a seed run before the next seed. The archive has results, predictions and logs of the finished runs, no
+# weights; unpacked in OUT, also on another machine, it lets the sweep resume there. Steps: runs (the table, over all runs,
+# comes last). Environment, beside that of gpu_steps.sh:
+#   JOBS  runs at a time (default: three for four cores)
+# What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
+. "$(dirname "$0")/gpu_steps.sh"
+[ $# -eq 3 ] || fail "usage: scripts/gpu_science.sh ENCODER DATA OUT"
+encoder=$(realpath -e "$1") && data=$(realpath -e "$2") || exit 2
+for file in {squad_dev,bioasq}.jsonl.gz {new_wiki,amazon_reviews}_v1.0.json.gz; do
+  [ -f "$data/$file" ] || fail "DATA $data: has no $file"
+done
+JOBS=${JOBS:-$((($(nproc) * 3 + 3) / 4))}
+AT_THE_END=75  # s: runs that are stopped save a checkpoint first
+
+few=() sweep=learned_noise_gpu
+if rehearsing; then
+  few=(--set data.max_train_examples=48 --set train.max_updates=2 --set data.max_eval_examples=24 --set data.max_length=64
+    --set data.doc_stride=16 --set data.max_query_length=16)
+fi
+
+begin "$3"
+if rehearsing; then
+  sweep=$out/first_seed.yaml
+  printf '%s\n' "extends: learned_noise_gpu" "seeds: [0]" >"$sweep"
+fi
+# a finished run's checkpoint is 0.4 GB, of no more use, and 128 of them may fill the disk
+free_disk() {
+  local results
+  for results in "$out"/runs/*/results.json; do
+    [ ! -f "$results" ] || rm -rf "${results%/*}/checkpoints"
+  done
+}
+while sleep 20; do free_disk; done >/dev/null 2>&1 &
+freeing=$!
+trap 'kill $freeing; free_disk' EXIT
+step runs 7200 "$PYTHON" scripts/sweep.py "$sweep" --jobs "$JOBS" --runs_per_device "$JOBS" --output_dir "$out/runs" \
+  --set "model.name=$encoder" --set "data.train=$data/squad_dev.jsonl.gz" \
+  --set "data.eval.new_wiki=$data/new_wiki_v1.0.json.gz" --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" \
+  --set "data.eval.bioasq=$data/bioasq.jsonl.gz" "${few[@]}"
+finish

@@ -1,0 +1,56 @@
+"""`train.deterministic`: on a GPU, equal runs on the same devices and versions have equal numbers, to the last bit.
+
+Without it some kernels add up in an order that changes from call to call: the backward passes of attention and of
+indexing, by atomic additions, and matrix products, because cuBLAS chooses their workspace while they run. PyTorch's
+switch takes the deterministic backward of FlashAttention and of memory-efficient attention, and rules cuDNN's attention
+out. The Triton kernels of this package use no atomics.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from swep_ds.errors import InputError
+
+CUBLAS, CUBLAS_SETTINGS = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")  # the two that cuBLAS documents
+FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`
+
+
+def set_deterministic(on: bool) -> None:
+    """Switches it for this process. Call it before anything is computed: cuBLAS reads its setting at its first use.
+
+    Raises InputError: the environment has a setting of cuBLAS that is not deterministic.
+    """
+    if on:
+        chosen = os.environ.setdefault(CUBLAS, CUBLAS_SETTINGS[0])
+        if chosen not in CUBLAS_SETTINGS:
+            raise InputError(
+                f"train.deterministic: cuBLAS is not deterministic with {CUBLAS}={chosen}: unset it, or set it to "
+                f"{' or '.join(CUBLAS_SETTINGS)}"
+            )
+        os.environ[FLASH_ATTENTION] = "1"
+        # would write to each new tensor, so that a read before the first write is noticed
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    if on != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
+        torch.use_deterministic_algorithms(on)
+
+
+@contextmanager
+def naming_operation() -> Iterator[None]:
+    """Turns PyTorch's refusal of an operation without a deterministic version into an `InputError` that names it.
+
+    All ranks run the same operations, so all raise.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        refused = re.search(r"(\S+) does not have a deterministic implementation", str(error))
+        if not refused:
+            raise
+        raise InputError(
+            f"train.deterministic: PyTorch has no deterministic version of {refused[1]} on this device: set it to "
+            "false, or take a model or method without this operation"
+        ) from None

@@ -1,0 +1,63 @@
+"""train.deterministic: what it switches on, what it refuses, and that it alters no number on a CPU."""
+
+import os
+
+import pytest
+import torch
+
+from swep_ds.errors import InputError
+from swep_ds.training.determinism import CUBLAS, FLASH_ATTENTION, naming_operation, set_deterministic
+from tests.support.fork_server import run_script
+from tests.support.tiny_run import ROOT, assert_same, ds_config, prepare
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch):
+    for name in (CUBLAS, FLASH_ATTENTION):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_it_is_switched_on_and_off():
+    set_deterministic(True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()  # attention's backward only warns there
+    assert (os.environ[CUBLAS], os.environ[FLASH_ATTENTION]) == (":4096:8", "1")
+    set_deterministic(False)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_users_setting_of_cublas_stays_or_is_refused(monkeypatch):
+    monkeypatch.setenv(CUBLAS, ":16:8")
+    set_deterministic(True)
+    assert os.environ[CUBLAS] == ":16:8"
+    monkeypatch.setenv(CUBLAS, ":0:0")
+    set_deterministic(False)
+    with pytest.raises(InputError, match=r"CUBLAS_WORKSPACE_CONFIG=:0:0: unset it, or set it to :4096:8 or :16:8"):
+        set_deterministic(True)
+
+
+def test_an_operation_without_a_deterministic_version_is_named():
+    def put():
+        return torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
+
+    with naming_operation():
+        put()
+    set_deterministic(True)
+    message = r"^train.deterministic: PyTorch has no deterministic version of put_ on this device: set it to false, .*$"
+    with pytest.raises(InputError, match=message), naming_operation():
+        put()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), naming_operation():
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_a_run_has_the_same_numbers_on_a_cpu(tmp_path):
+    recipe = prepare(tmp_path, dropout=0.1)
+    common = ["--recipe", str(recipe), "--ds_config", str(ds_config(tmp_path, 2)), "--set", "train.precision=bf16"]
+    for name, value in (("plain", "false"), ("deterministic", "true")):
+        options = ["--set", f"train.deterministic={value}", "--output_dir", str(tmp_path / name)]
+        run_script(ROOT / "scripts" / "train.py", *common, *options)
+    assert_same(tmp_path / "deterministic", tmp_path / "plain")
