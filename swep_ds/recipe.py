@@ -5,17 +5,22 @@ the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's setting
 (`swep_ds/methods/`). `swep_ds/settings.py` reads YAML, `extends` and `--set`.
 """
 
+import logging
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from swep_ds.errors import InputError
 from swep_ds.methods import MethodSettings
+from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.settings import Section, load, shown, suggest
 
+log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
 AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
@@ -235,9 +240,10 @@ class Recipe(Section):
         `--set method.name=mle` compares methods under one recipe.
 
         Raises:
-            InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value.
+            InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
+                that do not say which of them is the source domain (`_check_source_domain`).
         """
-        return load(Recipe, name_or_path, RECIPES, "--recipe", overrides)
+        return load(Recipe, name_or_path, RECIPES, "--recipe", overrides, _check_source_domain)
 
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.
@@ -262,6 +268,41 @@ class Recipe(Section):
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
+    """Where a `layer` over a recipe changes data.train, is the first test set, the source domain, still the recipe's?
+
+    Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
+    layer adds others: the only domain that was trained on could count as out of domain.
+    """
+    data = [tree.get("data") for tree in (base, layer, merged)]
+    if not all(isinstance(section, dict) for section in data):
+        return
+    before, given, after = data
+    sources, given_sources = after.get("eval"), given.get("eval") or {}
+    if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)) or after.get("holdout_fraction"):
+        return
+    name, source = next(iter(sources.items()))
+    train = given.get("train")
+    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_sources:
+        return
+    kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
+    if given_sources:
+        added = [str(other) for other in given_sources]
+        raise InputError(
+            f"{kept}, and {shown(', '.join(added), str)} would count as out of domain: name all test sets, the one of "
+            f"data.train's domain first, as in --set 'data.eval={{{shown(added[0], str)}: FILE}}'; or repeat --set "
+            f"data.eval.{name}={shown(source, str)} if it is of that domain"
+        )
+    if is_first_on_node():
+        _warn_once(f"{kept}: if it is of another domain, replace it: --set 'data.eval={{NAME: FILE}}'")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """A sweep loads a recipe for each run."""
+    log.warning(text)
 
 
 def check_data_set_names(names: Sequence[str]) -> None:
