@@ -23,6 +23,7 @@ from swep_ds.settings import Section, load, shown, suggest
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
+Language = Literal["ar", "de", "en", "es", "hi", "vi", "zh"]
 AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
 LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
@@ -51,6 +52,9 @@ class DataSection(Section):
     max_query_length: Count = 64  # longer questions are cut, and counted
     max_target_length: int = Field(30, ge=2, le=1_000_000)  # generative: longer answers are cut, and counted
     windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
+    # Questions without an answer, as in SQuAD v2.0. train: towards [CLS] or an empty answer; the model may then decline
+    # a question, and does so where its null score is above a threshold.
+    unanswerable: Literal["error", "drop", "train"] = "error"
 
     @field_validator("eval")
     @classmethod
@@ -115,6 +119,14 @@ class EvalSection(Section):
     n_best: int = Field(20, ge=1, le=10_000)  # extractive: how many of the best starts and ends per window are paired
     max_answer_tokens: Count = 30  # when generated, with the end-of-sequence token
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
+    scorer: Literal["squad", "mlqa"] = "squad"  # whose rules compare answers: English ones, or those of `language`
+    language: Language | dict[str, Language] = "en"  # mlqa: of the answers; or by data set, where others are in en
+
+    def answer_language(self, data_set: str) -> Language | None:
+        """The language whose rules score a data set; None = SQuAD's rules."""
+        if self.scorer == "squad":
+            return None
+        return self.language.get(data_set, "en") if isinstance(self.language, dict) else self.language
 
 
 class TrackingSection(Section):
@@ -155,6 +167,14 @@ class Recipe(Section):
             (
                 select_on not in (None, *tests),
                 f"eval.select_on: {select_on!r} is no data set of data.eval{suggest(str(select_on), tests)}",
+            ),
+            (
+                self.eval.scorer == "squad" and self.eval.language != "en",
+                "eval.language: scorer squad has rules for English alone: set eval.scorer to mlqa, or language to en",
+            ),
+            *(
+                (name not in tests, f"eval.language: {name!r} is no data set of data.eval{suggest(name, tests)}")
+                for name in (self.eval.language if isinstance(self.eval.language, dict) else ())
             ),
             (
                 train.execution == "joint" and method.needs == "gradient",
@@ -257,8 +277,15 @@ class Recipe(Section):
         if self.method.name == "ssmba":
             tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
         tree["train"] |= settings
-        tree["eval"] |= {"select_on": None}
+        tree["eval"] |= {"select_on": None, "scorer": "squad", "language": "en"}
         return Recipe.model_validate(tree).unaveraged()
+
+    @property
+    def halved(self) -> str | None:
+        """The test set of which one half chooses, a checkpoint or when to decline a question, and the other half is
+        reported: `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
+        declines = self.data.unanswerable == "train" and self.data.holdout_fraction > 0
+        return self.eval.select_on or (HOLDOUT if declines else None)
 
     def unaveraged(self) -> "Recipe":
         """The same training, of which the last weights are tested and exported instead of a mean."""

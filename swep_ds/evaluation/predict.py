@@ -13,6 +13,7 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
+from swep_ds.evaluation.spans import Null
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows, by name; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
@@ -26,6 +27,8 @@ class Decoder(Protocol):
     def answers(self) -> dict[str, str]: ...
 
     def confidences(self) -> dict[str, float]: ...
+
+    def nulls(self) -> dict[str, Null]: ...
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
-from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
+from swep_ds.evaluation.results import Evaluated, out_of_domain_mean, versions
 from swep_ds.pipeline.saved import READING, ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.recipe import Recipe
@@ -27,7 +27,7 @@ TEMPLATE_LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_new
 
 
 def export_model(
-    engine, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, scores: Scores, keep_fp32: bool = False
+    engine, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, tested: Evaluated, keep_fp32: bool = False
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card, without the method's parameters. Collective.
 
@@ -51,9 +51,9 @@ def export_model(
             write_model(model, weights, unfinished)
             if ranks.is_main():
                 save_tokenizer(tokenizer, unfinished)
-                reading = ReadingSettings.of(recipe).model_dump()
+                reading = ReadingSettings.of(recipe, tested.null_threshold).model_dump()
                 (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
-                (unfinished / "README.md").write_text(model_card(recipe, scores), encoding="utf-8")
+                (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
                 shutil.rmtree(folder, ignore_errors=True)
                 unfinished.rename(folder)
         finally:
@@ -130,13 +130,14 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def model_card(recipe: Recipe, scores: Scores) -> str:
+def model_card(recipe: Recipe, tested: Evaluated) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
     return templates.get_template("model_card.md.jinja").render(
         recipe=recipe,
         on_hub=re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists(),
-        scores=scores,
-        mean=out_of_domain_mean(scores),
+        tested=tested,
+        scores=tested.scores,
+        mean=out_of_domain_mean(tested.scores),
         versions=versions(),
     )

@@ -64,6 +64,10 @@ class Ingredient:
             raise InputError(f"{folder.model}: holds no weights: run it again")
         return cls(run, Recipe.load(str(run / RECIPE)), read_results(folder.results), weights)
 
+    @property
+    def reading(self) -> ReadingSettings:
+        return ReadingSettings.load(self.model / READING)
+
     def traits(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """What all ingredients must share: file, and values by field."""
         recipe = self.recipe
@@ -71,9 +75,10 @@ class Ingredient:
         config = flatten(load_config(str(self.model), f"{self.run}: its model").to_dict())
         yield self.model / "config.json", {name: v for name, v in config.items() if name not in NOT_COMPUTED}
         yield self.model / TOKENIZER, {"CRC-32": zlib.crc32(read_bytes(self.model / TOKENIZER))}
-        read = ReadingSettings.load(self.model / READING)
+        read = self.reading
         cuts = {f"data.{name}": getattr(read.data, name) for name in WINDOWS}
         yield self.model / READING, cuts | {f"eval.{name}": getattr(read.eval, name) for name in DECODING}
+        yield self.model / READING, {"null_threshold, whether there is one": read.null_threshold is not None}
         shapes = {}
         for file in dict.fromkeys(self.weights.values()):
             with safe_open(file, "pt") as content:
@@ -130,6 +135,11 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
     for file in files:
         names = [name for name, holder in first.weights.items() if holder == file]
         save_file({name: _mean(ingredients, name) for name in names}, folder / file.name, metadata={"format": "pt"})
+    readings = [ingredient.reading for ingredient in ingredients]
+    if readings[0].null_threshold is not None:
+        mean = sum(reading.null_threshold for reading in readings) / len(readings)
+        text = readings[0].model_copy(update={"null_threshold": mean}).model_dump_json(indent=2)
+        (folder / READING).write_text(f"{text}\n", encoding="utf-8")
     (folder / "README.md").write_text(_card(ingredients), encoding="utf-8")
 
 

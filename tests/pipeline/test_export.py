@@ -11,6 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from swep_ds.evaluation.results import Evaluated
 from swep_ds.pipeline.export import model_card, save_tokenizer
 from swep_ds.recipe import Recipe
 from tests.support import tiny
@@ -162,7 +163,7 @@ def card(method: dict, scores: dict, **sections: dict) -> tuple[dict, str]:
             "seed": 4,
         }
     )
-    _, head, text = model_card(recipe, scores).split("---\n", 2)
+    _, head, text = model_card(recipe, Evaluated(scores, dict.fromkeys(scores, "SQuAD v1.1"))).split("---\n", 2)
     return yaml.safe_load(head), text
 
 
