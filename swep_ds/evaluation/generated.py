@@ -21,6 +21,7 @@ SMALLEST = 1e-30  # probability of any answer beside an empty one that has all o
 class GeneratedAnswer(NamedTuple):
     text: str
     probability: float  # of the whole sequence, given its window
+    score: float  # its logarithm
 
 
 class GeneratedAnswers:
@@ -73,6 +74,6 @@ class GeneratedAnswers:
     def n_best(self) -> dict[str, list[GeneratedAnswer]]:
         """The best answer by example id, in a list as from `SpanDecoder`."""
         return {
-            self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count))]
+            self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count), -loss * count)]
             for row, (loss, text, count) in sorted(self._best.items())
         }

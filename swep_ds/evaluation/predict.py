@@ -64,6 +64,22 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
             progress.update(number + 1)
 
 
+@torch.no_grad()
+def decode_alone(
+    outputs: Outputs,
+    decoder: Decoder,
+    features: datasets.Dataset,
+    padding: Padding,
+    batch_size: int,
+    device: torch.device,
+) -> None:
+    """As `decode`, in a process that need not be a rank."""
+    stored = features.with_format("arrow")
+    for rows in _batches(features, batch_size, rank=0, world_size=1):
+        columns = read_columns(stored, rows)
+        decoder.add(columns, *outputs(_batch(columns, padding).to(device)))
+
+
 def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
     """Rows of a data set in "arrow" format, by column."""
     [table] = stored[rows.tolist()].combine_chunks().to_batches()

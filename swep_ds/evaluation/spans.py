@@ -162,7 +162,7 @@ class SpanDecoder:
     form no allowed pair in any window gets "".
 
     Args:
-        best_only: keeps the best candidates alone, which is faster: for `answers` and `confidences`, not `n_best`.
+        best_only: keeps the best candidates alone, which is faster: `n_best` has one answer.
         null: the model may decline a question: probabilities count the null answer, and `nulls` gives its own.
     """
 
@@ -244,17 +244,12 @@ class SpanDecoder:
         return np.exp(np.minimum(0.0, finite - log_sum))
 
     def n_best(self) -> dict[str, list[Answer]]:
-        """At most `settings.n_best` answers by example id, best first.
-
-        Raises:
-            ValueError: the decoder is `best_only`.
-        """
-        if self.best_only:
-            raise ValueError("a decoder with best_only has no other answers")
+        """At most `settings.n_best` answers by example id, best first; one if the decoder is `best_only`."""
+        count = 1 if self.best_only else self.settings.n_best
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
         example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
-        kept = np.arange(len(group)) - first[group] < self.settings.n_best
+        kept = np.arange(len(group)) - first[group] < count
         probability = self._probabilities(example, score)
         for i in np.flatnonzero(kept).tolist():
             source = self.examples[int(example[i])]

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors import safe_open
@@ -140,4 +141,14 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
         scores=tested.scores,
         mean=out_of_domain_mean(tested.scores),
         versions=versions(),
+        **usage(recipe, tested.null_threshold),
     )
+
+
+def usage(recipe: Recipe, null_threshold: float | None) -> dict[str, Any]:
+    """What usage.md.jinja, which shows how to ask the model, takes."""
+    data = recipe.data
+    # a tokenizer's stride is the overlap of windows; 4 special tokens
+    overlap = max(0, data.max_length - data.max_query_length - 4 - data.doc_stride)
+    settings = {"overlap": overlap, "max_answer_tokens": recipe.eval.max_answer_tokens}
+    return settings | {"generative": recipe.task == "generative", "data": data, "null_threshold": null_threshold}

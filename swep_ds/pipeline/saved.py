@@ -1,6 +1,5 @@
-"""Saved models: evaluates them on data sets, or asks them a question."""
+"""Saved models: loads them, and evaluates them on data sets."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,9 @@ from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, parsing
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
-from swep_ds.evaluation.generated import GeneratedAnswer
-from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Answer, SpanSettings
+from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
@@ -181,24 +178,3 @@ def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
     except ValueError as error:
         raise InputError(f"--data: {error}") from None
     return {name: read_examples(source, training=False, unanswerable=True) for name, source in sources.items()}
-
-
-def answer_question(model_name: str, question: str, context: str, count: int) -> list[Answer] | list[GeneratedAnswer]:
-    """The `count` best answers to a question about a text of any length, best first.
-
-    Raises InputError: there is no such model; the question or the text is empty; or a generative model is to give
-    several answers.
-    """
-    for name, text in (("question", question), ("text", context)):
-        if not text.strip():
-            raise InputError(f"the {name} is empty: give at least one word")
-    saved = load_saved(model_name)
-    check_knows(saved.tokenizer, [question, context], f"model {model_name}", "question and text")
-    if count > 1 and saved.windows.task == "generative":
-        raise InputError(f"--n_best {count}: {model_name} generates one answer: set it to 1, or name a model of spans")
-    with tempfile.TemporaryDirectory() as folder:
-        evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, 32, Path(folder))
-        [asked] = evaluation.prepare({"question": [Example("question", question, context, ("",), None, context)]})
-        decoder = evaluation.decoder(asked.examples)
-        decode(saved.qa.predict, decoder, asked.features.dataset, evaluation.padding, evaluation.batch_size)
-    return decoder.n_best()["question"][:count]

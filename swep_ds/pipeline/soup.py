@@ -22,7 +22,7 @@ from swep_ds.errors import InputError, WriteFailed, reason
 from swep_ds.evaluation.results import Results, read_results, versions
 from swep_ds.files import read_bytes
 from swep_ds.models.folders import load_config, reading, weight_files
-from swep_ds.pipeline.export import TEMPLATE_LINES
+from swep_ds.pipeline.export import TEMPLATE_LINES, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings
@@ -135,12 +135,12 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
     for file in files:
         names = [name for name, holder in first.weights.items() if holder == file]
         save_file({name: _mean(ingredients, name) for name in names}, folder / file.name, metadata={"format": "pt"})
-    readings = [ingredient.reading for ingredient in ingredients]
-    if readings[0].null_threshold is not None:
-        mean = sum(reading.null_threshold for reading in readings) / len(readings)
-        text = readings[0].model_copy(update={"null_threshold": mean}).model_dump_json(indent=2)
-        (folder / READING).write_text(f"{text}\n", encoding="utf-8")
-    (folder / "README.md").write_text(_card(ingredients), encoding="utf-8")
+    reading = first.reading
+    if reading.null_threshold is not None:
+        mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
+        reading = reading.model_copy(update={"null_threshold": mean})
+        (folder / READING).write_text(f"{reading.model_dump_json(indent=2)}\n", encoding="utf-8")
+    (folder / "README.md").write_text(_card(ingredients, reading), encoding="utf-8")
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
@@ -160,8 +160,11 @@ def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
     return (total / len(ingredients)).to(first.dtype)
 
 
-def _card(ingredients: Sequence[Ingredient]) -> str:
+def _card(ingredients: Sequence[Ingredient], reading: ReadingSettings) -> str:
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
     return templates.get_template("soup_card.md.jinja").render(
-        ingredients=ingredients, recipe=ingredients[0].recipe, versions=versions()
+        ingredients=ingredients,
+        recipe=ingredients[0].recipe,
+        versions=versions(),
+        **usage(ingredients[0].recipe, reading.null_threshold),
     )
