@@ -9,7 +9,7 @@ import pytest
 from swep_ds.answering import QuestionAnswerer
 from swep_ds.evaluation.results import Evaluated
 from swep_ds.pipeline.export import model_card
-from swep_ds.pipeline.saved import READING, ReadingSettings
+from swep_ds.pipeline.saved import READING, ReadingSettings, load_saved
 from swep_ds.recipe import Recipe
 from tests.support.tiny_run import prepare
 
@@ -27,6 +27,8 @@ def code_blocks(folder: Path, threshold: float | None) -> list[str]:
     recipe = Recipe.load(str(folder / "recipe.yaml"), ["eval.max_answer_tokens=4", "data.max_target_length=4"])
     reading = ReadingSettings.of(recipe, threshold)
     (folder / "model" / READING).write_text(json.dumps(reading.model_dump()))
+    if recipe.task == "generative":
+        load_saved(str(folder / "model")).qa.generation.save_pretrained(folder / "model")  # as an export has it
     card = model_card(recipe, Evaluated({}, {}, threshold))
     assert "\n\n\n" not in card
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
