@@ -5,19 +5,25 @@ the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's setting
 (`swep_ds/methods/`). `swep_ds/settings.py` reads YAML, `extends` and `--set`.
 """
 
+import logging
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from swep_ds.errors import InputError
 from swep_ds.methods import MethodSettings
+from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.settings import FieldFault, Section, load, shown, suggest
 
+log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
+Language = Literal["ar", "de", "en", "es", "hi", "vi", "zh"]
 AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
 LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
@@ -47,6 +53,9 @@ class DataSection(Section):
     max_query_length: Count = 64  # longer questions are cut, and counted
     max_target_length: int = Field(30, ge=2, le=1_000_000)  # generative: longer answers are cut, and counted
     windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
+    # Questions without an answer, as in SQuAD v2.0. train: towards [CLS] or an empty answer; the model may then decline
+    # a question, and does so where its null score is above a threshold.
+    unanswerable: Literal["error", "drop", "train"] = "error"
 
     @field_validator("eval")
     @classmethod
@@ -112,6 +121,14 @@ class EvalSection(Section):
     n_best: int = Field(20, ge=1, le=10_000)  # extractive: how many of the best starts and ends per window are paired
     max_answer_tokens: Count = 30  # when generated, with the end-of-sequence token
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
+    scorer: Literal["squad", "mlqa"] = "squad"  # whose rules compare answers: English ones, or those of `language`
+    language: Language | dict[str, Language] = "en"  # mlqa: of the answers; or by data set, where others are in en
+
+    def answer_language(self, data_set: str) -> Language | None:
+        """The language whose rules score a data set; None = SQuAD's rules."""
+        if self.scorer == "squad":
+            return None
+        return self.language.get(data_set, "en") if isinstance(self.language, dict) else self.language
 
 
 class TrackingSection(Section):
@@ -163,6 +180,14 @@ class Recipe(Section):
             (
                 select_on not in (None, *tests),
                 f"eval.select_on: {select_on!r} is no data set of data.eval{suggest(str(select_on), tests)}",
+            ),
+            (
+                self.eval.scorer == "squad" and self.eval.language != "en",
+                "eval.language: scorer squad has rules for English alone: set eval.scorer to mlqa, or language to en",
+            ),
+            *(
+                (name not in tests, f"eval.language: {name!r} is no data set of data.eval{suggest(name, tests)}")
+                for name in (self.eval.language if isinstance(self.eval.language, dict) else ())
             ),
             (
                 train.execution == "joint" and method.needs == "gradient",
@@ -248,9 +273,10 @@ class Recipe(Section):
         `--set method.name=mle` compares methods under one recipe.
 
         Raises:
-            InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value.
+            InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
+                that do not say which of them is the source domain (`_check_source_domain`).
         """
-        return load(Recipe, name_or_path, RECIPES, "--recipe", overrides)
+        return load(Recipe, name_or_path, RECIPES, "--recipe", overrides, _check_source_domain)
 
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.
@@ -264,8 +290,15 @@ class Recipe(Section):
         if self.method.name == "ssmba":
             tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
         tree["train"] |= settings
-        tree["eval"] |= {"select_on": None}
+        tree["eval"] |= {"select_on": None, "scorer": "squad", "language": "en"}
         return Recipe.model_validate(tree).unaveraged()
+
+    @property
+    def halved(self) -> str | None:
+        """The test set of which one half chooses, a checkpoint or when to decline a question, and the other half is
+        reported: `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
+        declines = self.data.unanswerable == "train" and self.data.holdout_fraction > 0
+        return self.eval.select_on or (HOLDOUT if declines else None)
 
     def unaveraged(self) -> "Recipe":
         """The same training, of which the last weights are tested and exported instead of a mean."""
@@ -275,6 +308,41 @@ class Recipe(Section):
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
+    """Where a `layer` over a recipe changes data.train, is the first test set, the source domain, still the recipe's?
+
+    Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
+    layer adds others: the only domain that was trained on could count as out of domain.
+    """
+    data = [tree.get("data") for tree in (base, layer, merged)]
+    if not all(isinstance(section, dict) for section in data):
+        return
+    before, given, after = data
+    sources, given_sources = after.get("eval"), given.get("eval") or {}
+    if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)) or after.get("holdout_fraction"):
+        return
+    name, source = next(iter(sources.items()))
+    train = given.get("train")
+    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_sources:
+        return
+    kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
+    if given_sources:
+        added = [str(other) for other in given_sources]
+        raise InputError(
+            f"{kept}, and {shown(', '.join(added), str)} would count as out of domain: name all test sets, the one of "
+            f"data.train's domain first, as in --set 'data.eval={{{shown(added[0], str)}: FILE}}'; or repeat --set "
+            f"data.eval.{name}={shown(source, str)} if it is of that domain"
+        )
+    if is_first_on_node():
+        _warn_once(f"{kept}: if it is of another domain, replace it: --set 'data.eval={{NAME: FILE}}'")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """A sweep loads a recipe for each run."""
+    log.warning(text)
 
 
 def check_data_set_names(names: Sequence[str]) -> None:

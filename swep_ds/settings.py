@@ -7,6 +7,7 @@ Notable:
   the former kind.
 """
 
+import copy
 import difflib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -143,23 +144,41 @@ def _size(node: yaml.Node, sizes: dict[int, float]) -> float:
 # Loading
 
 
-def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:
+def load(
+    model: type[S],
+    name_or_path: str,
+    shipped: Path,
+    option: str,
+    overrides: Sequence[str] = (),
+    check_layer: Callable[[dict, dict, dict], None] = lambda base, layer, merged: None,
+) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
 
     Overrides apply in order, except that those that name a section's kind come first.
 
     Args:
         option: what the user names the file with, such as "--recipe".
+        check_layer: is called with settings, those laid over them (a file, the overrides) and the result, not yet
+            validated.
 
     Raises:
         InputError: see `read_settings` and `validate`; a circle of `extends`; an override that is not `a.b=c`.
     """
     path, tree = read_settings(name_or_path, shipped, option, model)
-    tree = inherit(path, tree, shipped, model, _lay_over)
+
+    def lay_over(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+        merged = _lay_over(base, layer)
+        check_layer(base, layer, merged)
+        return merged
+
+    tree = inherit(path, tree, shipped, model, lay_over)
     unions = {section for section in model.model_fields if _kinds(model, section)}
     names = {f"{section}.name" for section in unions}
+    base, layer = copy.deepcopy(tree), {}
     for override in sorted(overrides, key=lambda text: text.partition("=")[0] not in unions | names):
         _apply(tree, override, names)
+        _apply(layer, override, names)
+    check_layer(base, layer, tree)
     return validate(model, tree, path)
 
 

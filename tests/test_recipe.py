@@ -361,6 +361,17 @@ def test_what_a_file_lacks(tmp_path, changes, said):
     assert said in message(write(tmp_path / "r.yaml", tree))
 
 
+def test_languages_are_those_of_mlqa_and_of_test_sets(path):
+    assert Recipe.load(str(path)).eval.answer_language("any") is None
+    mlqa = ["eval.scorer=mlqa", "data.eval.zh=zh.json"]
+    testing = Recipe.load(str(path), [*mlqa, "eval.language={zh: zh}"]).eval
+    assert (testing.answer_language("zh"), testing.answer_language("other")) == ("zh", "en")
+    assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.answer_language("zh") == "de"
+    assert "eval.language: scorer squad has rules for English alone" in message(path, "eval.language=de")
+    assert "eval.language: 'hz' is no data set" in message(path, *mlqa, "eval.language={hz: zh}")
+    assert "eval.language" in message(path, *mlqa, "eval.language=fr")
+
+
 def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path):
     empty = write(tmp_path / "r.yaml", MINIMAL | {"data": None, "pretrain": None})
     recipe = Recipe.load(str(empty), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
-from swep_ds.evaluation.scores import exact_match, f1
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import read_json
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.recipe import Recipe
@@ -54,12 +54,21 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     """
     answers = read_predictions(folder, name)
     others = read_predictions(against, name) if against and (against / f"predictions/{name}.json").is_file() else {}
-    answered = []
-    for example in reported_examples(recipe, [name])[name]:
-        if example.id in answers:
-            predicted, other, golds = answers[example.id], others.get(example.id), example.answers
-            right, other_f1 = bool(exact_match(predicted, golds)), 0.0 if other is None else 100 * f1(other, golds)
-            answered.append(Answered(example, predicted, right, 100 * f1(predicted, golds), other, other_f1))
+    examples, scorer = reported_examples(recipe, [name])[name], Scorer(recipe.eval.answer_language(name))
+    golds = {example.id: example.answers for example in examples}
+    scores, other_scores = (scorer.by_question(texts, golds) for texts in (answers, others))
+    answered = [
+        Answered(
+            example,
+            answers[example.id],
+            bool(scores[example.id][0]),
+            100 * scores[example.id][1],
+            others.get(example.id),
+            100 * other_scores[example.id][1],
+        )
+        for example in examples
+        if example.id in answers
+    ]
     if not answered:
         raise InputError("its source holds none of the questions that were answered")
     return answered

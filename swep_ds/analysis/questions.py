@@ -12,7 +12,7 @@ from swep_ds.analysis.answers import read_predictions
 from swep_ds.analysis.runs import Run
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
-from swep_ds.evaluation.scores import exact_match, f1
+from swep_ds.evaluation.scores import SQUAD, Golds, Scorer
 from swep_ds.recipe import HOLDOUT, Recipe
 
 ARTICLES = 20  # with as many, questions are clustered by article, otherwise by paragraph
@@ -36,13 +36,10 @@ class Questions:
         )
 
 
-def per_question(predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+def per_question(predictions: Mapping[str, str], golds: Golds, scorer: Scorer = SQUAD) -> pd.DataFrame:
     """Columns exact_match and f1, in percent, by question id in the order of `golds`; 0 without a prediction."""
-    scores = [
-        (exact_match(predictions[id_], answers), f1(predictions[id_], answers)) if id_ in predictions else (0.0, 0.0)
-        for id_, answers in golds.items()
-    ]
-    return pd.DataFrame(100 * np.array(scores), index=list(golds), columns=["exact_match", "f1"])
+    scores = scorer.by_question(predictions, golds)
+    return pd.DataFrame(100 * np.array([*scores.values()]), index=list(scores), columns=["exact_match", "f1"])
 
 
 class QuestionScores:
@@ -67,7 +64,7 @@ class QuestionScores:
         """Reads the questions once for all runs that are tested on the same ones; None if they cannot be read."""
         data = recipe.data
         source = [data.train, data.holdout_fraction] if data_set == HOLDOUT else data.eval.get(data_set)
-        key = json.dumps([data_set, source, data.max_eval_examples, recipe.eval.select_on == data_set])
+        key = json.dumps([data_set, source, data.max_eval_examples, data.unanswerable, recipe.halved == data_set])
         if key not in self._questions:
             from swep_ds.pipeline.examples import reported_examples  # takes seconds
 
@@ -91,7 +88,7 @@ class QuestionScores:
                 f"{file}: no answer to {len(unanswered)} of {len(questions.golds)} questions, such as {unanswered[0]}: "
                 "they count as wrong."
             )
-        scores = per_question(predictions, questions.golds)
+        scores = per_question(predictions, questions.golds, Scorer(run.recipe.eval.answer_language(data_set)))
         means, reported = scores.mean(), run.results.eval[data_set]
         if not np.allclose(means, (reported.exact_match, reported.f1), atol=0.01):
             return self.note(

@@ -1,43 +1,120 @@
-"""Answers a question about a text with a saved model.
+"""Answers questions about texts with a saved model: one, or those of a file.
 
     swep-ds answer runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
     swep-ds answer MODEL --question "Who ...?" --text_file article.txt --n_best 3
+    swep-ds answer MODEL --questions asked.jsonl --output answers.jsonl
 
-Prints the best answers, each with its probability among all spans of the text, and the text around it. The probability
-of a generated answer is that of its tokens.
+MODEL is a Hugging Face folder or hub id, of spans or generative. Of one question it prints the best answers, each with
+its probability among all spans of the text, and the text around it. The probability of a generated answer is that of
+its tokens. A model that was trained with unanswerable questions may find that there is no answer.
+--questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
+ignored. Each line of --output has id, question, answer ("" = none), probability, start and end in the context, and with
+--n_best above 1 the list `answers`.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from swep_ds.cli import Parser
+from swep_ds.console import Console, Progress
 from swep_ds.errors import InputError, printable
-from swep_ds.files import path_of, read_text
+from swep_ds.files import check_output, path_of, read_text, write_atomically
+
+if TYPE_CHECKING:
+    from swep_ds.answering import QuestionAnswerer
+
+
+def parser() -> Parser:
+    options = Parser(description=__doc__)
+    options.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
+    asked = options.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--question")
+    asked.add_argument("--questions", metavar="SOURCE", help="file of questions with their contexts")
+    options.add_argument("--text")
+    options.add_argument("--text_file", type=path_of("--text_file"))
+    options.add_argument("--output", type=path_of("--output"), help="new file for the answers to --questions")
+    options.add_argument("--n_best", type=int, default=1, help="answers (default: 1; a generative model has one)")
+    options.add_argument("--batch_size", type=int, default=32, help="windows in a forward pass (default: 32)")
+    options.add_argument(
+        "--null_threshold",
+        type=float,
+        help="decline where the null score exceeds the best by more (default: the model's)",
+    )
+    return options
 
 
 def answer() -> None:
-    parser = Parser(description=__doc__)
-    parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
-    parser.add_argument("--question", required=True)
-    text = parser.add_mutually_exclusive_group(required=True)
-    text.add_argument("--text")
-    text.add_argument("--text_file", type=path_of("--text_file"))
-    parser.add_argument("--n_best", type=int, default=1, help="answers (default: 1; a generative model has one)")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
+    context = _context(arguments)
     if arguments.n_best < 1:
         raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
 
-    from swep_ds.evaluation.spans import Answer  # after the arguments: these imports take seconds
-    from swep_ds.pipeline.saved import answer_question
+    from swep_ds.answering import QuestionAnswerer  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group
 
+    with process_group():
+        answerer = QuestionAnswerer(
+            arguments.model, batch_size=arguments.batch_size, null_threshold=arguments.null_threshold
+        )
+        if arguments.questions:
+            _answer_file(answerer, arguments.questions, arguments.output, arguments.n_best)
+            return
+        for reply in answerer(arguments.question, context, arguments.n_best):
+            place = ""
+            if reply.start is not None:
+                place = f"    ...{context[max(0, reply.start - 40) : reply.end + 40]}...".replace("\n", " ")
+            print(f"{reply.probability:6.1%}  {printable(reply.text + place) if reply.text else '(no answer)'}")
+
+
+def _context(arguments: Namespace) -> str:
+    """The text to ask about; "" with --questions."""
+    texts = [value for value in (arguments.text, arguments.text_file) if value is not None]
+    if arguments.questions:
+        if texts or not arguments.output:
+            raise InputError("--questions: its texts are in the file: give --output in place of --text and --text_file")
+        check_output("--output", arguments.output)
+        if arguments.output.exists():
+            raise InputError(f"--output {arguments.output}: exists already: name another file")
+        return ""
+    if len(texts) != 1 or arguments.output:
+        raise InputError("--question: give --text or --text_file beside it; --output is for --questions")
     context = arguments.text
     if arguments.text_file:
         context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")
     for option, value in (("--question", arguments.question), ("--text", context)):
         if any("\ud800" <= character <= "\udfff" for character in value):
             raise InputError(f"{option}: holds bytes that are no UTF-8 text: give it as UTF-8")
-    with process_group():
-        for best in answer_question(arguments.model, arguments.question, context, arguments.n_best):
-            place = ""
-            if isinstance(best, Answer):  # a generated answer has no place in the text
-                place = f"    ...{context[max(0, best.start - 40) : best.end + 40]}...".replace("\n", " ")
-            print(f"{best.probability:6.1%}  {printable(best.text + place)}")
+    return context
+
+
+def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best: int) -> None:
+    from swep_ds.data.readers import read_questions
+
+    try:
+        examples = read_questions(source)
+    except InputError as error:
+        raise InputError(f"--questions: {error}") from None
+    console = Console()
+
+    def lines() -> Iterator[str]:
+        with Progress(console, "questions", len(examples)) as progress:
+            asked = ((example.question, example.context) for example in examples)
+            for number, (example, replies) in enumerate(zip(examples, answerer.answer(asked, n_best), strict=True), 1):
+                best = asdict(replies[0]) if replies else {"text": "", "probability": 0.0, "start": None, "end": None}
+                line = {"id": example.id, "question": example.question, "answer": best["text"]}
+                line |= {name: best[name] for name in ("probability", "start", "end")}
+                if n_best > 1:
+                    line["answers"] = [asdict(reply) for reply in replies]
+                yield json.dumps(line, ensure_ascii=False) + "\n"
+                progress.update(number)
+
+    try:
+        write_atomically(output, lines())
+    except OSError as error:
+        raise InputError(f"--output {output}: cannot be written ({error.strerror})") from None
+    console.print(f"{len(examples)} answers in {output}")

@@ -11,6 +11,8 @@ Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything
 from swep_ds.cli import Parser, add_launch_options, launch
 from swep_ds.files import check_output_folder, path_of
 
+LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
+
 
 def evaluate() -> None:
     parser = Parser(description=__doc__)
@@ -22,6 +24,13 @@ def evaluate() -> None:
     parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
     parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
+    parser.add_argument("--scorer", choices=("squad", "mlqa"), default="squad", help="whose rules (default: squad)")
+    parser.add_argument("--language", choices=LANGUAGES, default="en", help="mlqa: of all data sets (default: en)")
+    parser.add_argument(
+        "--null_threshold",
+        type=float,
+        help="decline questions with null odds above it (default: the model's, or never)",
+    )
     add_launch_options(parser)
     arguments = parser.parse_args()
     launch(arguments.ranks, "evaluate")
@@ -38,4 +47,7 @@ def evaluate() -> None:
             max_length=arguments.max_length,
             doc_stride=arguments.doc_stride,
             batch_size=arguments.batch_size,
+            scorer=arguments.scorer,
+            language=arguments.language,
+            null_threshold=arguments.null_threshold,
         )

@@ -10,6 +10,11 @@ from swep_ds.errors import InputError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Scripts that put no space between words: Thai, Lao, Myanmar, Khmer, kana and Han
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+_INSIDE_A_WORD = re.compile(rf"[^\W{_UNSPACED}]{{2}}")
 
 
 @lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
@@ -25,7 +30,9 @@ def normalize_answer(text: str) -> str:
 def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
     """The accepted texts of a question. Raises InputError: the question has no answer, or an answer is not text."""
     if not answers:
-        raise InputError(f"{where}: has no answer; leave unanswerable questions out, as SQuAD v1.1 does")
+        raise InputError(
+            f"{where}: has no answer; give it, or set data.unanswerable to drop such questions or to train on them"
+        )
     for answer in answers:
         if not isinstance(answer, str):
             raise InputError(f"{where}: the answer {excerpt(answer)} is not text; give a string")
@@ -45,6 +52,31 @@ def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, in
             f"{actual} there; correct the offset (it counts characters, from 0)"
         )
     return start, end
+
+
+def find_answer(where: str, context: str, text: str) -> tuple[int, int]:
+    """Characters [start, end) of the answer `text`, which the file gives without an offset.
+
+    Raises InputError: the answer is blank, or the context does not hold it exactly once as whole words.
+    """
+    text = text.strip()
+    if not text:
+        raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
+    starts, at = [], context.find(text)
+    while at >= 0:
+        if not (_splits_a_word(context, at) or _splits_a_word(context, at + len(text))):
+            starts.append(at)
+        at = context.find(text, at + 1)
+    if len(starts) != 1:
+        count = f"occurs {len(starts)} times in" if starts else "does not occur in"
+        fix = "give its answer_start (in characters, from 0)" if starts else "correct it, or leave the question out"
+        raise InputError(f"{where}: the answer {excerpt(text)} {count} its context; {fix}")
+    return starts[0], starts[0] + len(text)
+
+
+def _splits_a_word(context: str, at: int) -> bool:
+    """Whether the character at `at` and the one before belong to one word. Without spaces, any place may end one."""
+    return _INSIDE_A_WORD.fullmatch(context, max(at - 1, 0), at + 1) is not None
 
 
 def mrqa_span(where: str, context: str, qa: dict[str, Any]) -> tuple[int, int]:

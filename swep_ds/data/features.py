@@ -35,10 +35,12 @@ class Features:
         token_type_ids                int8 list, only if the tokenizer names it among its model's inputs
         length                        int32, number of input_ids
     for training:
-        start_position, end_position  int32, the answer's first and last token; 0 and 0 if it is not all there
+        start_position, end_position  int32, the answer's first and last token; 0 and 0, which is [CLS], if it is not
+                                      all there or the question has no answer
         has_answer                    bool, whether the whole answer is in this window
     for training to generate:
-        target_ids                    int32 list, the answer's tokens with the tokenizer's special ones
+        target_ids                    int32 list, the answer's tokens with the tokenizer's special ones; these alone if
+                                      the question has no answer
     for evaluation:
         example                       int32, index in the list of examples
     for evaluation of extracted answers:
@@ -67,7 +69,7 @@ def build_features(
     """Tokenises `examples` (at least one) into windows, or maps them from `cache_dir` if nothing changed.
 
     Training windows without the whole answer learn position 0 ("cls") or are left out ("drop"); where answers are
-    generated they are always left out.
+    generated they are always left out. Windows of questions without an answer are never left out.
     Several processes may build the same features at once: a file appears in the cache complete or not at all.
     Windows are written as they are made, so memory does not grow with their number.
 
@@ -131,9 +133,10 @@ def _batches(
             context = contexts[example.context]
             context_begin = template.context_begin(len(question))
             if training:
-                first, last = context.answer_tokens(example.span)
+                first, last = context.answer_tokens(example.span) if example.span else (len(context.ids), -1)
             if training and generative:
-                target = np.array(cutter.backend.encode(example.context[slice(*example.span)]).ids, np.int32)
+                answer = example.context[slice(*example.span)] if example.span else ""
+                target = np.array(cutter.backend.encode(answer).ids, np.int32)
                 if len(target) > settings.max_target_length:
                     counts["targets_cut"] += 1
                     target = np.delete(target, np.s_[settings.max_target_length - 1 : -1])  # the end token stays
@@ -142,7 +145,7 @@ def _batches(
                 if training:
                     has_answer = begin <= first <= last < end
                     counts["windows_without_answer"] += not has_answer
-                    if drop and not has_answer:
+                    if drop and example.span and not has_answer:
                         continue
                 if training and generative:
                     columns = {"target_ids": target}

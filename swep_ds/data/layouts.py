@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from swep_ds.data.answers import mrqa_span, require_answers, squad_span
+from swep_ds.data.answers import find_answer, mrqa_span, require_answers, squad_span
 from swep_ds.data.fields import excerpt, field, id_field, require_text, text_field
 from swep_ds.errors import InputError
 
@@ -23,9 +23,10 @@ MOST_NAMED = 100  # questions of a file that a message names
 class Example:
     """One question about one context.
 
-    `answers` are the accepted texts for scoring, at least one. `span` is the training answer as characters
-    [start, end) of `context`, None when read for evaluation. `article` is its title where the source has one:
-    a split of the data must keep the questions of one article on one side.
+    `answers` are the accepted texts for scoring; none = the context does not answer the question. `span` is the
+    training answer as characters [start, end) of `context`, None without an answer or when read for evaluation.
+    `article` is its title where the source has one: a split of the data must keep the questions of one article on one
+    side.
     """
 
     id: str
@@ -34,6 +35,14 @@ class Example:
     answers: tuple[str, ...]
     span: tuple[int, int] | None
     article: str
+
+
+class Wanted(NamedTuple):
+    """What a reader takes from a question's labels."""
+
+    spans: bool  # the place of the first answer, to train on
+    unanswerable: bool = False  # questions without an answer, too
+    labels: bool = True  # False: questions and contexts alone, with or without answers
 
 
 class _Faults:
@@ -70,8 +79,8 @@ class _Faults:
         ) from None
 
 
-def squad(source: str, document: dict[str, Any], training: bool) -> Iterator[Example]:
-    """The questions of a SQuAD v1.1 document."""
+def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Example]:
+    """The questions of a SQuAD document, v1.1 or v2.0."""
     faults, name = _Faults(source), Path(source).name
     for a, article in enumerate(field(document, "data", list, source)):
         where = f"{source}: data[{a}]"
@@ -86,19 +95,19 @@ def squad(source: str, document: dict[str, Any], training: bool) -> Iterator[Exa
                     id_ = id_field(qa, "id", f"{source}: {place}", otherwise=f"{name}-{a}.{p}.{q}")
                     where_q = faults.name(id_)
                     question = text_field(qa, "question", where_q)
-                    answers = field(qa, "answers", list, where_q)
-                    in_answers = f"{where_q}: answers"
-                    texts = require_answers(where_q, [field(answer, "text", str, in_answers) for answer in answers])
-                    span = None
-                    if training:
-                        start = field(answers[0], "answer_start", int, in_answers)
-                        span = squad_span(where_q, context, texts[0], start)
-                    yield Example(id_, question, context, texts, span, title)
+                    pairs = []
+                    if wanted.labels:
+                        pairs = [
+                            (field(answer, "text", str, f"{where_q}: answers"), answer.get("answer_start"))
+                            for answer in field(qa, "answers", list, where_q)
+                        ]
+                    yield Example(id_, question, context, *_answers(where_q, context, pairs, wanted), title)
     faults.report()
 
 
-def rows(source: str, labelled: Iterable[tuple[str, Any]], training: bool) -> Iterator[Example]:
-    """The questions of rows (id, title, question, context, answers{text, answer_start}), each with its place."""
+def rows(source: str, labelled: Iterable[tuple[str, Any]], wanted: Wanted) -> Iterator[Example]:
+    """The questions of rows (id, title, question, context, answers), each with its place; `_row_answers` says which
+    forms `answers` may have."""
     faults, name = _Faults(source), Path(source).name
     contexts: dict[str, str] = {}  # rows repeat their paragraph: memory holds one copy of it
     for place, row in labelled:
@@ -106,28 +115,56 @@ def rows(source: str, labelled: Iterable[tuple[str, Any]], training: bool) -> It
             id_ = id_field(row, "id", f"{source}: {place}", otherwise=f"{name}-{place.split()[1]}")
             where = faults.name(id_)
             question, context = text_field(row, "question", where), text_field(row, "context", where)
-            answers, in_answers = row.get("answers"), f"{where}: answers"
-            if not isinstance(answers, dict):
-                state = f"is {excerpt(answers)}" if "answers" in row else f"is missing (there: {excerpt(list(row))})"
-                raise InputError(
-                    f"{where}: field 'answers' {state}; expected an object with two lists, text and answer_start "
-                    "(characters of the context, from 0)"
-                )
-            texts = require_answers(where, field(answers, "text", list, in_answers))
-            span = None
-            if training:
-                starts = field(answers, "answer_start", list, in_answers)
-                if not starts or type(starts[0]) is not int:
-                    raise InputError(
-                        f"{in_answers}.answer_start holds no offset ({excerpt(starts)}); give one integer for each text"
-                    )
-                span = squad_span(where, context, texts[0], starts[0])
+            pairs = _row_answers(where, row) if wanted.labels else []
+            answers, span = _answers(where, context, pairs, wanted)
             context = contexts.setdefault(context, context)
-            yield Example(id_, question, context, texts, span, _title(row, where, otherwise=context))
+            yield Example(id_, question, context, answers, span, _title(row, where, otherwise=context))
     faults.report()
 
 
-def mrqa(source: str, lines: Iterator[tuple[int, Any]], training: bool) -> Iterator[Example]:
+def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """The answers of a row as (text, offset or None).
+
+    `answers` is {text: [...], answer_start: [...]}, whose second list may be missing, or a list of texts; `answer` is
+    one text, with `answer_start` beside it or not. None or an empty list = the question has no answer.
+    """
+    texts, starts = row.get("answers"), None
+    if isinstance(texts, dict):
+        in_answers = f"{where}: answers"
+        starts = texts.get("answer_start")
+        texts = field(texts, "text", list, in_answers)
+        if starts is not None and not (isinstance(starts, list) and len(starts) == len(texts)):
+            raise InputError(f"{in_answers}.answer_start is {excerpt(starts)}; give one integer for each text")
+    elif "answers" not in row and "answer" in row:
+        texts, starts = ([] if row["answer"] is None else [row["answer"]]), None
+        if texts and row.get("answer_start") is not None:
+            starts = [row["answer_start"]]
+    elif not isinstance(texts, list):
+        state = f"is {excerpt(texts)}" if "answers" in row else f"is missing (there: {excerpt(list(row))})"
+        raise InputError(
+            f"{where}: field 'answers' {state}; expected an object with two lists, text and answer_start (characters "
+            "of the context, from 0), or a list of texts; or give one text in a field 'answer'"
+        )
+    return list(zip(texts, starts or [None] * len(texts), strict=True))
+
+
+def _answers(
+    where: str, context: str, pairs: list[tuple[Any, Any]], wanted: Wanted
+) -> tuple[tuple[str, ...], tuple[int, int] | None]:
+    """The accepted texts and the training span. `pairs`: each answer's text and its offset, None if it has none."""
+    if not wanted.labels or (wanted.unanswerable and not pairs):
+        return (), None
+    texts, start = require_answers(where, [text for text, _ in pairs]), pairs[0][1]
+    if not wanted.spans:
+        return texts, None
+    if start is None:
+        return texts, find_answer(where, context, texts[0])
+    if type(start) is not int:
+        raise InputError(f"{where}: answer_start is {excerpt(start)}; expected a whole number of characters, from 0")
+    return texts, squad_span(where, context, texts[0], start)
+
+
+def mrqa(source: str, lines: Iterator[tuple[int, Any]], wanted: Wanted) -> Iterator[Example]:
     """The questions of MRQA lines, without the header, each line with its number."""
     faults = _Faults(source)
     for line, row in lines:
@@ -140,8 +177,9 @@ def mrqa(source: str, lines: Iterator[tuple[int, Any]], training: bool) -> Itera
                 id_ = id_field(qa, "qid", where)
                 where_q = faults.name(id_)
                 question = text_field(qa, "question", where_q)
-                texts = require_answers(where_q, field(qa, "answers", list, where_q))
-                span = mrqa_span(where_q, raw_context, qa) if training else None
+                pairs = [(text, None) for text in field(qa, "answers", list, where_q)] if wanted.labels else []
+                texts, _ = _answers(where_q, context, pairs, wanted._replace(spans=False))
+                span = mrqa_span(where_q, raw_context, qa) if wanted.spans and texts else None
                 yield Example(id_, question, context, texts, span, context)
     faults.report()
 

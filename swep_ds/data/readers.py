@@ -1,12 +1,12 @@
 """Question-answering examples from the hub, from local files or from the embedded quick-start corpus.
 
 Local files are recognised by content, never by name, gzip or not:
-  - SQuAD v1.1 JSON, which is also the layout of SQuADShifts;
+  - SQuAD v1.1 and v2.0 JSON, which is also the layout of SQuADShifts, XQuAD and MLQA;
   - MRQA 2019 shared-task lines: a header (or none), then a context with its questions per line (offsets inclusive);
-  - rows of the `datasets` layout (id, question, context, answers{text, answer_start}) as JSON lines, a JSON list,
-    Parquet or Arrow.
-In the first and the last layout a question without an id gets one from its place in the file.
-All data pose extractive question answering as SQuAD v1.1 does: every question has an answer.
+  - rows (id, question, context, and answers{text, answer_start}, a list of answers or one answer) as JSON lines, a JSON
+    list, Parquet, Arrow or CSV (commas, semicolons or tabs).
+In the first and the last layout a question without an id gets one from its place in the file, and an answer without an
+offset is looked up in its context.
 """
 
 import gzip
@@ -19,46 +19,67 @@ from typing import Any
 
 from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
-from swep_ds.data.layouts import Example
-from swep_ds.data.tables import is_table, memory_rows, most_unpacked, saved_contents, saved_splits, table_rows
+from swep_ds.data.layouts import Example, Wanted
+from swep_ds.data.tables import (
+    csv_delimiter,
+    csv_rows,
+    is_table,
+    memory_rows,
+    most_unpacked,
+    saved_contents,
+    saved_splits,
+    table_rows,
+)
 from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import parse_json, read_bytes, user_path
 
-__all__ = ["Example", "read_examples"]
+__all__ = ["Example", "read_examples", "read_questions"]
 
 SOURCES = (
-    "a local file or folder (SQuAD or MRQA layout, or rows of the datasets layout), a hub id "
+    "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
     "owner/name[:config][@split], or quickstart:<domain>"
 )
-DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".gz"}
+DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
 
 
-def read_examples(source: str, *, training: bool) -> list[Example]:
+def read_examples(source: str, *, training: bool, unanswerable: bool = False) -> list[Example]:
     """Reads every example of `source`, in its order.
 
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
             else its data files in name order), or `quickstart:<domain>[.<split>]`. A source with named splits gives
             "train" for training, else "validation" or, without it, "test" (the quick start has "train" and "test").
-        training: the first answer of each question must be at its offset and becomes `Example.span`.
+        training: the first answer of each question must be at its offset or, without one, occur exactly once in the
+            context; it becomes `Example.span`.
+        unanswerable: reads questions without an answer, too, which are an error otherwise.
 
     Raises:
         InputError: a missing or malformed source, a missing field, a blank question or context, a question without an
             answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the
             faults of all questions of a file.
     """
+    return _read(source, training, Wanted(training, unanswerable))
+
+
+def read_questions(source: str) -> list[Example]:
+    """Reads the questions and contexts of `source`, a source as in `read_examples` that need not have answers; those it
+    has are left out. Raises InputError: as `read_examples`, but for its answers."""
+    return _read(source, False, Wanted(spans=False, labels=False))
+
+
+def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
     if source.startswith("quickstart:"):
-        examples = _read_quickstart(source, training)
+        examples = _read_quickstart(source, training, wanted)
     else:
         path = user_path(source, "data source")
         if path.is_dir():
-            examples = _read_folder(path, training)
+            examples = _read_folder(path, training, wanted)
         elif path.exists():
-            examples = list(_read_file(path, training))
+            examples = list(_read_file(path, wanted))
         elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(path.suffixes):
-            examples = _read_hub(source, hub_id, training)
+            examples = _read_hub(source, hub_id, training, wanted)
         else:
             raise InputError(f"data source {source!r}: no such file or folder; name {SOURCES}")
     if not examples:
@@ -73,7 +94,7 @@ def read_examples(source: str, *, training: bool) -> list[Example]:
     return examples
 
 
-def _read_quickstart(source: str, training: bool) -> list[Example]:
+def _read_quickstart(source: str, training: bool, wanted: Wanted) -> list[Example]:
     from swep_ds.data.quickstart import DOMAINS, SOURCE, corpus
 
     domain, _, split = source.removeprefix("quickstart:").partition(".")
@@ -84,23 +105,23 @@ def _read_quickstart(source: str, training: bool) -> list[Example]:
             f"{printable(source)}: the quick-start corpus has no such domain or split; name one of "
             f"{', '.join(DOMAINS)} for evaluation, {SOURCE} for training"
         ) from error
-    return list(layouts.squad(source, document, training))
+    return list(layouts.squad(source, document, wanted))
 
 
-def _read_folder(folder: Path, training: bool) -> list[Example]:
+def _read_folder(folder: Path, training: bool, wanted: Wanted) -> list[Example]:
     source = printable(str(folder))
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
         splits = saved_splits(folder)
         saved = folder if splits is None else splits[_default_split(source, splits, training)]
-        return list(layouts.rows(source, table_rows(source, saved_contents(saved)), training))
+        return list(layouts.rows(source, table_rows(source, saved_contents(saved)), wanted))
     with parsing(f"{source}: cannot be read", "check its permissions"):
         files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
     if not files:
         raise InputError(f"{source}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
-    return [example for file in files for example in _read_file(file, training)]
+    return [example for file in files for example in _read_file(file, wanted)]
 
 
-def _read_hub(source: str, hub_id: re.Match[str], training: bool) -> list[Example]:
+def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: Wanted) -> list[Example]:
     from datasets import Dataset, load_dataset
 
     from swep_ds.data.cache import CACHE_FIX
@@ -115,7 +136,7 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool) -> list[Exampl
             raise InputError(f"{source}: cannot write {error.filename} ({error.strerror}): {CACHE_FIX}") from None
     if not isinstance(loaded, Dataset):
         loaded = loaded[_default_split(source, loaded, training)]
-    return list(layouts.rows(source, memory_rows(source, loaded.with_format("arrow")[:]), training))
+    return list(layouts.rows(source, memory_rows(source, loaded.with_format("arrow")[:]), wanted))
 
 
 def _default_split(source: str, splits: Any, training: bool) -> str:
@@ -130,15 +151,15 @@ def _default_split(source: str, splits: Any, training: bool) -> str:
     return split
 
 
-def _read_file(path: Path, training: bool) -> Iterator[Example]:
+def _read_file(path: Path, wanted: Wanted) -> Iterator[Example]:
     source = printable(str(path))
     with parsing(f"{source}: cannot be read", "name a file that fits into memory"):
         content = read_bytes(path, source)
     if content[:2] == b"\x1f\x8b":
         content = _unzipped(source, content)
     if is_table(content):
-        return layouts.rows(source, table_rows(source, [content]), training)
-    return _read_text(source, content, training)
+        return layouts.rows(source, table_rows(source, [content]), wanted)
+    return _read_text(source, content, wanted)
 
 
 def _unzipped(source: str, packed: bytes) -> bytes:
@@ -152,13 +173,15 @@ def _unzipped(source: str, packed: bytes) -> bytes:
     return content
 
 
-def _read_text(source: str, content: bytes, training: bool) -> Iterator[Example]:
+def _read_text(source: str, content: bytes, wanted: Wanted) -> Iterator[Example]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{source}: neither UTF-8 text (byte {error.start}) nor Parquet or Arrow; save it as UTF-8"
         ) from None
+    if delimiter := csv_delimiter(text):
+        return layouts.rows(source, csv_rows(source, text, delimiter), wanted)
     values = _json_values(source, text)
     first = next(values, None)
     if first is None:
@@ -166,14 +189,14 @@ def _read_text(source: str, content: bytes, training: bool) -> Iterator[Example]
     _, value = first
     lines = itertools.chain([first], values)
     if isinstance(value, dict) and ("header" in value or "qas" in value):
-        return layouts.mrqa(source, values if "header" in value else lines, training)
+        return layouts.mrqa(source, values if "header" in value else lines, wanted)
     if isinstance(value, dict) and "data" not in value:
-        return layouts.rows(source, ((f"line {number}", row) for number, row in lines), training)
+        return layouts.rows(source, ((f"line {number}", row) for number, row in lines), wanted)
     if (extra := next(values, None)) is not None:
         raise InputError(f"{source}: line {extra[0]}: text after the end of the JSON document; remove it")
     if isinstance(value, dict):
-        return layouts.squad(source, value, training)
-    return layouts.rows(source, ((f"row {number}", row) for number, row in enumerate(value)), training)
+        return layouts.squad(source, value, wanted)
+    return layouts.rows(source, ((f"row {number}", row) for number, row in enumerate(value)), wanted)
 
 
 def _json_values(source: str, text: str) -> Iterator[tuple[int, Any]]:
@@ -184,8 +207,8 @@ def _json_values(source: str, text: str) -> Iterator[tuple[int, Any]]:
         return
     if line.lstrip()[0] not in "{[":
         raise InputError(
-            f"{source}: holds neither JSON nor Parquet or Arrow (CSV and other tables of text are not read); save it "
-            "as SQuAD or MRQA JSON, or as rows in JSON lines, Parquet or Arrow"
+            f"{source}: holds neither JSON nor Parquet, Arrow or CSV (whose first line names the columns question, "
+            "context and answers); save it as SQuAD or MRQA JSON, or as rows in one of these"
         )
     try:
         first = _json(source, line, number)

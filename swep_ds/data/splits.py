@@ -70,7 +70,10 @@ def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     shared = (lambda e: e.article) if len({e.article for e in examples}) > 1 else (lambda e: e.context)
     counts = Counter(map(shared, examples))
     if len(counts) < 2:
-        raise InputError("eval.select_on: all questions are about one text: name a data set that can be split in half")
+        raise InputError(
+            "eval.select_on: all questions are about one text: name a data set that can be split in half (without one, "
+            "the held-out articles choose when to decline a question: raise data.holdout_fraction)"
+        )
     names, sizes, chosen = sorted(counts), [0, 0], {}
     for index in np.random.default_rng(0).permutation(len(names)):
         chosen[names[index]] = side = int(sizes[0] > sizes[1])

@@ -1,4 +1,4 @@
-"""Rows of Arrow and Parquet files, of data sets saved by `datasets`, and of tables in memory.
+"""Rows of Arrow and Parquet files, of data sets saved by `datasets`, of CSV text, and of tables in memory.
 
 Unchecked offsets of a damaged file can crash the process. So every batch of rows is validated in full before it is
 read, and pyarrow handles a file only inside `parsing`.
@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 from swep_ds.errors import InputError, parsing
-from swep_ds.files import read_bytes, read_json
+from swep_ds.files import parse_json, read_bytes, read_json
 
-COLUMNS = ("id", "title", "question", "context", "answers")
+COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start")
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # `most_unpacked`
+LONGEST_HEADER, LONGEST_NUMBER = 4096, 19  # characters of a text table's first line, and of an offset
 
 Rows = Iterator[tuple[str, dict[str, Any]]]  # each with its place, "row 7"
 
@@ -44,6 +46,40 @@ def table_rows(source: str, contents: Iterable[bytes]) -> Rows:
 def memory_rows(source: str, table: pa.Table) -> Rows:
     """The rows of a table that `datasets` loaded. Raises InputError: as `table_rows`."""
     return _rows(source, iter(table.select(_columns(source, table.schema.names)).to_batches()))
+
+
+def csv_delimiter(text: str) -> str | None:
+    """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line does not name the
+    columns question and context."""
+    header = text[:LONGEST_HEADER].partition("\n")[0]
+    for delimiter in ",;\t":
+        if {"question", "context"} <= {name.strip(' "\r') for name in header.split(delimiter)}:
+            return delimiter
+    return None
+
+
+def csv_rows(source: str, text: str, delimiter: str) -> Rows:
+    """The rows of a text table with a header. An empty cell is None; `answers` may hold JSON, a list or an object.
+
+    Raises InputError: a row has more or fewer cells than the header, or as `table_rows`.
+    """
+    content = text.encode()
+    names = pa.csv.ConvertOptions(
+        column_types=dict.fromkeys(COLUMNS, pa.string()), null_values=[""], strings_can_be_null=True
+    )
+    # a block holds whole rows, and a context may be long
+    block = pa.csv.ReadOptions(block_size=len(content) + 1, use_threads=False)
+    shape = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    with parsing(f"{source}: malformed table of text", "give every row the header's columns, texts in double quotes"):
+        table = pa.csv.read_csv(pa.BufferReader(content), block, shape, names)
+    for place, row in memory_rows(source, table):
+        if (text := row.get("answers")) and text.lstrip()[:1] in ("[", "{"):
+            row["answers"] = parse_json(text, f"{source}: {place}: answers", unique_keys=False)
+        elif "answers" in row:
+            row["answers"] = [text] if text else []
+        if (start := row.get("answer_start")) is not None and start.isdecimal() and len(start) < LONGEST_NUMBER:
+            row["answer_start"] = int(start)
+        yield place, row
 
 
 def _rows(source: str, batches: Iterator[pa.RecordBatch]) -> Rows:

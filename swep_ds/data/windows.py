@@ -83,6 +83,11 @@ def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     return backend
 
 
+def empty_answer(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The ids that a generative model learns to write where a context holds no answer: special tokens alone."""
+    return plain_backend(tokenizer).encode("").ids
+
+
 class Template(NamedTuple):
     """The special tokens around a question and a context, and the token types of a whole window."""
 

@@ -1,4 +1,8 @@
-"""Turns generated token ids into answer texts: the most probable answer of a context's windows wins."""
+"""Turns generated token ids into answer texts: the most probable answer of a context's windows wins.
+
+A model that was trained with unanswerable questions gives each window's probability p of the empty answer. A question's
+null score is the log odds log(p / (1 - p)) of its window with the lowest: all of its windows must find no answer.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +13,15 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.data.readers import Example
+from swep_ds.evaluation.spans import Null
+
+SMALLEST = 1e-30  # probability of any answer beside an empty one that has all of it, but for rounding
 
 
 class GeneratedAnswer(NamedTuple):
     text: str
     probability: float  # of the whole sequence, given its window
+    score: float  # its logarithm
 
 
 class GeneratedAnswers:
@@ -27,8 +35,15 @@ class GeneratedAnswers:
         self.examples, self.tokenizer = examples, tokenizer
         # by example: negative log probability per token, text, tokens
         self._best: dict[int, tuple[float, str, int]] = {}
+        self._null: dict[int, float] = {}  # by example: the lowest log probability of the empty answer
 
-    def add(self, columns: Mapping[str, Iterable[int]], token_ids_NK: Tensor, log_probability_N: Tensor) -> None:
+    def add(
+        self,
+        columns: Mapping[str, Iterable[int]],
+        token_ids_NK: Tensor,
+        log_probability_N: Tensor,
+        null_N: Tensor | None = None,
+    ) -> None:
         """Adds N windows: their evaluation columns (`Features.dataset`), and the output of `GenerativeQA.predict`."""
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
         texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
@@ -36,6 +51,9 @@ class GeneratedAnswers:
         for example, text, score, count in zip(map(int, columns["example"]), texts, scores, counts, strict=True):
             proposal = (-score, text.strip(), count)
             self._best[example] = min(self._best.get(example, proposal), proposal)
+        if null_N is not None:
+            for example, null in zip(map(int, columns["example"]), null_N.tolist(), strict=True):
+                self._null[example] = min(self._null.get(example, null), null)
 
     def answers(self) -> dict[str, str]:
         """The best answer's text by example id."""
@@ -45,9 +63,17 @@ class GeneratedAnswers:
         """The best answer's probability by example id."""
         return {id_: best[0].probability for id_, best in self.n_best().items()}
 
+    def nulls(self) -> dict[str, Null]:
+        """The empty answer by example id, its score and odds being its log odds."""
+        nulls = {}
+        for row, log_p in sorted(self._null.items()):
+            odds = log_p - math.log(max(-math.expm1(log_p), SMALLEST))
+            nulls[self.examples[row].id] = Null(odds, math.exp(log_p), odds)
+        return nulls
+
     def n_best(self) -> dict[str, list[GeneratedAnswer]]:
         """The best answer by example id, in a list as from `SpanDecoder`."""
         return {
-            self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count))]
+            self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count), -loss * count)]
             for row, (loss, text, count) in sorted(self._best.items())
         }

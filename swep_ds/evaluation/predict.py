@@ -13,6 +13,7 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
+from swep_ds.evaluation.spans import Null
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows, by name; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
@@ -26,6 +27,8 @@ class Decoder(Protocol):
     def answers(self) -> dict[str, str]: ...
 
     def confidences(self) -> dict[str, float]: ...
+
+    def nulls(self) -> dict[str, Null]: ...
 
 
 @torch.no_grad()
@@ -59,6 +62,22 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
             if number < len(batches):
                 decoder.add(columns, *result)
             progress.update(number + 1)
+
+
+@torch.no_grad()
+def decode_alone(
+    outputs: Outputs,
+    decoder: Decoder,
+    features: datasets.Dataset,
+    padding: Padding,
+    batch_size: int,
+    device: torch.device,
+) -> None:
+    """As `decode`, in a process that need not be a rank."""
+    stored = features.with_format("arrow")
+    for rows in _batches(features, batch_size, rank=0, world_size=1):
+        columns = read_columns(stored, rows)
+        decoder.add(columns, *outputs(_batch(columns, padding).to(device)))
 
 
 def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:

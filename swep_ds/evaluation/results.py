@@ -2,6 +2,7 @@
 
 import json
 import platform
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,11 +35,32 @@ class SetScore(Checked):
 
 
 class CalibratedScore(SetScore):
-    """With calibration (`calibration.py`), which results of earlier versions lack."""
+    """With calibration (`calibration.py`), which results of earlier versions lack, and of a data set with unanswerable
+    questions what SQuAD v2.0's scorer adds."""
 
     ece: Percent | None = None
     aurc: Percent | None = None
     coverage_at_80: Percent | None = None
+    has_answer_exact_match: Percent | None = None
+    has_answer_f1: Percent | None = None
+    has_answer_total: Count | None = None
+    no_answer_exact_match: Percent | None = None
+    no_answer_f1: Percent | None = None
+    no_answer_total: Count | None = None
+    # with the threshold that is best for these very questions, and that threshold, if the model may decline
+    best_exact_match: Percent | None = None
+    best_exact_match_threshold: float | None = None
+    best_f1: Percent | None = None
+    best_f1_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What testing a model gave, by data set."""
+
+    scores: Scores
+    scorers: dict[str, str]  # whose rules
+    null_threshold: float | None = None  # of a model that may decline questions
 
 
 class Selection(Checked):
@@ -65,6 +87,8 @@ class Results(Checked):
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
     eval: dict[str, CalibratedScore]  # the source domain first
+    scorers: dict[str, str] = {}  # by data set: whose rules scored it
+    null_threshold: float | None = None  # of a model that may decline: above it, it does
     versions: dict[str, str]
 
 
@@ -74,6 +98,8 @@ class SavedModelResults(Checked):
     model: str
     world_size: Count
     eval: dict[str, CalibratedScore]
+    scorers: dict[str, str] = {}
+    null_threshold: float | None = None
     versions: dict[str, str]
 
 
@@ -117,13 +143,18 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
     shifted = list(scores.values())[1:]
     if not shifted:
         return None
-    shared = [key for key in shifted[0] if key != "total" and all(s.get(key) is not None for s in shifted)]
+    means = [key for key in shifted[0] if not key.endswith(("total", "threshold"))]
+    shared = [key for key in means if all(s.get(key) is not None for s in shifted)]
     return {key: sum(s[key] for s in shifted) / len(shifted) for key in shared}
 
 
-def write_predictions(folder: Path, name: str, predictions: dict[str, str], confidences: dict[str, float]) -> None:
-    """`predictions/<name>.json`: question id -> answer, as the official scorers read it; `confidence/<name>.json`."""
-    for kind, content in (("predictions", predictions), ("confidence", confidences)):
+def write_predictions(
+    folder: Path, name: str, predictions: dict[str, str], confidences: dict[str, float], odds: dict[str, float] | None
+) -> None:
+    """`predictions/<name>.json`: question id -> answer, as the official scorers read it; `confidence/<name>.json`; and,
+    of a model that may decline, `null_odds/<name>.json`."""
+    contents = {"predictions": predictions, "confidence": confidences} | ({"null_odds": odds} if odds else {})
+    for kind, content in contents.items():
         (folder / kind).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))
 

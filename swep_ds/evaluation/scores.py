@@ -1,27 +1,127 @@
-"""Exact match and F1 exactly as the official scorers of SQuAD v1.1 and of the MRQA 2019 shared task have them.
+"""Exact match and F1 exactly as the official scorers of SQuAD v1.1 and v2.0, of MRQA 2019 and of MLQA have them.
 
-The two scorers agree on every rule: normalise both texts, compare with each gold answer, keep the best, average
-over the questions in percent. Two rules surprise people, and both are kept:
+All normalise both texts, compare with each accepted answer and keep the best. They differ in two respects:
+  - SQuAD and MRQA normalise as English (`normalize_answer`), MLQA by the language of the answers (`normalize_mlqa`).
+  - Where some questions of a data set have no answer, v2.0's rules hold for all of its questions: an accepted answer
+    that normalises to nothing is none, a question without an answer accepts only the prediction that normalises to
+    nothing, and F1 is 1 where both texts have no token.
+Two rules of v1.1 surprise people, and both are kept where every question has an answer:
   - a question without a prediction scores 0 and still counts;
   - two texts that both normalise to nothing match exactly (EM 1) but share no token (F1 0).
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from swep_ds.data.answers import normalize_answer
+from swep_ds.evaluation.mlqa import normalize_mlqa
+
+Golds = Mapping[str, Sequence[str]]  # accepted answers by question id; none = the question has no answer
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The rules for one data set. `language`: None = SQuAD's, else MLQA's for answers in this language."""
+
+    language: str | None = None
+
+    def normalize(self, text: str) -> str:
+        return normalize_mlqa(text, self.language) if self.language else normalize_answer(text)
+
+    def name(self, golds: Golds) -> str:
+        """Whose rules these are, for people."""
+        version = "SQuAD v1.1" if all(golds.values()) else "SQuAD v2.0"
+        return f"MLQA ({self.language})" + ", v2.0" * (version[-1] == "0") if self.language else version
+
+    def exact_match(self, prediction: str, answers: Sequence[str]) -> float:
+        """1.0 if `prediction` equals one of `answers` after normalisation, else 0.0."""
+        normalized = self.normalize(prediction)
+        return float(any(normalized == self.normalize(answer) for answer in answers))
+
+    def f1(self, prediction: str, answers: Sequence[str]) -> float:
+        """F1 in [0, 1] between the bags of normalised tokens, the best over `answers`, which is not empty."""
+        predicted = self.normalize(prediction).split()
+        return max(_token_f1(predicted, self.normalize(answer).split()) for answer in answers)
+
+    def by_question(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, tuple[float, float]]:
+        """EM and F1 in [0, 1] of each question in `golds`; 0 without a prediction."""
+        rules = self._v1 if all(golds.values()) else self._v2
+        return {
+            id_: rules(predictions[id_], answers) if id_ in predictions else (0.0, 0.0)
+            for id_, answers in golds.items()
+        }
+
+    def _v1(self, prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+        return self.exact_match(prediction, answers), self.f1(prediction, answers)
+
+    def _v2(self, prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+        accepted = [answer for answer in answers if self.normalize(answer)] or [""]
+        right = self.exact_match(prediction, accepted)
+        if accepted == [""] or not self.normalize(prediction).split():
+            return right, right
+        return right, self.f1(prediction, accepted)
+
+    def score(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, float | int]:
+        """Scores a data set: `predictions` maps question id to answer, `golds` question id to accepted answers.
+
+        Returns "exact_match" and "f1" in percent of the questions in `golds`, and "total", their number (>= 1). Where
+        some have no answer, also those of the questions with one (`has_answer_...`) and without (`no_answer_...`).
+        Predictions for other ids are ignored.
+        """
+        scores = self.by_question(predictions, golds)
+        parts = {"": list(golds)}
+        if not all(golds.values()):
+            parts["has_answer_"] = [id_ for id_, answers in golds.items() if answers]
+            parts["no_answer_"] = [id_ for id_, answers in golds.items() if not answers]
+        return {
+            f"{part}{name}": value
+            for part, ids in parts.items()
+            if ids
+            for name, value in {
+                "exact_match": 100.0 * sum(scores[id_][0] for id_ in ids) / len(ids),
+                "f1": 100.0 * sum(scores[id_][1] for id_ in ids) / len(ids),
+                "total": len(ids),
+            }.items()
+        }
+
+    def best_thresholds(
+        self, predictions: Mapping[str, str], golds: Golds, odds: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The best EM and F1 that a threshold on `odds` gives, in percent, with the thresholds, as v2.0's scorer finds
+        them: a question is declined where its odds of having no answer are above the threshold.
+
+        Args:
+            predictions: the best answer to every question of `golds`, whether the model would decline it or not.
+        """
+        scores, best = self.by_question(predictions, golds), {}
+        for number, name in enumerate(("exact_match", "f1")):
+            total = highest = sum(not answers for answers in golds.values())  # all questions are declined
+            threshold = 0.0
+            for id_ in sorted(golds, key=odds.__getitem__):
+                total += scores[id_][number] if golds[id_] else -bool(predictions[id_])
+                if total > highest:
+                    highest, threshold = total, odds[id_]
+            best |= {f"best_{name}": 100.0 * highest / len(golds), f"best_{name}_threshold": threshold}
+        return best
+
+
+SQUAD = Scorer()
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 if `prediction` equals one of `answers` after normalisation, else 0.0. `answers` is not empty."""
-    normalized = normalize_answer(prediction)
-    return float(any(normalized == normalize_answer(answer) for answer in answers))
+    """`Scorer.exact_match` by SQuAD's rules."""
+    return SQUAD.exact_match(prediction, answers)
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """F1 in [0, 1] between the bags of normalised tokens, the best over `answers`, which is not empty."""
-    predicted = normalize_answer(prediction).split()
-    return max(_token_f1(predicted, normalize_answer(answer).split()) for answer in answers)
+    """`Scorer.f1` by SQuAD's rules."""
+    return SQUAD.f1(prediction, answers)
+
+
+def score(predictions: Mapping[str, str], golds: Golds) -> dict[str, float | int]:
+    """`Scorer.score` by SQuAD's rules."""
+    return SQUAD.score(predictions, golds)
 
 
 def _token_f1(predicted: list[str], gold: list[str]) -> float:
@@ -30,17 +130,3 @@ def _token_f1(predicted: list[str], gold: list[str]) -> float:
         return 0.0
     precision, recall = same / len(predicted), same / len(gold)
     return 2 * precision * recall / (precision + recall)
-
-
-def score(predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]]) -> dict[str, float | int]:
-    """Scores a data set: `predictions` maps question id to answer, `golds` question id to accepted answers.
-
-    Returns "exact_match" and "f1" in percent of the questions in `golds`, and "total", their number (>= 1).
-    Predictions for other ids are ignored.
-    """
-    pairs = [(predictions[id_], answers) for id_, answers in golds.items() if id_ in predictions]
-    return {
-        "exact_match": 100.0 * sum(exact_match(*pair) for pair in pairs) / len(golds),
-        "f1": 100.0 * sum(f1(*pair) for pair in pairs) / len(golds),
-        "total": len(golds),
-    }

@@ -6,6 +6,10 @@ all windows of an example compete. A start counts only in the window that owns i
 columns own_begin and own_end), so no pair of tokens competes twice. A span's probability is its share of the sum of
 exp(score) over all allowed spans of its example, in all windows and whatever `n_best`.
 
+A model that was trained with unanswerable questions points at position 0, [CLS], where a window has no answer. A
+window's null score is the sum of both logits there; that of a question is the lowest of its windows (BERT for SQuAD
+v2.0). Its probability counts beside those of the spans.
+
 Shapes: B windows of at most T tokens, W in all; K = `n_best` candidates each.
 """
 
@@ -23,6 +27,7 @@ from swep_ds.data.readers import Example
 LOW = 0xFFFFFFFF  # the low 32 bits
 NEVER = np.float32(-np.inf)
 LARGEST = float(np.finfo(np.float32).max)
+LOWEST = -4 * LARGEST  # below any span's score
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,14 @@ class Answer:
     end: int
     score: float  # start logit + end logit
     probability: float  # among all spans of this question
+
+
+class Null(NamedTuple):
+    """The answer that the context holds none."""
+
+    score: float
+    probability: float
+    odds: float  # its score less that of the best answer: the higher, the likelier that there is none
 
 
 def window_candidates(
@@ -149,12 +162,16 @@ class SpanDecoder:
     form no allowed pair in any window gets "".
 
     Args:
-        best_only: keeps the best candidates alone, which is faster: for `answers` and `confidences`, not `n_best`.
+        best_only: keeps the best candidates alone, which is faster: `n_best` has one answer.
+        null: the model may decline a question: probabilities count the null answer, and `nulls` gives its own.
     """
 
-    def __init__(self, examples: Sequence[Example], settings: SpanSettings, *, best_only: bool = False):
-        self.examples, self.settings, self.best_only = examples, settings, best_only
+    def __init__(
+        self, examples: Sequence[Example], settings: SpanSettings, *, best_only: bool = False, null: bool = False
+    ):
+        self.examples, self.settings, self.best_only, self.null = examples, settings, best_only, null
         self._log_sums: dict[int, float] = {}  # of exp(score) over the spans of an example seen so far
+        self._null_scores: dict[int, float] = {}  # the lowest of an example's windows seen so far
         # per batch: its candidates' example, score, first and end character
         self._parts = [(np.empty(0, np.int64), np.empty(0, np.float32), *np.empty((2, 0), np.int32))]
 
@@ -177,6 +194,10 @@ class SpanDecoder:
         log_sums = log_normaliser(*logits, *bounds, self.settings).tolist()
         for row, log_sum in zip(columns["example"].tolist(), log_sums, strict=True):
             self._log_sums[row] = float(np.logaddexp(self._log_sums.get(row, -np.inf), log_sum))
+        if self.null:
+            null_2B = logits[:, :, 0].double().nan_to_num(nan=-LARGEST).clamp(-LARGEST, LARGEST)
+            for row, null in zip(columns["example"].tolist(), null_2B.sum(0).tolist(), strict=True):
+                self._null_scores[row] = min(self._null_scores.get(row, null), null)
         self._parts.append((columns["example"][window], score, *characters))
 
     def answers(self) -> dict[str, str]:
@@ -198,24 +219,37 @@ class SpanDecoder:
             confidences[self.examples[row].id] = probability
         return confidences
 
+    def nulls(self) -> dict[str, Null]:
+        """The null answer by example id."""
+        scores = {self.examples[row].id: LOWEST for row in sorted(self._log_sums)}
+        example, score, _, _ = self._ordered()
+        rows, first = np.unique(example, return_index=True)
+        scores |= zip((self.examples[row].id for row in rows.tolist()), score[first].tolist(), strict=True)
+        return {
+            self.examples[row].id: Null(
+                null, min(1.0, float(np.exp(null - self._log_sum(row)))), odds=null - scores[self.examples[row].id]
+            )
+            for row, null in sorted(self._null_scores.items())
+        }
+
+    def _log_sum(self, row: int) -> float:
+        """log of the sum of exp(score) over an example's spans and, if it counts, the null answer."""
+        spans = self._log_sums[row]
+        return float(np.logaddexp(spans, self._null_scores[row])) if self.null else spans
+
     def _probabilities(self, example: np.ndarray, score: np.ndarray) -> np.ndarray:
         """Of candidates with these scores [C] of these examples [C]: [C] float64."""
-        log_sum = np.array([self._log_sums[row] for row in example.tolist()])
+        log_sum = np.array([self._log_sum(row) for row in example.tolist()])
         finite = score.astype(np.float64).clip(-2 * LARGEST, 2 * LARGEST)  # two infinite logits add up to inf
         return np.exp(np.minimum(0.0, finite - log_sum))
 
     def n_best(self) -> dict[str, list[Answer]]:
-        """At most `settings.n_best` answers by example id, best first.
-
-        Raises:
-            ValueError: the decoder is `best_only`.
-        """
-        if self.best_only:
-            raise ValueError("a decoder with best_only has no other answers")
+        """At most `settings.n_best` answers by example id, best first; one if the decoder is `best_only`."""
+        count = 1 if self.best_only else self.settings.n_best
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
         example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
-        kept = np.arange(len(group)) - first[group] < self.settings.n_best
+        kept = np.arange(len(group)) - first[group] < count
         probability = self._probabilities(example, score)
         for i in np.flatnonzero(kept).tolist():
             source = self.examples[int(example[i])]

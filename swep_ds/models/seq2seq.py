@@ -31,6 +31,7 @@ class GenerativeQA(QAModel):
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
         super().__init__(model)
+        self.empty_answer: list[int] | None = None  # the token ids of "", special ones included; see `predict`
         config = model.config
         pad, ends = config.pad_token_id, config.eos_token_id
         self.ends = ends if isinstance(ends, list) else [ends]
@@ -107,19 +108,28 @@ class GenerativeQA(QAModel):
         states = output.encoder_hidden_states[1:] if layers else ()  # without the input of the first layer
         return QAOutput(nll_N, output.logits, shares_NK, h, states)
 
-    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def predict(self, batch: Batch) -> tuple[Tensor, ...]:
         """Generates answers by beam search. Collective: a rank that has finished keeps generating until all have.
 
         Returns:
-            Token ids [N, K], IGNORED after the end of sequence, and the answers' mean log probabilities [N].
+            Token ids [N, K], IGNORED after the end of sequence, and the answers' mean log probabilities [N]. With
+            `empty_answer` no answer is empty, and a third tensor [N] holds the log probability of the empty one.
         """
+        # the end of sequence is forbidden for as many tokens as the empty answer has
+        options = {"min_new_tokens": len(self.empty_answer)} if self.empty_answer else {}
         ids_NK = self.model.generate(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
             generation_config=self.generation,
             synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
+            **options,
         )[:, 1:]  # without the decoder's start token
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
         after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         ids_NK = ids_NK.masked_fill(after_NK, IGNORED)
-        return ids_NK, -self(self.embed(batch), batch._replace(target_ids=ids_NK)).nll
+        log_p_N = -self(self.embed(batch), batch._replace(target_ids=ids_NK)).nll
+        if not self.empty_answer:
+            return ids_NK, log_p_N
+        empty_NK = torch.tensor(self.empty_answer, device=ids_NK.device).expand(len(ids_NK), -1)
+        null_N = -self(self.embed(batch), batch._replace(target_ids=empty_NK)).nll * empty_NK.shape[1]
+        return ids_NK, log_p_N, null_N

@@ -1,11 +1,15 @@
 """Recipe -> examples: the questions that a run trains on and tests on."""
 
+import logging
 from collections.abc import Sequence
 
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.errors import InputError
+from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
+
+log = logging.getLogger(__name__)
 
 
 def tested_on(recipe: Recipe) -> list[str]:
@@ -16,17 +20,22 @@ def tested_on(recipe: Recipe) -> list[str]:
 def load_examples(
     recipe: Recipe, training_source: str = "data.train"
 ) -> tuple[list[Example], dict[str, list[Example]]]:
-    """Training examples, augmented samples last, and test examples by data set, held-out articles first."""
+    """Training examples, augmented samples last, and test examples by data set, held-out articles first.
+
+    Raises InputError: a source cannot be read; or no training question has an answer.
+    """
     data: DataSection = recipe.data
-    training, tests = _tests(data, _read(training_source, data.train, training=True), tested_on(recipe))
+    training, tests = _tests(data, _read(data, training_source, data.train, training=True), tested_on(recipe))
+    if not any(example.answers for example in training):
+        raise InputError(f"{training_source} {data.train}: no question has an answer: give some that have")
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
     if data.augmented:
-        training += samples_of(training, _read("data.augmented", data.augmented, training=True))
+        training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
     return training, tests
 
 
 def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dict[str, list[Example]]:
-    """The questions behind a run's results, by data set; of `eval.select_on` the half that did not select.
+    """The questions behind a run's results, by data set; of `Recipe.halved` the half that chose nothing.
 
     Args:
         names: the data sets to read; None = all. The sources of the others are not read.
@@ -40,10 +49,9 @@ def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dic
     for name in wanted:
         if name not in known:
             raise InputError(f"the recipe has no test set {name} (there: {', '.join(known) or 'none'}): name another")
-    _, tests = _tests(data, _read("data.train", data.train, training=True) if HOLDOUT in wanted else [], wanted)
-    select_on = recipe.eval.select_on
-    if select_on in tests:
-        _, tests[select_on] = halves(tests[select_on])
+    _, tests = _tests(data, _read(data, "data.train", data.train, training=True) if HOLDOUT in wanted else [], wanted)
+    if recipe.halved in tests:
+        _, tests[recipe.halved] = halves(tests[recipe.halved])
     return tests
 
 
@@ -56,14 +64,23 @@ def _tests(
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
     for name, source in data.eval.items():
         if name in names:
-            tests[name] = _read(f"data.eval.{name}", source, training=False)
+            tests[name] = _read(data, f"data.eval.{name}", source, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
 
 
-def _read(field: str, source: str, *, training: bool) -> list[Example]:
+def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:
     try:
-        return read_examples(source, training=training)
+        examples = read_examples(source, training=training, unanswerable=data.unanswerable != "error")
     except InputError as error:
         raise InputError(f"{field}: {error}") from None
+    if data.unanswerable != "drop":
+        return examples
+    kept = [example for example in examples if example.answers]
+    if not kept:
+        raise InputError(f"{field}: {source}: no question has an answer, and data.unanswerable drops the others")
+    if len(kept) < len(examples) and is_first_on_node():
+        dropped = len(examples) - len(kept)
+        log.warning("%s: %d of %d questions have no answer and are left out", field, dropped, len(examples))
+    return kept

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
-from swep_ds.evaluation.results import Scores, out_of_domain_mean, versions
+from swep_ds.evaluation.results import Evaluated, out_of_domain_mean, versions
 from swep_ds.pipeline.saved import READING, ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.recipe import Recipe
@@ -30,7 +30,7 @@ TEMPLATE_LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_new
 
 
 def export_model(
-    engine, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, scores: Scores, keep_fp32: bool = False
+    engine, tokenizer: PreTrainedTokenizerFast, folder: Path, recipe: Recipe, tested: Evaluated, keep_fp32: bool = False
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card, without the method's parameters. Collective.
 
@@ -54,9 +54,9 @@ def export_model(
             write_model(model, weights, unfinished)
             if ranks.is_main():
                 save_tokenizer(tokenizer, unfinished)
-                reading = ReadingSettings.of(recipe).model_dump()
+                reading = ReadingSettings.of(recipe, tested.null_threshold).model_dump()
                 (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
-                (unfinished / "README.md").write_text(model_card(recipe, scores), encoding="utf-8")
+                (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
                 shutil.rmtree(folder, ignore_errors=True)
                 unfinished.rename(folder)
         finally:
@@ -138,7 +138,7 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def model_card(recipe: Recipe, scores: Scores) -> str:
+def model_card(recipe: Recipe, tested: Evaluated) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
     name, train, method = recipe.model.name, recipe.data.train, recipe.method.name
     results = [
@@ -149,7 +149,7 @@ def model_card(recipe: Recipe, scores: Scores) -> str:
             metric_type=metric,
             metric_value=round(score[metric], 2),
         )
-        for data_set, score in scores.items()
+        for data_set, score in tested.scores.items()
         for metric in METRICS
     ]
     head = card_head(
@@ -160,7 +160,24 @@ def model_card(recipe: Recipe, scores: Scores) -> str:
         model_name=f"{Path(name).name}-{method}",
         eval_results=results or None,
     )
-    return card(head, "model_card.md.jinja", recipe=recipe, scores=scores, mean=out_of_domain_mean(scores))
+    return card(
+        head,
+        "model_card.md.jinja",
+        recipe=recipe,
+        tested=tested,
+        scores=tested.scores,
+        mean=out_of_domain_mean(tested.scores),
+        **usage(recipe, tested.null_threshold),
+    )
+
+
+def usage(recipe: Recipe, null_threshold: float | None) -> dict[str, Any]:
+    """What usage.md.jinja, which shows how to ask the model, takes."""
+    data = recipe.data
+    # a tokenizer's stride is the overlap of windows; 4 special tokens
+    overlap = max(0, data.max_length - data.max_query_length - 4 - data.doc_stride)
+    settings = {"overlap": overlap, "max_answer_tokens": recipe.eval.max_answer_tokens}
+    return settings | {"generative": recipe.task == "generative", "data": data, "null_threshold": null_threshold}
 
 
 def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:

@@ -28,9 +28,10 @@ MAY_CHANGE_ON_RESUME += ("train.keep_checkpoints", "train.on_checkpoint_failure"
 MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction",)
 MAY_CHANGE_ON_RESUME += ("train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
+MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE, DS_CONFIG, BATCH, LOCK = "recipe.yaml", "ds_config.json", "batch.json", ".lock"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
-BY_TEST = ("predictions", "confidence")  # folders with a file for each test set
+BY_TEST = ("predictions", "confidence", "null_odds")  # folders with a file for each test set
 # what a run writes into its folder
 FILES = (RECIPE, BATCH, DS_CONFIG, "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")

@@ -13,8 +13,10 @@ from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import halves
+from swep_ds.data.windows import empty_answer
 from swep_ds.errors import InputError, parsing
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.kernels.dispatch import implementation
 from swep_ds.methods import build
@@ -45,6 +47,7 @@ from swep_ds.training.ds_config import (
 log = logging.getLogger(__name__)
 # in a model's config.json: who wrote it and how it is loaded, not what it computes
 NOT_COMPUTED = ("_name_or_path", "architectures", "dtype", "tie_word_embeddings", "transformers_version", "use_cache")
+NULL_THRESHOLD = 0.0  # the null answer's score against the best answer's, where no data choose another
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
@@ -59,7 +62,7 @@ class Job:
     features: Features  # their windows
     batches: TrainingBatches
     tests: list[EvalSet]  # the source domain first
-    validation: EvalSet | None  # scores the checkpoints
+    validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
     evaluation: Evaluation
 
 
@@ -94,13 +97,21 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         texts = [example.context[:1000] for example in training[:20]]
         check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source)
         validation = {}
-        if name := recipe.eval.select_on:
+        if name := recipe.halved:
             validation[name], tests[name] = halves(tests[name])
         return tokenizer, objective, config, training, validation, tests
 
     tokenizer, objective, config, training, validation, tests = ranks.on_all_ranks(load)
     spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
-    evaluation = Evaluation(tokenizer, window_settings(recipe), spans, recipe.eval.batch_size, CACHE)
+    evaluation = Evaluation(
+        tokenizer,
+        window_settings(recipe),
+        spans,
+        recipe.eval.batch_size,
+        CACHE,
+        {name: Scorer(recipe.eval.answer_language(name)) for name in tests},
+        NULL_THRESHOLD if recipe.data.unanswerable == "train" else None,
+    )
 
     def tokenise() -> tuple:
         features = training_features(recipe, tokenizer, training)
@@ -197,6 +208,8 @@ def load_model(
     if tokenizer is None:
         return qa
     fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
+    if recipe.task == "generative" and recipe.data.unanswerable == "train":
+        qa.empty_answer = empty_answer(tokenizer)
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(

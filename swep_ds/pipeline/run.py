@@ -9,7 +9,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.evaluation.results import (
+    Evaluated,
     Results,
     Score,
-    Scores,
     Selection,
     print_scores,
     read_results,
@@ -158,26 +158,30 @@ def _run_stage(
         with write_on_all_ranks(
             lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
         ) as tracker:
-            validate = partial(_validate, engine, job, outcomes[-1]) if job.validation else None
+            selects = recipe.eval.select_on is not None
+            validate = partial(_validate, engine, job, outcomes[-1]) if selects else None
             done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, validate, average)
             peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
-            selection = select(engine, checkpoints, recipe, done, say) if job.validation else None
+            selection = select(engine, checkpoints, recipe, done, say) if selects else None
             engine.eval()
-            scores = [_test(engine, job, outcome, say) for outcome in outcomes]
-            tracker.summary(scores[-1])
+            tested = [_test(engine, job, outcome, say) for outcome in outcomes]
+            tracker.summary(tested[-1].scores)
         ranks.progress("export")
         results = partial(_results, recipe, job, done, peak, pretraining, selection)
-        for outcome, its_scores in zip(outcomes, scores, strict=True):
+        for outcome, test in zip(outcomes, tested, strict=True):
             with outcome.weights():
-                export_model(engine, job.tokenizer, outcome.folder.model, outcome.recipe, its_scores, keep_fp32)
+                export_model(engine, job.tokenizer, outcome.folder.model, outcome.recipe, test, keep_fp32)
             export_noise(engine, outcome.folder.path / NOISE)
-            _write_results(outcome.folder, results(its_scores))
+            _write_results(outcome.folder, results(test))
     if ranks.is_main():
-        for outcome, its_scores in zip(outcomes, scores, strict=True):
-            if its_scores:
-                print_scores(its_scores, outcome.title)
+        for outcome, test in zip(outcomes, tested, strict=True):
+            if test.scores:
+                print_scores(test.scores, outcome.title)
         say(f"model in {folder.model}, results in {folder.results}")
     return tracker
+
+
+NO_VALIDATION = "no held-out articles choose another (data.holdout_fraction or eval.select_on)"
 
 
 @dataclass(frozen=True)
@@ -211,14 +215,21 @@ def _validate(engine, job: Job, outcome: Outcome) -> Score:
     return score
 
 
-def _test(engine, job: Job, outcome: Outcome, say: Say) -> Scores:
-    """Scores by test set; begins the outcome's folder."""
+def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
+    """Tests the outcome's weights, after choosing when they decline a question if they may; begins its folder."""
     folder, recipe = outcome.folder, outcome.recipe
     write_on_rank0(lambda: _begin_folder(folder, recipe, job), folder.path)
     if outcome.kind:
         say(f"with train.average {recipe.train.average}, in {folder.path}:")
+    evaluation = job.evaluation
+    names = {test.name: evaluation.scorer(test.name).name(test.golds) for test in job.tests}
     with outcome.weights():
-        return job.evaluation.run(engine, job.tests, folder.path, say)
+        if evaluation.null_threshold is not None:
+            if job.validation:
+                evaluation = replace(evaluation, null_threshold=evaluation.choose_threshold(engine, job.validation))
+            where = f"the best by F1 on half of {job.validation.name}" if job.validation else NO_VALIDATION
+            say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {where}")
+        return Evaluated(evaluation.run(engine, job.tests, folder.path, say), names, evaluation.null_threshold)
 
 
 def _results(
@@ -228,7 +239,7 @@ def _results(
     peak: int,
     pretraining: dict[str, Any] | None,
     selection: Selection | None,
-    scores: Scores,
+    tested: Evaluated,
 ) -> Results:
     train = {
         "examples": job.questions,
@@ -241,7 +252,8 @@ def _results(
     }
     run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
     run |= {"world_size": ranks.world_size(), "versions": versions()}
-    return Results(**run, train=train, pretraining=pretraining, selection=selection, eval=scores)
+    chosen = {"selection": selection, "scorers": tested.scorers, "null_threshold": tested.null_threshold}
+    return Results(**run, train=train, pretraining=pretraining, eval=tested.scores, **chosen)
 
 
 def _write_results(folder: RunFolder, results: Results) -> None:

@@ -1,6 +1,5 @@
-"""Saved models: evaluates them on data sets, or asks them a question."""
+"""Saved models: loads them, and evaluates them on data sets."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +9,13 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, P
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, parsing
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
-from swep_ds.evaluation.generated import GeneratedAnswer
-from swep_ds.evaluation.predict import decode
 from swep_ds.evaluation.results import SavedModelResults, print_scores, versions, write_results
-from swep_ds.evaluation.spans import Answer, SpanSettings
+from swep_ds.evaluation.scores import Scorer
+from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
@@ -39,10 +37,12 @@ class ReadingSettings(Section):
 
     data: WindowSection
     eval: EvalSection
+    null_threshold: float | None = None  # of null odds, above which a question is declined; None = never
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "ReadingSettings":
-        return cls(data=WindowSection(**{name: getattr(recipe.data, name) for name in WINDOWS}), eval=recipe.eval)
+    def of(cls, recipe: Recipe, null_threshold: float | None = None) -> "ReadingSettings":
+        data = WindowSection(**{name: getattr(recipe.data, name) for name in WINDOWS})
+        return cls(data=data, eval=recipe.eval, null_threshold=null_threshold)
 
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
@@ -64,10 +64,14 @@ class SavedModel:
     tokenizer: PreTrainedTokenizerFast
     windows: WindowSettings
     spans: SpanSettings
+    null_threshold: float | None  # as in `ReadingSettings`
 
 
-def load_saved(name: str) -> SavedModel:
+def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
+
+    Args:
+        null_threshold: replaces the model's own.
 
     Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
     reading.json is damaged.
@@ -87,8 +91,11 @@ def load_saved(name: str) -> SavedModel:
         windows = replace(windows, **reading.data.model_dump())
         spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
         generation_kwargs = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
+        null_threshold = reading.null_threshold if null_threshold is None else null_threshold
     qa = GenerativeQA(model, **generation_kwargs) if generative else ExtractiveQA(model)
-    return SavedModel(qa, tokenizer, windows, spans)
+    if generative and null_threshold is not None:
+        qa.empty_answer = empty_answer(tokenizer)
+    return SavedModel(qa, tokenizer, windows, spans, null_threshold)
 
 
 def evaluate_saved(
@@ -99,8 +106,15 @@ def evaluate_saved(
     max_length: int | None,
     doc_stride: int | None,
     batch_size: int,
+    scorer: str = "squad",
+    language: str = "en",
+    null_threshold: float | None = None,
 ) -> None:
     """Scores a saved model on `name=source` data sets, the source domain first; writes into `output_dir`. Collective.
+
+    Args:
+        scorer, language: as the recipe's section `eval`, for all data sets.
+        null_threshold: as in `load_saved`.
 
     Raises:
         InputError: there is no such model or data, or `output_dir` holds results already.
@@ -111,10 +125,12 @@ def evaluate_saved(
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
         if (output_dir / "results.json").exists():
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
+        if scorer == "squad" and language != "en":
+            raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         if batch_size < 1:
             raise InputError(f"--batch_size {batch_size}: must be at least 1")
         tests = _read_data_sets(data)
-        saved = load_saved(model_name)
+        saved = load_saved(model_name, null_threshold)
         for name, examples in tests.items():
             texts = [example.context[:1000] for example in examples[:20]]
             check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
@@ -130,10 +146,19 @@ def evaluate_saved(
     tests, saved, windows = ranks.on_all_ranks(prepare)
     decoding = f"beams of {saved.qa.generation.num_beams}" if windows.task == "generative" else str(saved.spans)
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
-    evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, CACHE)
+    rules = dict.fromkeys(tests, Scorer(language if scorer == "mlqa" else None))
+    threshold = saved.null_threshold
+    evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, CACHE, rules, threshold)
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
-    results = SavedModelResults(model=model_name, world_size=ranks.world_size(), eval=scores, versions=versions())
+    results = SavedModelResults(
+        model=model_name,
+        world_size=ranks.world_size(),
+        eval=scores,
+        scorers={test.name: evaluation.scorer(test.name).name(test.golds) for test in test_sets},
+        null_threshold=threshold,
+        versions=versions(),
+    )
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
         print_scores(scores, model_name)
@@ -152,25 +177,4 @@ def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
         check_data_set_names([*sources])
     except ValueError as error:
         raise InputError(f"--data: {error}") from None
-    return {name: read_examples(source, training=False) for name, source in sources.items()}
-
-
-def answer_question(model_name: str, question: str, context: str, count: int) -> list[Answer] | list[GeneratedAnswer]:
-    """The `count` best answers to a question about a text of any length, best first.
-
-    Raises InputError: there is no such model; the question or the text is empty; or a generative model is to give
-    several answers.
-    """
-    for name, text in (("question", question), ("text", context)):
-        if not text.strip():
-            raise InputError(f"the {name} is empty: give at least one word")
-    saved = load_saved(model_name)
-    check_knows(saved.tokenizer, [question, context], f"model {model_name}", "question and text")
-    if count > 1 and saved.windows.task == "generative":
-        raise InputError(f"--n_best {count}: {model_name} generates one answer: set it to 1, or name a model of spans")
-    with tempfile.TemporaryDirectory() as folder:
-        evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, 32, Path(folder))
-        [asked] = evaluation.prepare({"question": [Example("question", question, context, ("",), None, context)]})
-        decoder = evaluation.decoder(asked.examples)
-        decode(saved.qa.predict, decoder, asked.features.dataset, evaluation.padding, evaluation.batch_size)
-    return decoder.n_best()["question"][:count]
+    return {name: read_examples(source, training=False, unanswerable=True) for name, source in sources.items()}

@@ -21,7 +21,7 @@ from swep_ds.errors import InputError, WriteFailed, reason
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.files import read_bytes
 from swep_ds.models.folders import load_config, reading, weight_files
-from swep_ds.pipeline.export import card, card_head
+from swep_ds.pipeline.export import card, card_head, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings
@@ -63,6 +63,10 @@ class Ingredient:
             raise InputError(f"{folder.model}: holds no weights: run it again")
         return cls(run, Recipe.load(str(run / RECIPE)), read_results(folder.results), weights)
 
+    @property
+    def reading(self) -> ReadingSettings:
+        return ReadingSettings.load(self.model / READING)
+
     def traits(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """What all ingredients must share: file, and values by field."""
         recipe = self.recipe
@@ -70,9 +74,10 @@ class Ingredient:
         config = flatten(load_config(str(self.model), f"{self.run}: its model").to_dict())
         yield self.model / "config.json", {name: v for name, v in config.items() if name not in NOT_COMPUTED}
         yield self.model / TOKENIZER, {"CRC-32": zlib.crc32(read_bytes(self.model / TOKENIZER))}
-        read = ReadingSettings.load(self.model / READING)
+        read = self.reading
         cuts = {f"data.{name}": getattr(read.data, name) for name in WINDOWS}
         yield self.model / READING, cuts | {f"eval.{name}": getattr(read.eval, name) for name in DECODING}
+        yield self.model / READING, {"null_threshold, whether there is one": read.null_threshold is not None}
         shapes = {}
         for file in dict.fromkeys(self.weights.values()):
             with safe_open(file, "pt") as content:
@@ -129,7 +134,12 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
     for file in files:
         names = [name for name, holder in first.weights.items() if holder == file]
         save_file({name: _mean(ingredients, name) for name in names}, folder / file.name, metadata={"format": "pt"})
-    (folder / "README.md").write_text(_card(ingredients), encoding="utf-8")
+    reading = first.reading
+    if reading.null_threshold is not None:
+        mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
+        reading = reading.model_copy(update={"null_threshold": mean})
+        (folder / READING).write_text(f"{reading.model_dump_json(indent=2)}\n", encoding="utf-8")
+    (folder / "README.md").write_text(_card(ingredients, reading), encoding="utf-8")
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
@@ -149,6 +159,12 @@ def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
     return (total / len(ingredients)).to(first.dtype)
 
 
-def _card(ingredients: Sequence[Ingredient]) -> str:
+def _card(ingredients: Sequence[Ingredient], reading: ReadingSettings) -> str:
     recipe = ingredients[0].recipe
-    return card(card_head(recipe, "model-soup"), "soup_card.md.jinja", ingredients=ingredients, recipe=recipe)
+    return card(
+        card_head(recipe, "model-soup"),
+        "soup_card.md.jinja",
+        ingredients=ingredients,
+        recipe=recipe,
+        **usage(recipe, reading.null_threshold),
+    )

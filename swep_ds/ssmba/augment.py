@@ -89,9 +89,14 @@ def _check(settings: Settings, max_examples: int | None) -> None:
 
 def _read(source: str, limit: int | None) -> list[Example]:
     try:
-        return read_examples(source, training=True)[:limit]
+        examples = read_examples(source, training=True, unanswerable=True)
     except InputError as error:
         raise InputError(f"--data: {error}") from None
+    # a corrupted text may begin to answer a question, or cease to: only an answer that is kept says which
+    answerable = [example for example in examples if example.answers]
+    if not answerable:
+        raise InputError(f"--data: {source}: no question has an answer: name other data")
+    return answerable[:limit]
 
 
 def _digest(examples: Sequence[Example]) -> str:

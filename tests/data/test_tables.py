@@ -74,11 +74,11 @@ def test_more_rows_than_are_converted_at_a_time(save, write):
         ("id", pa.array([True, False]), "field 'id' is True; expected a string or number"),
         ("id", pa.array([1.5, 2.5]), "field 'id' is 1.5; expected a string or number"),
         ("answers", pa.array(["1998"] * 2), "field 'answers' is '1998'; expected an object with two lists"),
-        ("answers", pa.array([[{"text": "1998"}]] * 2), "expected an object with two lists"),
+        ("answers", pa.array([[{"text": "1998"}]] * 2), "the answer {'text': '1998'} is not text; give a string"),
         ("answers", pa.array([{"text": "1998"}] * 2), "answers: field 'text' is '1998'; expected a list"),
-        ("answers", pa.array([{"text": ["1998"]}] * 2), "answers: field 'answer_start' is missing"),
-        ("answers", pa.array([{"text": ["1998"], "answer_start": [True]}] * 2), "answer_start holds no offset"),
-        ("answers", pa.array([{"text": ["1998"], "answer_start": [19.0]}] * 2), "answer_start holds no offset"),
+        ("answers", pa.array([{"text": ["2001"]}] * 2), "the answer '2001' does not occur in its context"),
+        ("answers", pa.array([{"text": ["1998"], "answer_start": [True]}] * 2), "answer_start is True; expected"),
+        ("answers", pa.array([{"text": ["1998"], "answer_start": [19.0]}] * 2), "answer_start is 19.0; expected"),
     ],
 )
 def test_columns_of_other_types(save, write, name, column, message):

@@ -34,7 +34,7 @@ def test_scores_and_predictions_are_written_once(folder):
     golds = {example.id: example.answers for example in read_examples(source, training=False)}
     assert list(predictions) == list(golds)
     results = json.loads((output / "results.json").read_text())
-    assert list(results) == ["model", "world_size", "eval", "versions"]
+    assert list(results) == ["model", "world_size", "eval", "scorers", "versions"]
     assert (results["model"], results["world_size"]) == (model, 2)
     assert results["eval"]["test"].items() >= score(predictions, golds).items()
     assert set(results["eval"]["test"]) == {"exact_match", "f1", "total", *CALIBRATION}

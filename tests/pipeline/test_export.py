@@ -11,6 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from swep_ds.evaluation.results import Evaluated
 from swep_ds.pipeline.export import model_card, save_tokenizer
 from swep_ds.recipe import Recipe
 from tests.support import tiny
@@ -162,7 +163,7 @@ def card(method: dict, scores: dict, **sections: dict) -> tuple[dict, str]:
         }
         | sections
     )
-    _, head, text = model_card(recipe, scores).split("---\n", 2)
+    _, head, text = model_card(recipe, Evaluated(scores, dict.fromkeys(scores, "SQuAD v1.1"))).split("---\n", 2)
     return yaml.safe_load(head), text
 
 
@@ -183,6 +184,7 @@ def test_model_card_states_method_data_and_scores():
         "2 epochs, at most 70 updates, learning rate 2e-05, bf16, seed 4",
         "| wiki | 80.00 | 90.00 | 10 |\n| news | 60.00 | 70.00 | 20 |\n| forum | 50.00 | 65.00 | 30 |\n",
         "| mean out of domain | 55.00 | 67.50 | |",
+        "Scores as the official scorers compute them: SQuAD v1.1 (wiki, news, forum).\n",
     ):
         assert part in text
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from swep_ds.pipeline.saved import READING, WINDOWS, answer_question, load_saved
+from swep_ds.pipeline.saved import READING, WINDOWS, load_saved
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
@@ -64,8 +64,3 @@ def test_another_models_tokenizer(folder):
 
 def test_the_model_that_comes_with_this_package():
     assert load_saved("quickstart:t5").windows.task == "generative"
-
-
-def test_a_generated_answer_is_one(folder):
-    asked = (str(folder), "Who founded it?", "It was founded by an abbot.", 3)
-    assert refused(answer_question, *asked).startswith(f"--n_best 3: {folder} generates one answer: set it to 1")

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForQuestionAnswering
 
 from swep_ds.evaluation.results import PACKAGES
+from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
 from tests.support import tiny
 from tests.support.bad_input import change_json, refused
@@ -66,6 +67,15 @@ def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_p
     said = run_script(ROOT / "scripts" / "evaluate.py", str(soup), *data).stdout
     assert "windows of 64 tokens, 32 apart" in said  # as its runs read
     assert json.loads((scores / "results.json").read_text())["eval"]["test"]["total"] == 9
+
+
+def test_a_soup_declines_at_the_mean_of_the_thresholds(runs, tmp_path):
+    for run, threshold in zip(runs, (-1.0, 0.5, 2.0), strict=True):
+        change_json(run / "model" / "reading.json", null_threshold=threshold)
+    make_soup(runs, tmp_path / "soup")
+    assert ReadingSettings.load(tmp_path / "soup" / "reading.json").null_threshold == pytest.approx(0.5)
+    change_json(runs[1] / "model" / "reading.json", null_threshold=None)
+    assert "null_threshold, whether there is one" in refused(make_soup, runs, tmp_path / "other")
 
 
 def other_shape(run: Path) -> None:

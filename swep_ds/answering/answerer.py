@@ -1,0 +1,132 @@
+"""Answers questions about texts of any length, one or many, with a model of the hub or of a folder.
+
+A text is cut into windows as the model's run cut them (`data/windows.py`), the windows of many questions are batched by
+length, and the answers of all windows of a question compete (`evaluation/spans.py`, `evaluation/generated.py`). Of a
+model of spans every allowed span competes, not only pairs of the best starts and ends as in an evaluation, so that the
+n best are exact.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from swep_ds import ranks
+from swep_ds.data.batches import Padding
+from swep_ds.data.features import build_features
+from swep_ds.data.fields import require_text
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+from swep_ds.evaluation.generated import GeneratedAnswers
+from swep_ds.evaluation.predict import decode_alone
+from swep_ds.evaluation.spans import Null, SpanDecoder
+from swep_ds.models.hub import check_knows
+from swep_ds.pipeline.saved import load_saved
+
+QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer. The text "" says that the context holds none; it and generated answers have no place in the context.
+
+    `score` is start logit + end logit; of a generated answer, its log probability. `probability` is the answer's among
+    all spans of the text and, if the model may decline, no answer; of a generated answer, that of its tokens.
+    """
+
+    text: str
+    probability: float
+    score: float
+    start: int | None = None  # characters [start, end) of the context
+    end: int | None = None
+
+
+class QuestionAnswerer:
+    """A question-answering model, extractive or generative, on this process's device.
+
+    Args:
+        model: a Hugging Face folder or hub id. A model that a run exported is read with that run's windows.
+        batch_size: windows in a forward pass.
+        null_threshold: how much higher the score of no answer must be than the best answer's to decline a question.
+            None = the model's own, which it has if it was trained with unanswerable questions; others never decline.
+
+    Raises:
+        InputError: the model cannot be loaded, has no trained head, or is neither extractive nor generative.
+    """
+
+    def __init__(self, model: str, *, batch_size: int = 32, null_threshold: float | None = None):
+        if batch_size < 1:
+            raise InputError(f"batch_size {batch_size}: must be at least 1")
+        self.name, self.batch_size = model, batch_size
+        self._saved = load_saved(model, null_threshold)
+
+    @property
+    def generative(self) -> bool:
+        return self._saved.windows.task == "generative"
+
+    def __call__(self, question: str, context: str, n_best: int = 1) -> list[Reply]:
+        """The `n_best` best answers to a question about a text, best first; "" is first where the model declines.
+
+        Raises:
+            InputError: question or text are empty or no text; or a generative model is to give several answers.
+        """
+        [replies] = self.answer([(question, context)], n_best)
+        return replies
+
+    def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Reply]]:
+        """As `__call__` for each (question, context), in order, `QUESTIONS_AT_A_TIME` together."""
+        if n_best < 1:
+            raise InputError(f"n_best {n_best}: must be at least 1")
+        if n_best > 1 and self.generative:
+            raise InputError(
+                f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name a model of spans"
+            )
+        remaining = enumerate(questions)
+        while chunk := list(itertools.islice(remaining, QUESTIONS_AT_A_TIME)):
+            yield from self._answer([_example(*asked) for asked in chunk], n_best)
+
+    def _answer(self, examples: list[Example], n_best: int) -> Iterator[list[Reply]]:
+        saved = self._saved
+        texts = [text[:1000] for example in examples[:20] for text in (example.question, example.context)]
+        check_knows(saved.tokenizer, texts, f"model {self.name}", "questions and texts")
+        if self.generative:
+            decoder = GeneratedAnswers(examples, saved.tokenizer)
+        else:
+            exact = replace(saved.spans, n_best=max(saved.windows.max_length, n_best))
+            null = saved.null_threshold is not None
+            # with the best alone there are no others to sort
+            decoder = SpanDecoder(examples, exact, best_only=n_best == 1, null=null)
+        with tempfile.TemporaryDirectory() as folder:
+            features = build_features(
+                examples, saved.tokenizer, saved.windows, training=False, cache_dir=Path(folder)
+            ).dataset
+            padding = Padding.of(saved.tokenizer)
+            decode_alone(saved.qa.predict, decoder, features, padding, self.batch_size, ranks.device())
+            del features  # maps a file in the folder
+        answers = decoder.n_best()
+        nulls = decoder.nulls() if saved.null_threshold is not None else {}
+        for example in examples:
+            replies = [_reply(answer) for answer in answers[example.id]]
+            yield self._with_null(replies, nulls.get(example.id))[:n_best]
+
+    def _with_null(self, replies: list[Reply], null: Null | None) -> list[Reply]:
+        """The answer "" joins the others: first where the question is declined, else by its score, but not first."""
+        if null is None:
+            return replies
+        better = 0 if null.odds > self._saved.null_threshold else max(1, sum(r.score >= null.score for r in replies))
+        return [*replies[:better], Reply("", null.probability, null.score), *replies[better:]]
+
+
+def _example(number: int, asked: tuple[str, str]) -> Example:
+    for name, text in zip(("question", "text"), asked, strict=True):
+        if not text.strip():
+            raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
+        require_text(text, name, f"question {number + 1}")
+    question, context = asked
+    return Example(str(number), question, context, (), None, context)
+
+
+def _reply(answer) -> Reply:
+    place = {"start": answer.start, "end": answer.end} if hasattr(answer, "start") else {}
+    return Reply(answer.text, answer.probability, answer.score, **place)

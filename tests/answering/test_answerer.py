@@ -1,0 +1,164 @@
+"""QuestionAnswerer against every span of every window, scored one by one with transformers' model alone."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering
+
+from swep_ds.answering import QuestionAnswerer, Reply, answerer
+from swep_ds.data.windows import WindowCutter, WindowSettings
+from swep_ds.errors import InputError
+from tests.support import tiny
+from tests.support.bad_input import refused
+from tests.support.finished import write_reading
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import prepare
+
+LONG = " ".join(tiny.SENTENCES)
+ASKED = [
+    ("Who founded it?", "It was founded in 1204 by an abbot."),
+    ("When was it opened?", LONG),
+    ("Who?", "An abbot."),
+]
+SIZES = WindowSettings(24, 5, 8)
+
+
+def write_sizes(model: Path, null_threshold: float | None = None) -> None:
+    data = {"max_length": 24, "doc_stride": 5, "max_query_length": 8}
+    settings = {"data": data, "eval": {"max_answer_tokens": 4, "n_best": 2}, "null_threshold": null_threshold}
+    (model / "reading.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("answerer")
+    prepare(folder)
+    write_sizes(folder / "model")
+    return str(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def generative(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("generative")
+    prepare(folder, architecture="t5")
+    write_reading(folder / "model")
+    return str(folder / "model")
+
+
+@torch.no_grad()
+def by_hand(model: str, question: str, context: str) -> tuple[list[Reply], float]:
+    """All allowed spans, best first, as (score, start, end, text), and the null score."""
+    qa = AutoModelForQuestionAnswering.from_pretrained(model).eval()
+    asked = tiny.example(question, context, context)
+    cutter = WindowCutter(tiny.wordpiece(), SIZES, asked)
+    tokens, text = cutter.encode(question).ids[:8], cutter.encode(context)
+    spans, nulls = [], []
+    for begin, end, own_begin, own_end in cutter.windows(len(tokens), len(text.ids)):
+        ids = [token for piece in cutter.template.pieces(tokens, text.ids[begin:end]) for token in piece.tolist()]
+        types = cutter.template.type_ids([len(tokens)], [end - begin]).tolist()
+        output = qa(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
+        first = cutter.template.context_begin(len(tokens)) - begin
+        nulls.append(starts[0] + ends[0])
+        for a in range(own_begin, own_end):
+            for b in range(a, min(a + 4, end)):
+                start, stop = int(text.starts[a]), int(text.ends[b])
+                spans.append((starts[first + a] + ends[first + b], start, stop, context[start:stop]))
+    return sorted(spans, key=lambda span: -span[0]), min(nulls)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_n_best_are_exact_over_all_windows(model, asked):
+    spans, _ = by_hand(model, *asked)
+    n = min(len(spans), 40)
+    replies = QuestionAnswerer(model, batch_size=2)(*asked, n_best=n)
+    assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in spans[:n]], abs=1e-5)
+    total = sum(math.exp(score) for score, *_ in spans)
+    for reply in replies:
+        assert reply.text == asked[1][reply.start : reply.end]
+        assert reply.probability == pytest.approx(math.exp(reply.score) / total, rel=1e-4)
+    assert (replies[0].start, replies[0].end) == spans[0][1:3]
+
+
+def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monkeypatch):
+    single = QuestionAnswerer(model)
+    expected = [single(*asked, n_best=5) for asked in ASKED]
+    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
+    together = QuestionAnswerer(model, batch_size=7)
+    for n in (1, 5):
+        replies = list(together.answer(iter(ASKED * 2), n_best=n))
+        assert len(replies) == 6
+        for reply, other in zip(replies, expected * 2, strict=True):
+            assert [r.text for r in reply] == [r.text for r in other[:n]]
+            assert [r.probability for r in reply] == pytest.approx([r.probability for r in other[:n]], rel=1e-4)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_question_is_declined_where_the_null_score_is_above_the_best_by_more_than_the_threshold(model, asked):
+    spans, null = by_hand(model, *asked)
+    odds = null - spans[0][0]
+    total = math.exp(null) + sum(math.exp(score) for score, *_ in spans)
+    for threshold, declined in ((odds - 0.01, True), (odds + 0.01, False)):
+        replies = QuestionAnswerer(model, null_threshold=threshold)(*asked, n_best=1 + len(spans))
+        [place] = [i for i, reply in enumerate(replies) if not reply.text]
+        assert replies[place] == Reply(
+            "", pytest.approx(math.exp(null) / total, rel=1e-4), pytest.approx(null, abs=1e-5)
+        )
+        assert place == (0 if declined else max(1, sum(score >= null for score, *_ in spans)))
+        assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
+        [best] = QuestionAnswerer(model, null_threshold=threshold)(*asked)
+        assert (best.text == "") == declined
+
+
+def test_the_threshold_is_the_models_own(model, tmp_path):
+    write_sizes(Path(model), null_threshold=-1e6)
+    try:
+        assert QuestionAnswerer(model)(*ASKED[0])[0].text == ""
+        assert QuestionAnswerer(model, null_threshold=1e6)(*ASKED[0])[0].text
+    finally:
+        write_sizes(Path(model))
+    assert QuestionAnswerer(model)(*ASKED[0])[0].text
+
+
+def test_a_generative_model_gives_one_answer(generative):
+    asks = QuestionAnswerer(generative)
+    [[reply], [other], _] = asks.answer(ASKED)
+    assert (reply.start, other.end) == (None, None)
+    assert reply.probability == pytest.approx(math.exp(reply.score))
+    assert asks(*ASKED[0]) == [reply]
+    assert refused(asks, *ASKED[0], 3).startswith(f"n_best 3: {generative} generates one answer: set it to 1")
+    assert QuestionAnswerer(generative, null_threshold=-1e6)(*ASKED[0])[0].text == ""
+    assert QuestionAnswerer(generative, null_threshold=1e6)(*ASKED[0])[0].start is None
+
+
+def test_what_cannot_be_asked(model):
+    asks = QuestionAnswerer(model)
+    assert "question 1: the question is empty" in refused(asks, " ", "text")
+    assert "question 1: the text is empty" in refused(asks, "Who?", "\n")
+    assert "question 1: question holds half of a surrogate pair" in refused(asks, "Who\ud800?", "text")
+    assert "n_best 0: must be at least 1" in refused(asks, "Who?", "text", 0)
+    with pytest.raises(InputError, match="question 2: the text is empty"):
+        list(asks.answer([ASKED[0], ("Who?", "")]))
+    assert "batch_size 0" in refused(lambda: QuestionAnswerer(model, batch_size=0))
+
+
+# The command
+
+
+def test_a_file_of_questions_becomes_lines_of_answers(model, tmp_path):
+    rows = [{"id": f"q{i}", "question": question, "context": context} for i, (question, context) in enumerate(ASKED)]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    script, output = ROOT / "scripts" / "answer.py", tmp_path / "answers.jsonl"
+    command = [script, model, "--questions", str(tmp_path / "asked.jsonl"), "--output", str(output), "--n_best", "2"]
+    ended = run_script(*command)
+    assert ended.stdout.endswith(f"3 answers in {output}\n")
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    for line, row, replies in zip(lines, rows, QuestionAnswerer(model).answer(ASKED, 2), strict=True):
+        assert (line["id"], line["question"], line["answer"]) == (row["id"], row["question"], replies[0].text)
+        assert row["context"][line["start"] : line["end"]] == line["answer"] == line["answers"][0]["text"]
+        assert [a["text"] for a in line["answers"]] == [r.text for r in replies]
+    again = run_script(*command, check=False)
+    assert (again.returncode, again.stderr) == (2, f"error: --output {output}: exists already: name another file\n")

@@ -1,0 +1,181 @@
+"""Data as people have it at hand: CSV, rows with one answer, answers without offsets, unlabelled questions."""
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pytest
+
+from swep_ds.data.answers import find_answer
+from swep_ds.data.readers import Example, read_examples, read_questions
+from swep_ds.errors import InputError
+from tests.support import qa_files
+from tests.support.qa_files import lines, parquet, refused
+
+CONTEXT = 'The "Bean", a cafe,\nopened in 1998; tea – or art – is served at parties.'
+ROWS = [
+    {"id": "1", "question": "When?", "context": CONTEXT, "answer": "1998"},
+    {"id": "2", "question": "What, then?", "context": CONTEXT, "answer": "art"},  # also inside "parties"
+]
+EXAMPLES = [
+    Example("1", "When?", CONTEXT, ("1998",), (30, 34), CONTEXT),
+    Example("2", "What, then?", CONTEXT, ("art",), (45, 48), CONTEXT),
+]
+
+
+def table(rows: list[dict], delimiter: str = ",", **options) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0].keys(), delimiter=delimiter, **options)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def arrow(rows: list[dict]) -> bytes:
+    return parquet(pa.Table.from_pylist(rows))
+
+
+WRITERS = {
+    "comma": table,
+    "semicolon": lambda rows: table(rows, ";", quoting=csv.QUOTE_ALL),
+    "tab, with a mark": lambda rows: table(rows, "\t", lineterminator="\n").encode("utf-8-sig"),
+    "lines": lines,
+    "list": json.dumps,
+    "Parquet": arrow,
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_one_answer_a_row(save, write):
+    assert read_examples(save(write(ROWS)), training=True) == EXAMPLES
+    assert [e.span for e in read_examples(save(write(ROWS)), training=False)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["1998", "in 1998"],
+        {"text": ["1998", "in 1998"]},
+        {"text": ["1998", "in 1998"], "answer_start": [30, 27]},
+        {"text": ["1998", "in 1998"], "answer_start": [None, None]},
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_several_answers_a_row(save, answers, as_text):
+    row = {"question": "When?", "context": CONTEXT, "answers": answers}
+    content = table([row | {"answers": json.dumps(answers)}]) if as_text else json.dumps(row)
+    [example] = read_examples(save(content), training=True)
+    assert example.id == ("data-0" if as_text else "data-1")
+    assert (example.answers, example.span) == (("1998", "in 1998"), (30, 34))
+
+
+def test_offsets_beside_one_answer_are_checked(save):
+    row = {"question": "What?", "context": "tea or tea", "answer": "tea", "answer_start": 7}
+    for content in (json.dumps(row), table([row])):
+        assert read_examples(save(content), training=True)[0].span == (7, 10)
+    for wrong, said in (
+        (6, "is not at answer_start 6"),
+        ("7.0", "answer_start is '7.0'"),
+        ("9" * 30, "answer_start is"),
+    ):
+        assert said in refused(save(table([row | {"answer_start": wrong}])))
+
+
+def test_squad_without_offsets(save):
+    document = qa_files.squad({"id": "1", "question": "When?", "answers": [{"text": "1998"}]}, context=CONTEXT)
+    assert read_examples(save(document), training=True)[0].span == (30, 34)
+
+
+@pytest.mark.parametrize(
+    ("context", "text", "start"),
+    [
+        ("art at parties", "art", 0),
+        ("parties of art", "art", 11),
+        ("the U.S. and U.S.", "the U.S.", 0),
+        ("5 and 50 °C", "5", 0),
+        ("上海市在中国", "中国", 4),  # no spaces between words
+        ("อยู่ที่กรุง", "กรุง", 7),
+        ("in 1998年", "1998", 3),  # a script with spaces beside one without
+        ("tea", " tea ", 0),
+    ],
+)
+def test_an_answer_is_found_where_it_occurs_once_as_whole_words(context, text, start):
+    assert find_answer("q", context, text) == (start, start + len(text.strip()))
+
+
+@pytest.mark.parametrize(
+    ("context", "text", "said"),
+    [
+        ("tea or tea", "tea", "the answer 'tea' occurs 2 times in its context; give its answer_start"),
+        ("parties", "art", "the answer 'art' does not occur in its context; correct it"),
+        ("Tea", "tea", "does not occur"),
+        ("aa aa aa", "aa aa", "occurs 2 times"),
+        ("tea", " ", "its answer is blank"),
+    ],
+)
+def test_any_other_answer_is_an_error(context, text, said):
+    with pytest.raises(InputError, match=r"^q: ") as error:
+        find_answer("q", context, text)
+    assert said in str(error.value)
+
+
+def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
+    rows = [{"question": "Who?", "context": f"{i} tea tea", "answer": "tea" if i % 2 else str(i)} for i in range(6)]
+    message = refused(save(table(rows)))
+    assert "question 'data-1': the answer 'tea' occurs 2 times" in message
+    assert message.endswith("2 more of this file's questions have faults: 'data-3', 'data-5'")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("question,context,answer\nWho?,A text\n", "malformed table of text (CSV parse error: Row #2: Expected 3"),
+        ("question,context\nWho?,A text\n", "field 'answers' is missing (there: ['question', 'context'])"),
+        ("question,context,context\nWho?,a,b\n", "has the column 'context' 2 times"),
+        ("question,context,answer\n,A text,text\n", "field 'question' is None"),
+        ("question,context,answer\nWho?,A text,\n", "question 'data-0': has no answer; give it, or set"),
+        ("question,context,answers\nWho?,A text,[1\n", "row 0: answers: not JSON"),
+        ("question,context,answer\n", "holds no questions"),
+    ],
+)
+def test_faults_of_text_tables(save, content, said):
+    assert said in refused(save(content))
+
+
+def test_questions_need_no_answers(save):
+    asked = [{key: row[key] for key in ("id", "question", "context")} for row in ROWS]
+    expected = [Example(e.id, e.question, e.context, (), None, e.article) for e in EXAMPLES]
+    for content in (lines(asked), table(asked), lines(ROWS), json.dumps([row | {"answers": 5} for row in asked])):
+        assert read_questions(save(content)) == expected
+    document = qa_files.squad({"id": "1", "question": "When?"}, context=CONTEXT)
+    assert [e.question for e in read_questions(save(document))] == ["When?"]
+
+
+# Unanswerable questions
+
+IMPOSSIBLE = {
+    "id": "no",
+    "question": "Who closed it?",
+    "answers": [],
+    "is_impossible": True,
+    "plausible_answers": [{"text": "1998", "answer_start": 30}],
+}
+POSSIBLE = {"id": "yes", "question": "When?", "answers": [{"text": "1998", "answer_start": 30}], "is_impossible": False}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_questions_without_an_answer_are_read_on_demand(save, training):
+    row = {"id": "no", "question": "Who closed it?", "context": CONTEXT}
+    contents = [
+        qa_files.squad(POSSIBLE, IMPOSSIBLE, context=CONTEXT),
+        qa_files.rows(POSSIBLE, IMPOSSIBLE, context=CONTEXT),
+        table([{**ROWS[0], "id": "yes"}, {**row, "answer": ""}]),
+        table([{**row, "answers": "[]"}, {**row, "id": "yes", "answers": "1998"}]),
+        arrow([{**row, "answer": None}, {**row, "id": "yes", "answer": "1998"}]),
+    ]
+    for content in contents:
+        source = save(content)
+        assert "question 'no': has no answer; give it, or set data.unanswerable" in refused(source, training=training)
+        read = {e.id: (e.answers, e.span) for e in read_examples(source, training=training, unanswerable=True)}
+        assert read == {"yes": (("1998",), (30, 34) if training else None), "no": ((), None)}

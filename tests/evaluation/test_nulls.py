@@ -1,0 +1,120 @@
+"""Declining a question: null scores of spans and of generated answers, and the threshold on them."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from swep_ds.data.batches import IGNORED
+from swep_ds.data.windows import empty_answer
+from swep_ds.evaluation.evaluate import Evaluation, Predictions
+from swep_ds.evaluation.generated import GeneratedAnswers
+from swep_ds.evaluation.scores import Scorer
+from swep_ds.evaluation.spans import Null, SpanDecoder, SpanSettings
+from swep_ds.models.seq2seq import GenerativeQA
+from tests.evaluation.test_spans import columns_of, examples, logits_of, window
+from tests.support import tiny, tiny_batches, tiny_models
+
+FIRST = {"start_logits": [1.0, 0.0, 2.0, 0.0, 9.0], "end_logits": [0.5, 0.0, 0.0, 1.0, 9.0]}  # null score 1.5
+SECOND = {"start_logits": [-1.0, 0.0, 1.0, 0.0, 9.0], "end_logits": [0.0, 0.0, 0.5, 0.0, 9.0]}  # null score -1
+
+
+def decoder(*windows, **options) -> SpanDecoder:
+    decoder = SpanDecoder(examples(), SpanSettings(), null=True, **options)
+    for one_window in windows:
+        decoder.add(columns_of([one_window]), *logits_of([one_window]))
+    return decoder
+
+
+def log_sum(*scores: float) -> float:
+    return math.log(sum(math.exp(score) for score in scores))
+
+
+def test_the_lowest_null_score_of_the_windows_competes_with_the_best_span():
+    spans = [3.0, 2.0, 1.0, 1.0, 0.0, 0.0]  # start + end logits of the first window's six pairs; best: 2 + 1
+    spans += [1.5, 1.0, 0.5, 0.0, 0.0, 0.0]  # and the second's
+    for windows in ([window(**FIRST), window(**SECOND)], [window(**SECOND), window(**FIRST)]):
+        for best_only in (True, False):
+            both = decoder(*windows, best_only=best_only)
+            total = log_sum(-1.0, *spans)
+            probability = pytest.approx(math.exp(-1.0 - total))
+            assert both.nulls() == {"id0": Null(-1.0, probability, odds=-1.0 - 3.0)}
+            assert both.answers() == {"id0": "cd ef"}
+            assert both.confidences() == {"id0": pytest.approx(math.exp(3.0 - total))}
+
+
+def test_without_a_null_answer_nothing_changes():
+    plain = SpanDecoder(examples(), SpanSettings())
+    plain.add(columns_of([window(**FIRST)]), *logits_of([window(**FIRST)]))
+    assert plain.nulls() == {}
+    assert plain.confidences()["id0"] > decoder(window(**FIRST)).confidences()["id0"]
+
+
+@pytest.mark.parametrize("extreme", [math.inf, -math.inf, math.nan])
+def test_null_scores_are_finite_whatever_the_logits(extreme):
+    [null] = decoder(window(start_logits=[extreme, 0, 0, 0, 0])).nulls().values()
+    assert math.isfinite(null.odds)
+    assert 0 <= null.probability <= 1
+    no_span = decoder(window(start_logits=[0.0] + [-math.inf] * 4)).nulls()["id0"]
+    assert math.isfinite(no_span.odds)
+    assert no_span.odds > 1e30
+
+
+def test_a_question_is_declined_above_the_threshold():
+    nulls = {"a": Null(0.0, 0.7, odds=1.0), "b": Null(0.0, 0.2, odds=0.5), "c": Null(0.0, 0.1, odds=-2.0)}
+    predictions = Predictions({"a": "x", "b": "y", "c": "z"}, {"a": 0.3, "b": 0.8, "c": 0.9}, nulls)
+    declining = predictions.declining(0.5)  # not at it, as in the official scorer
+    assert declining.texts == {"a": "", "b": "y", "c": "z"}
+    assert declining.confidences == {"a": 0.7, "b": 0.8, "c": 0.9}
+    assert predictions.declining(None).texts == predictions.texts
+
+
+def test_the_threshold_with_the_best_f1_is_chosen():
+    evaluation = Evaluation(None, None, None, 1, Path(), {}, 0.0)
+    odds = {"a": -1.0, "b": 0.5, "c": 2.0}
+    predictions = Predictions(
+        {"a": "tea", "b": "red tea", "c": "x"}, {}, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
+    )
+    test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": ("tea",), "c": ()}})
+    assert evaluation._best_threshold(predictions, test) == 0.5
+    assert Scorer().best_thresholds(predictions.texts, test.golds, odds)["best_f1"] == pytest.approx(
+        100 * (2 + 2 / 3) / 3
+    )
+
+
+# Generated answers
+
+
+def test_the_window_that_finds_most_decides_whether_there_is_an_answer():
+    tokenizer, asked = tiny.wordpiece(), [tiny.example("Who?", "an abbot", "an abbot", id_="a")]
+    ids = torch.tensor([[*tokenizer("an abbot", add_special_tokens=False).input_ids, tokenizer.sep_token_id, IGNORED]])
+    decoder = GeneratedAnswers(asked, tokenizer)
+    for p in (0.9, 0.25):
+        decoder.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([math.log(p)]))
+    [null] = decoder.nulls().values()
+    assert null == Null(pytest.approx(math.log(1 / 3)), pytest.approx(0.25), pytest.approx(math.log(1 / 3)))
+    certain = GeneratedAnswers(asked, tokenizer)
+    certain.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([0.0]))
+    assert math.isfinite(certain.nulls()["a"].odds)
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
+@torch.no_grad()
+def test_a_generative_model_gives_an_answer_and_the_probability_of_none(architecture):
+    tokenizer = tiny.wordpiece()
+    changes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.sep_token_id}
+    qa = GenerativeQA(tiny_models.model(architecture, 0.0, **changes).eval(), beams=2, max_answer_tokens=6)
+    qa.empty_answer = empty_answer(tokenizer)  # [CLS] [SEP]
+    assert qa.empty_answer == [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    batch = tiny_batches.generative(dtype=torch.float32)
+    head = qa.model.get_output_embeddings()
+    head.weight[tokenizer.sep_token_id] = 0
+    ids, _, null = qa.predict(batch)
+    # the end of sequence is not among the first tokens, as many as the empty answer has
+    assert not (ids[:, : len(qa.empty_answer)] == tokenizer.sep_token_id).any()
+    decoder_ids = qa.model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([qa.empty_answer] * 3))
+    logits = qa.model(batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=decoder_ids).logits
+    log_p = logits.log_softmax(-1)
+    expected = sum(log_p[:, k, token] for k, token in enumerate(qa.empty_answer))
+    torch.testing.assert_close(null, expected)

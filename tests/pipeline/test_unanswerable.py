@@ -1,0 +1,149 @@
+"""Questions without an answer, end to end: read, trained, declined above a chosen threshold, scored, exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from swep_ds.data.readers import read_examples
+from swep_ds.data.splits import halves, hold_out_articles
+from swep_ds.data.windows import WindowSettings
+from swep_ds.errors import InputError
+from swep_ds.evaluation.scores import score
+from swep_ds.methods import METHODS
+from swep_ds.pipeline.examples import load_examples, reported_examples
+from swep_ds.pipeline.saved import load_saved
+from swep_ds.recipe import Recipe
+from tests.support import tiny, tiny_batches
+from tests.support.fork_server import run_script
+from tests.support.tiny_objective import objective, split
+from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
+from tests.support.tiny_windows import build
+
+TRAIN = {"data.unanswerable": "train", "data.holdout_fraction": 0.5, "train.max_updates": 2}
+
+
+def with_unanswerable(count: int, seed: int = 0) -> dict:
+    """Every third question has no answer."""
+    document = squad(count, seed)
+    questions = [qa for article in document["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
+    for qa in questions[::3]:
+        qa |= {"answers": [], "is_impossible": True}
+    return document
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("unanswerable")
+    (path / "t5").mkdir()
+    for home, architecture in ((path, "bert"), (path / "t5", "t5")):
+        prepare(home, architecture=architecture)
+        (home / "train.json").write_text(json.dumps(with_unanswerable(42)))
+        (home / "test.json").write_text(json.dumps(with_unanswerable(9, seed=1)))
+    return path
+
+
+def recipe(folder: Path, *overrides: str) -> Recipe:
+    return Recipe.load(str(folder / "recipe.yaml"), overrides)
+
+
+def test_they_are_an_error_or_dropped_or_kept(folder, caplog):
+    with pytest.raises(InputError, match=r"^data.train: .* has no answer; give it, or set data.unanswerable to drop"):
+        load_examples(recipe(folder))
+    training, tests = load_examples(recipe(folder, "data.unanswerable=drop"))
+    assert (len(training), len(tests["test"])) == (28, 6)
+    assert all(example.answers and example.span for example in training)
+    assert [record.message for record in caplog.records] == [
+        "data.train: 14 of 42 questions have no answer and are left out",
+        "data.eval.test: 3 of 9 questions have no answer and are left out",
+    ]
+    training, tests = load_examples(recipe(folder, "data.unanswerable=train"))
+    assert (len(training), len(tests["test"])) == (42, 9)
+    assert [example.span is None for example in training] == [not example.answers for example in training]
+
+
+@pytest.mark.parametrize("task", ["extractive", "generative"])
+@pytest.mark.parametrize("left_out", ["cls", "drop"])
+def test_they_are_trained_towards_cls_or_an_empty_answer(folder, task, left_out):
+    examples = read_examples(str(folder / "train.json"), training=True, unanswerable=True)
+    parts = examples, [e for e in examples if not e.answers], [e for e in examples if e.answers]
+    tokenizer, options = tiny.wordpiece(), {"training": True, "windows_without_answer": left_out}
+    rows, alone, others = (build(part, "wordpiece", WindowSettings(40, 8, 16, task), **options)[1] for part in parts)
+    assert len(rows) == len(alone) + len(others)
+    assert len(alone) >= len(parts[1])  # none of their windows is left out
+    for row in alone:
+        if task == "generative":
+            assert row["target_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
+        else:
+            assert (row["start_position"], row["end_position"], row["has_answer"]) == (0, 0, False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_on_them(method):
+    module, batch = objective(method), tiny_batches.batch()
+    starts, ends = batch.start_position.clone(), batch.end_position.clone()
+    starts[0] = ends[0] = 0  # the first of three windows
+    for loss, _, _ in split(module, batch._replace(start_position=starts, end_position=ends)):
+        assert torch.isfinite(loss)
+        if loss.requires_grad:
+            loss.backward()
+    gradients = [parameter.grad for parameter in module.qa.parameters() if parameter.grad is not None]
+    assert gradients
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def runs(folder) -> Path:
+    """extractive and generative, with held-out articles; plain, without."""
+    listed = []
+    for name, home, settings in (
+        ("extractive", folder, TRAIN),
+        ("generative", folder / "t5", TRAIN),
+        ("plain", folder, TRAIN | {"data.holdout_fraction": 0}),
+    ):
+        overrides = [f"{field}={value}" for field, value in settings.items()]
+        run = {"recipe": str(home / "recipe.yaml"), "set": overrides, "ds_config": str(ds_config(folder, 1))}
+        listed.append(run | {"output_dir": str(folder / name)})
+    (folder / "runs.json").write_text(json.dumps(listed))
+    (folder / "out").write_text(run_script(SEVERAL_RUNS, str(folder / "runs.json")).stdout)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["extractive", "generative", "plain"])
+def test_a_run_declines_what_is_above_its_threshold(runs, name):
+    run = runs / name
+    results = json.loads((run / "results.json").read_text())
+    threshold = results["null_threshold"]
+    assert json.loads((run / "model" / "reading.json").read_text())["null_threshold"] == threshold
+    assert load_saved(str(run / "model")).null_threshold == threshold
+    tests = reported_examples(Recipe.load(str(run / "recipe.yaml")))
+    assert list(tests) == ([] if name == "plain" else ["held_out"]) + ["test"]
+    for test, examples in tests.items():
+        predictions, odds = (
+            json.loads((run / kind / f"{test}.json").read_text()) for kind in ("predictions", "null_odds")
+        )
+        assert list(predictions) == list(odds) == [example.id for example in examples]
+        assert all(text == "" for id_, text in predictions.items() if odds[id_] > threshold)
+        scores = results["eval"][test]
+        golds = {example.id: example.answers for example in examples}
+        assert scores.items() >= score(predictions, golds).items()
+        assert scores["best_f1"] >= scores["f1"] - 1e-9
+        assert scores["has_answer_total"] + scores["no_answer_total"] == scores["total"] == len(examples)
+        assert results["scorers"][test] == "SQuAD v2.0"
+    if name == "plain":
+        assert threshold == 0
+        assert "at null odds above 0.00: no held-out articles choose another" in (runs / "out").read_text()
+
+
+@pytest.mark.slow
+def test_one_half_of_the_held_out_articles_chooses_and_the_other_is_reported(runs):
+    examples = read_examples(str(runs / "train.json"), training=True, unanswerable=True)
+    chosen_on, reported = halves(hold_out_articles(examples, 0.5)[1])
+    predictions = json.loads((runs / "extractive" / "predictions" / "held_out.json").read_text())
+    assert list(predictions) == [example.id for example in reported]
+    assert not set(predictions) & {example.id for example in chosen_on}
