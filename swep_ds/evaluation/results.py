@@ -2,6 +2,8 @@
 
 import json
 import platform
+import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +68,7 @@ class Results(Checked):
     selection: Selection | None = None
     eval: dict[str, CalibratedScore]  # the source domain first
     versions: dict[str, str]
+    provenance: dict[str, str] = {}  # `provenance()`; results of earlier versions lack it
 
 
 class SavedModelResults(Checked):
@@ -107,6 +110,30 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide numbers."""
     ours = {"python": platform.python_version(), "swep-ds": swep_ds.__version__}
     return ours | {name: version(name) for name in PACKAGES}
+
+
+def provenance() -> dict[str, str]:
+    """When ("date", UTC), where ("machine") and with which code ("commit") the results are made.
+
+    "commit" is missing where git does not know this package, as in an installation from a wheel; it ends in "-dirty"
+    where tracked files were changed.
+    """
+    from swep_ds.ranks import accelerator  # imports DeepSpeed, for seconds, which readers of results need not
+
+    made = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": accelerator.machine()}
+    commit = _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
+    return made | {"commit": commit} if commit and _git("ls-files", "__init__.py") else made
+
+
+def _git(*arguments: str) -> str:
+    """What git prints in this package's folder; "" if it fails or is not installed."""
+    command = ["git", "-C", str(Path(swep_ds.__file__).parent), *arguments]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    try:
+        done = subprocess.run(command, **pipes, encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
