@@ -51,7 +51,8 @@ function measure(view) {
   const outside = boxes.filter(([box, , parent]) => box.right > view.innerWidth + 1 && !parent.closest(".scroll"));
   const sections = Object.fromEntries([...page.querySelectorAll("section")].map(s => [s.id, s.offsetHeight]));
   const whole = page.documentElement;
-  return {sections, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight, texts: boxes.length, overlaps, faint: [...faint], outside: outside.map(box => box[1]),
+  return {sections, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight,
+    texts: boxes.length, overlaps, faint: [...faint], outside: outside.map(box => box[1]),
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches};
 }
 """
