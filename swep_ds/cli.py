@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from swep_ds.console import protect, warn
 from swep_ds.errors import EXIT_DONE, InputError, RunExit
-from swep_ds.ranks.launch import check_libraries, is_alone, report
+from swep_ds.ranks.launch import check_libraries, is_alone, keep_quiet_about_cpu, report
 from swep_ds.ranks.signals import request
 
 
@@ -64,5 +64,6 @@ def _ignore_interrupt(unraisable) -> None:
 
 
 protect()
+keep_quiet_about_cpu()
 sys.excepthook = _report_interrupt
 sys.unraisablehook = _ignore_interrupt
