@@ -170,8 +170,8 @@ def _finding(rows: Sequence[Domain], scores: dict, samples: dict) -> tuple[str, 
     count = WORDS[len(shifted)] if len(shifted) < len(WORDS) else str(len(shifted))
     where = f"{count} other domains on average" if several else shifted[0].name
     told = f"It answers {at_home}, its source domain, exactly, and {away.exact_match.value:.1f} % of those of {where}."
-    if several:
-        best, least = (choose(shifted, key=lambda row: row.exact_match.value) for choose in (max, min))
+    best, least = (choose(shifted, key=lambda row: row.exact_match.value) for choose in (max, min))
+    if best.exact_match.value > least.exact_match.value:
         told += (
             f" It does best on {best.name} ({best.exact_match.value:.1f} %) and worst on {least.name} "
             f"({least.exact_match.value:.1f} %)."
