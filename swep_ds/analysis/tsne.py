@@ -99,12 +99,14 @@ def _square(axes, points: np.ndarray) -> None:
 def _label(axes, ends: Sequence[np.ndarray], tokens: Sequence[str]) -> None:
     low, high = axes.get_xlim()
     wide, tall = (high - low) / 40, (high - low) / 26  # of a character, and of a line
-    boxes: list[tuple[float, float, float]] = []  # left, bottom, width
+    boxes: dict[str, tuple[float, float, float]] = {}  # by text: left, bottom, width
     for token in np.argsort(-np.linalg.norm(ends[1] - ends[0], axis=1), kind="stable").tolist():
         x, y = ends[1][token]
         width = wide * len(tokens[token])
-        free = all(abs(y - bottom) >= tall or x >= left + size or left >= x + width for left, bottom, size in boxes)
-        if len(boxes) < LABELLED and free and x + width <= high:
-            boxes.append((x, y, width))
+        free = all(
+            abs(y - bottom) >= tall or x >= left + size or left >= x + width for left, bottom, size in boxes.values()
+        )
+        if len(boxes) < LABELLED and tokens[token] not in boxes and free and x + width <= high:
+            boxes[tokens[token]] = (x, y, width)
             style = {"fontsize": 8, "xytext": (3, 3), "textcoords": "offset points", "parse_math": False}
             axes.annotate(tokens[token], (x, y), **style)
