@@ -13,7 +13,7 @@ PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py t
 
 .PHONY: quickstart test test-lowest install
 quickstart: install
-	$(BIN)/deepspeed scripts/train.py --ds_config ds_configs/zero2.json
+	$(BIN)/deepspeed --quiet scripts/train.py --ds_config ds_configs/zero2.json
 
 test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

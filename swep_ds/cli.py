@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from swep_ds.console import protect, warn
 from swep_ds.errors import EXIT_DONE, InputError, RunExit
-from swep_ds.ranks.launch import check_libraries, is_alone, read_launch, report
+from swep_ds.ranks.launch import check_libraries, is_alone, keep_quiet_about_cpu, read_launch, report
 from swep_ds.ranks.signals import request
 from swep_ds.shipped import PACKAGE, shipped
 
@@ -107,5 +107,6 @@ def _ignore_interrupt(unraisable) -> None:
 
 
 protect()
+keep_quiet_about_cpu()
 sys.excepthook = _report_interrupt
 sys.unraisablehook = _ignore_interrupt

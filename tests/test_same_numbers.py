@@ -33,6 +33,7 @@ def write_run(
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "predictions" / "news.json").write_text(json.dumps({"q1": answer}))
     results = {"train": {"updates": 2, "seconds": 3.0}, "eval": {"news": {"f1": f1}}, "versions": {"torch": "2"}}
+    results["provenance"] = {"date": str(folder)}  # another for each run
     (run / "results.json").write_text(json.dumps(results))
     save_file({"weight": torch.tensor([1.0, weight])}, run / "model" / "model.safetensors")
     (folder / "outcome.json").write_text("null")

@@ -1,4 +1,4 @@
-"""A run's curves from metrics.jsonl, as SVG inside a page.
+"""Curves as SVG inside a page: those of a run's metrics.jsonl, and any other.
 
 Text and axes take the page's text colour, and lines its variables --line-1 to --line-4, so a chart is readable on light
 and dark pages. Lines differ in dashes as well as in colour.
@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,19 @@ Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over updates with one value axis, labelled `unit`. `level` is a horizontal line: (name, value)."""
+    """Curves with one value axis, labelled `unit`.
+
+    level: a horizontal line (name, value).
+    over: the label of the other axis.
+    diagonal: the name of a line from (0, 0) to (100, 100), of a chart whose axes are both percentages.
+    """
 
     title: str
     unit: str
     curves: Mapping[str, Curve]
     level: tuple[str, float] | None = None
+    over: str = "update"
+    diagonal: str | None = None
 
 
 def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float | None = None) -> list[Chart]:
@@ -114,12 +122,14 @@ def svg(chart: Chart) -> str:
         if chart.level:
             name, value = chart.level
             axes.axhline(value, color=INK, lw=1, ls=(0, (1, 2)), label=name)
-        axes.set(xlabel="update", ylabel=chart.unit)
+        if chart.diagonal:
+            axes.plot((0, 100), (0, 100), color=INK, lw=1, ls=(0, (1, 2)), label=chart.diagonal)
+        axes.set(xlabel=chart.over, ylabel=chart.unit)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.ticklabel_format(axis="y", useOffset=False, scilimits=(-3, 5))
         axes.grid(color=INK, alpha=0.15, lw=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        if len(chart.curves) > 1 or chart.level:
+        if len(chart.curves) > 1 or chart.level or chart.diagonal:
             axes.legend(frameon=False, fontsize=9)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -129,6 +139,7 @@ def svg(chart: Chart) -> str:
         text = text.replace(colour, f"var(--line-{number})")
     text = text.replace(INK, "currentColor")
     width, height = (round(72 * inches) for inches in INCHES)
-    label = f"{chart.title}: {chart.unit} by update"
+    ends = (f"{label} ends at {values[-1]:.3g}" for label, (_, values) in chart.curves.items())
+    label = escape(f"{chart.title}: {chart.unit} by {chart.over}. {', '.join(ends)}.")
     head = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" role="img" '
     return re.sub(r"<svg[^>]*>", lambda _: f'{head}aria-label="{label}">', text, count=1)

@@ -3,52 +3,62 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 from safetensors import safe_open
 
 from swep_ds.analysis.answers import Answered, fixed_choice
-from swep_ds.analysis.heatmap import Word, fragment, limits, word_distances
+from swep_ds.analysis.heatmap import Word, fragment, legend, limits, word_distances
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 
-EACH = 4  # questions of a data set, half of them answered right
+EACH = 2  # questions of a data set, half of them answered right
+AROUND = 20  # words of the text that are shown before and after the answer
 MOST = 24  # in all
 LARGEST = 10**9  # parameters of a model that is loaded for heat maps
 TRIED = 50  # questions of a data set that are looked at for windows with the answer
 
 
-def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]]) -> tuple[list[dict], str]:
-    """(maps of a few questions by data set, why some or all are missing)."""
+class HeatMaps(NamedTuple):
+    """maps: (data set, (question, its map as HTML)); legend: their colours; missing: why some or all are missing."""
+
+    maps: Sequence[tuple[str, list[tuple[Answered, Markup]]]] = ()
+    legend: Markup = Markup()
+    missing: str = ""
+
+
+def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]]) -> HeatMaps:
+    """Heat maps of a few questions by data set."""
     if not answered:
-        return [], ""
+        return HeatMaps()
     if (size := _parameters(folder / "model")) > LARGEST:
-        return [], (
-            f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
+        return HeatMaps(
+            missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
             "`swep-ds analyze` makes them."
         )
     try:
         run = SavedRun.load(folder)
     except InputError as error:
-        return [], str(error)
+        return HeatMaps(missing=str(error))
     if not run.perturbs:
-        return [], f"{recipe.method.name} has no perturbation that can be looked at after training."
-    each = max(2, min(EACH, MOST // len(answered)))
+        return HeatMaps(missing=f"{recipe.method.name} has no perturbation that can be looked at after training.")
     maps, incomplete = {}, []
     for name, questions in answered.items():
-        if len(maps) * each < MOST and (pairs := _draw(run, questions, each)):
+        if len(maps) * EACH < MOST and (pairs := _draw(run, questions, EACH)):
             maps[name] = pairs
-        if (count := len(maps.get(name, []))) < min(each, len(questions)):
+        if (count := len(maps.get(name, []))) < min(EACH, len(questions)):
             incomplete.append(f"{count} of {name}")
     texts = [words for pairs in maps.values() for _, words in pairs]
     scale = limits(texts) if texts else (0.0, 1.0)
     note = f"Only {', '.join(incomplete)}: at most {MOST} are drawn, and only where one window holds the answer."
-    return [
-        {"name": name, "maps": [(question, Markup(fragment(words, scale))) for question, words in pairs]}
+    drawn = [
+        (name, [(question, Markup(fragment(words, scale, AROUND))) for question, words in pairs])
         for name, pairs in maps.items()
-    ], note if incomplete else ""
+    ]
+    return HeatMaps(drawn, Markup(legend(scale, run.draws)), note if incomplete else "")
 
 
 def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple[Answered, Sequence[Word]]]:

@@ -1,7 +1,7 @@
 """The paper's heat map: how far each word of question and context moves when its embedding is perturbed.
 
 A word is a whitespace word of the text. Its distance is the mean over its tokens of the l2 distance between e_t and
-e~_t, for one draw of the noise (`SavedRun.perturb`), in the units of the word-embedding table.
+e~_t, and over draws of the noise (`SavedRun.draws`), in the units of the word-embedding table.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def word_distances(run: SavedRun, windows: Sequence[AnswerWindow]) -> list[list[
     texts = []
     for begin in range(0, len(windows), BATCH):
         batch = windows[begin : begin + BATCH]
-        before, perturbed = run.perturb(run.batch(batch))
-        distance_NT = (perturbed.embeddings - before).norm(dim=-1).tolist()
+        before, draws = run.perturb_often(run.batch(batch), run.draws)
+        distance_NT = (sum((draw.embeddings - before).norm(dim=-1) for draw in draws) / run.draws).tolist()
         for window, row in zip(batch, distance_NT, strict=True):
             means = [float(np.mean([row[position] for position in word.positions])) for word in window.words]
             words = zip(window.words, means, strict=True)
@@ -53,23 +53,35 @@ def limits(texts: Sequence[Sequence[Word]]) -> tuple[float, float]:
     return float(low), float(high) if high > low else float(low) + 1.0
 
 
-def fragment(words: Sequence[Word], scale: tuple[float, float]) -> str:
-    """One example as HTML for any page, without scripts: question, context and the colour scale.
+def fragment(words: Sequence[Word], scale: tuple[float, float], around: int | None = None) -> str:
+    """One example as HTML for any page, without scripts: question and context.
 
     Args:
         scale: distances at the ends of the colour scale (`limits`).
+        around: words of the context that are shown before and after the answer; None = all.
     """
     parts = []
     for title, question in (("Question", True), ("Context", False)):
-        spans = " ".join(_span(word, scale) for word in words if word.question is question)
-        parts.append(f'<p style="line-height:1.9;margin:.4em 0"><b>{title}:</b> {spans}</p>')
+        shown = [word for word in words if word.question is question]
+        before = after = ""
+        if around is not None and not question:
+            answer = [number for number, word in enumerate(shown) if word.answer] or [0]
+            begin, end = max(0, answer[0] - around), answer[-1] + 1 + around
+            before, after, shown = "… " * (begin > 0), " …" * (end < len(shown)), shown[begin:end]
+        spans = " ".join(_span(word, scale) for word in shown)
+        parts.append(f'<p style="line-height:1.9;margin:.4em 0"><b>{title}:</b> {before}{spans}{after}</p>')
+    return f'<div class="heatmap">{"".join(parts)}</div>'
+
+
+def legend(scale: tuple[float, float], draws: int) -> str:
+    """The colour scale of fragments, as HTML for any page."""
     steps = ", ".join(_colour(step / (STEPS - 1)) for step in range(STEPS))
     bar = f"display:inline-block;width:12em;height:.9em;vertical-align:middle;background:linear-gradient(90deg,{steps})"
-    parts.append(
-        f'<p style="font-size:.85em;margin:.4em 0">l2 distance of a word\'s embedding before and after (mean over its '
-        f'tokens): ≤ {scale[0]:.3g} <span style="{bar}"></span> ≥ {scale[1]:.3g}; the answer is underlined</p>'
+    mean = f"mean over its tokens and over {draws} draws" if draws > 1 else "mean over its tokens, one draw"
+    return (
+        f'<p style="font-size:.85em;margin:.4em 0">l2 distance of a word\'s embedding before and after ({mean}): ≤ '
+        f'{scale[0]:.3g} <span style="{bar}"></span> ≥ {scale[1]:.3g}; the answer is underlined</p>'
     )
-    return f'<div class="heatmap">{"".join(parts)}</div>'
 
 
 def _span(word: Word, scale: tuple[float, float]) -> str:
@@ -86,7 +98,7 @@ def _colour(share: float) -> str:
     return "#" + "".join(f"{round(value):02x}" for value in channels)
 
 
-def page(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str) -> str:
+def page(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, draws: int) -> str:
     """An HTML page of several examples under one colour scale."""
     scale = limits(texts)
     body = "\n".join(
@@ -106,6 +118,7 @@ h1 {{ font-size: 1.3em }} h2 {{ font-size: 1em; margin: 1.6em 0 .2em; color: #44
 </head>
 <body>
 <h1>{escape(heading)}</h1>
+{legend(scale, draws)}
 {body}
 </body>
 </html>

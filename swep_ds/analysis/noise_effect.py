@@ -1,4 +1,4 @@
-"""What a run's noise did to the answer (`swep_ds/methods/noise_effect.py`): a table, and one statement in words.
+"""What a run's noise was and did to the answer (`swep_ds/methods/noise_effect.py`): statements in words, and a table.
 
 The noise changes while it learns, so only the second half of the run counts. Each change is against noise from the
 prior with the same eps, with a margin of two standard errors over the lines of metrics.jsonl.
@@ -58,6 +58,35 @@ def noise_effect(lines: Sequence[Mapping[str, Any]]) -> NoiseEffect | None:
         for answer, title in ANSWERS.items()
     ]
     return NoiseEffect(len(known), rows, _statement(learned, shuffled))
+
+
+def noise_size(lines: Sequence[Mapping[str, Any]], prior_mean: float, prior_variance: float | None) -> str:
+    """What the noise was in the last line of metrics.jsonl that tells, in words; "" where none does.
+
+    Args:
+        prior_mean: the prior's mean of mu: 0 for noise that is added.
+        prior_variance: alpha; None if the method has no prior.
+    """
+    told = []
+    if last := _last(lines, "mu", "sigma"):
+        act = "added to embeddings" if prior_mean == 0 else "by which embeddings are multiplied"
+        priors = f" (the prior has {prior_mean:g} and {math.sqrt(prior_variance):.3f})" if prior_variance else ""
+        told.append(
+            f"At update {last['update']} the noise {act} had a mean of {last['mu']:.3f} and a standard deviation of "
+            f"{last['sigma']:.3f}{priors}, averaged over tokens and dimensions."
+        )
+    if last := _last(lines, "kl_per_window"):
+        told.append(f"It was {last['kl_per_window']:.3g} nats a window away from the prior.")
+    if last := _last(lines, "words_changed", "words_changed_clean"):
+        told.append(
+            f"{100 * last['words_changed']:.1f} % of the perturbed tokens were nearest to another word, and "
+            f"{100 * last['words_changed_clean']:.1f} % of the same tokens without noise."
+        )
+    return " ".join(told)
+
+
+def _last(lines: Sequence[Mapping[str, Any]], *names: str) -> Mapping[str, Any] | None:
+    return next((line for line in reversed(lines) if all(_is_finite(line.get(name)) for name in names)), None)
 
 
 def _is_finite(value: Any) -> bool:

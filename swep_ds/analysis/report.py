@@ -1,45 +1,35 @@
-"""`report.html`: a run's settings, course and answers, in one page that needs no other file.
+"""`report.html`: what a run found, its answers, its course and its settings, in one page that needs no other file.
 
 Everything comes from the run's folder and, for the questions, from the test data that its recipe names. What is missing
 is left out, and the page says so.
 """
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from pydantic import ValidationError
 
-from swep_ds.analysis.answers import most_changed, read_answered, worst
-from swep_ds.analysis.charts import is_number, learning_curves, svg, throughput
-from swep_ds.analysis.noise_effect import noise_effect
+from swep_ds.analysis import run_facts
+from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, most_changed, read_answered, worst
+from swep_ds.analysis.charts import Chart, learning_curves, svg, throughput
+from swep_ds.analysis.confidence import confidence
+from swep_ds.analysis.domains import changes, domains
+from swep_ds.analysis.noise_effect import noise_effect, noise_size
 from swep_ds.errors import InputError
-from swep_ds.evaluation.results import Checked, Results, out_of_domain_mean, read_results
+from swep_ds.evaluation.results import Results, out_of_domain_mean, read_results
 from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
 from swep_ds.recipe import Recipe
+from swep_ds.settings import flatten
 
 TEMPLATE = "report.html.jinja"
-WORST, CHANGED = 8, 6  # questions of each data set that are shown; those changed, in each direction
-LONGEST, LONGEST_CONTEXT = 400, 3000  # characters that are shown of a question or an answer, and of its text
-MOST_RANKS = 16  # with more ranks, only those with a note are shown
-SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
-WAITING = 0.1  # a rank waits for data above this share of an update
-
-
-class HealthLine(Checked):
-    """A line of health.jsonl: for each rank, numbers over the updates since the line before."""
-
-    update: int
-    step_seconds: list[float]
-    data_seconds: list[float]
-    forward_seconds: list[float]
-    memory_mib: list[float]
-    not_finite: list[int]
+WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
+OPEN_DOMAINS = 3  # data sets whose answers and heat maps are not folded
+MORE = 4  # answers of each kind and data set that are folded
+OPEN_CHARTS = ("Loss", "Validation", "Deviation of the noise")  # the first two of these are not folded
+LONGEST = 400  # characters that are shown of a text
 
 
 class Report(NamedTuple):
@@ -84,63 +74,147 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         raise InputError(f"--against {against}: holds no results.json: name the folder of a finished run")
     recipe = Recipe.load(str(folder / "recipe.yaml"))
     results = read_results(folder / "results.json") if (folder / "results.json").exists() else None
-    other = read_results(against / "results.json") if against else None
     config, batch = (_read_object(folder / name) for name in ("ds_config.json", "batch.json"))
-    lines = read_lines(folder / "metrics.jsonl")
-    health, unread = _read_health(folder / "health.jsonl")
-    answered, missing = {}, []  # questions by data set; why other data sets have none
+    health, unread = run_facts.read_health(folder / "health.jsonl")
+    answered, missing = _read_all(folder, recipe, results, against)
+    compared = _compared(folder, recipe, answered, results, against) if against else None
+    from swep_ds.analysis.example_maps import heat_maps  # imports DeepSpeed: not before the checks
+
+    found = domains(results, answered) if results and results.eval else None
+    content = {
+        "title": f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}",
+        "results": results,
+        "provenance": {"run": folder.resolve().name, **(results.provenance if results else {})},
+        "domains": found,
+        "against": compared,
+        "kinds": KINDS,
+        "counts": [
+            (name, {kind: len(of_kind) for kind, of_kind in by_kind(items).items()}, len(items))
+            for name, items in answered.items()
+        ],
+        "answers": [_answers(name, items) for name, items in answered.items()],
+        "open_domains": OPEN_DOMAINS,
+        "missing": missing,
+        "confidence": _confidence(answered),
+        "maps": heat_maps(folder, recipe, answered),
+        "cost": run_facts.cost(results),
+        "ranks": run_facts.ranks(health, own_forward=run_facts.zero_stage(config) < 3),
+        "unread": unread,
+        "settings": run_facts.settings(recipe, results, config, batch),
+        "recipe": recipe.dump(),
+        "repeat": run_facts.command(folder, results),
+        **_course(recipe, read_lines(folder / "metrics.jsonl")),
+    }
+    return Report(_render(content), _tables(results, answered))
+
+
+def _read_all(
+    folder: Path, recipe: Recipe, results: Results | None, against: Path | None
+) -> tuple[dict[str, list[Answered]], list[str]]:
+    """The questions by data set, and why other data sets have none."""
+    answered, missing = {}, []
     for name in results.eval if results else {}:
         try:
             answered[name] = read_answered(folder, recipe, name, against)
         except InputError as error:
             missing.append(f"{name}: {error}")
-    compared = {name: any(item.other is not None for item in items) for name, items in answered.items()}
-    if against and answered and not any(compared.values()):
-        raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
-    from swep_ds.analysis.example_maps import heat_maps  # imports DeepSpeed: not before the checks
+    return answered, missing
 
-    maps, no_maps = heat_maps(folder, recipe, answered)
-    mode = MODES.get(getattr(recipe.method, "noise", None), MODES["learned"])
-    charts = learning_curves(lines, mode.prior_mean, getattr(recipe.method, "prior_variance", None))
-    speed = throughput(lines)
-    scores, worst_answers = _scores(results, other), {name: worst(items, WORST) for name, items in answered.items()}
-    content = {
-        "title": f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}",
-        "folder": folder.resolve().name,
-        "settings": _settings(recipe, results, config, batch),
-        "recipe": recipe.dump(),
-        "scores": scores,
-        "against": other and f"{other.method}, seed {other.seed}",
-        "updates": lines[-1]["update"] if lines else 0,
-        "charts": [(chart.title, Markup(svg(chart))) for chart in charts],
-        "effect": noise_effect(lines),
-        "maps": maps,
-        "no_maps": no_maps,
-        "worst": worst_answers,
-        "changed": {name: compared[name] and most_changed(items, CHANGED) for name, items in answered.items()},
-        "missing": missing,
-        "cost": _cost(results),
-        "speed": speed and Markup(svg(speed)),
-        "ranks": _ranks(health, own_forward=_zero_stage(config) < 3),
-        "unread": unread,
-        "results": results,
-        "longest_context": LONGEST_CONTEXT,
-        "repeat": _command(folder, results),
+
+def _compared(
+    folder: Path, recipe: Recipe, answered: Mapping[str, Sequence[Answered]], results: Results | None, against: Path
+) -> dict[str, Any]:
+    """What the page tells of the other run.
+
+    Raises:
+        InputError: it answered none of the questions, or its files are damaged.
+    """
+    if answered and not any(item.other is not None for items in answered.values() for item in items):
+        raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
+    other = read_results(against / "results.json")
+    title = f"{other.method}, seed {other.seed}"
+    there = flatten(Recipe.load(str(against / "recipe.yaml")).model_dump(mode="json"))
+    here = flatten(recipe.model_dump(mode="json"))
+    names = list(results.eval) if results else []
+    rows = changes(answered, names)
+    return {
+        "title": title,
+        "rows": rows,
+        "left_out": [name for name in names if name not in {row.name for row in rows}],
+        "settings": [
+            (name, here.get(name, "–"), there.get(name, "–"))
+            for name in {**here, **there}
+            if here.get(name) != there.get(name)
+        ],
+        "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
+
+
+def _answers(name: str, items: Sequence[Answered]) -> dict[str, Any]:
+    """An answer of each kind, in the text, and a few more."""
+    kinds = {kind: of_kind for kind, of_kind in by_kind(items).items() if of_kind}
+    return {
+        "name": name,
+        "first": [(kind, _shown(of_kind[0])) for kind, of_kind in kinds.items()],
+        "more": [
+            (kind, [_shown(item) for item in of_kind[1 : 1 + MORE]]) for kind, of_kind in kinds.items() if of_kind[1:]
+        ],
+    }
+
+
+def _shown(item: Answered) -> tuple[Answered, Any]:
+    return item, excerpt(item)
+
+
+def _confidence(answered: Mapping[str, Sequence[Answered]]) -> dict[str, Any] | None:
+    known = confidence(answered)
+    return known and {"statement": known.statement, "rows": known.rows, "charts": _drawn(known.charts)}
+
+
+def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What metrics.jsonl tells."""
+    mode = MODES.get(getattr(recipe.method, "noise", None), MODES["learned"])
+    variance = getattr(recipe.method, "prior_variance", None)
+    charts = learning_curves(lines, mode.prior_mean, variance)
+    first = [chart for title in OPEN_CHARTS for chart in charts if chart.title == title]
+    first = [*first, *(chart for chart in charts if chart not in first)][:2]
+    folded = [chart for chart in charts if chart not in first]
+    speed = throughput(lines)
+    return {
+        "updates": lines[-1]["update"] if lines else 0,
+        "charts": _drawn(first),
+        "more_charts": _drawn([*folded, speed] if speed else folded),
+        "noise_size": noise_size(lines, mode.prior_mean, variance),
+        "effect": noise_effect(lines),
+    }
+
+
+def _drawn(charts: Sequence[Chart]) -> list[tuple[str, Markup]]:
+    return [(chart.title, Markup(svg(chart))) for chart in charts]
+
+
+def _tables(results: Results | None, answered: Mapping[str, Sequence[Answered]]) -> dict:
+    scores = results.model_dump()["eval"] if results else {}
+    rows = [[name, score["exact_match"], score["f1"], score["total"]] for name, score in scores.items()]
+    if mean := out_of_domain_mean(scores):
+        rows.append(["out-of-domain mean", mean["exact_match"], mean["f1"], ""])
     examples = [
         [name, item.example.question, item.predicted, " | ".join(item.example.answers), item.f1]
-        for name, items in worst_answers.items()
-        for item in items
+        for name, items in answered.items()
+        for item in worst(items, WORST)
     ]
-    tables = {
-        "scores": (["data set", "EM", "F1", "questions"], [row[:4] for row in scores]),
+    return {
+        "scores": (["data set", "EM", "F1", "questions"], rows),
         "worst examples": (["data set", "question", "predicted", "accepted", "F1"], examples),
     }
+
+
+def _render(content: Mapping[str, Any]) -> str:
     # escapes every text, and fails on a missing one
     options = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     jinja = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
     jinja.filters["text"] = _printable
-    return Report(jinja.get_template(TEMPLATE).render(content), tables)
+    return jinja.get_template(TEMPLATE).render(content)
 
 
 def _printable(text: str, longest: int = LONGEST) -> str:
@@ -162,118 +236,3 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{file}: no JSON object: {fix}")
     return content
-
-
-def _read_health(file: Path) -> tuple[list[HealthLine], int]:
-    """The lines of health.jsonl, and how many others are not of this version."""
-    lines, unread = [], 0
-    for line in read_lines(file):
-        try:
-            lines.append(HealthLine.model_validate(line))
-        except ValidationError:
-            unread += 1
-    return lines, unread
-
-
-def _zero_stage(config: dict[str, Any]) -> int:
-    zero = config.get("zero_optimization")
-    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
-    return stage if stage in (0, 1, 2, 3) else 0
-
-
-def _settings(recipe: Recipe, results: Results | None, config: dict, batch: dict) -> list[tuple[str, str]]:
-    data, train = recipe.data, recipe.train
-    sources = {
-        "held-out articles": data.holdout_fraction and f"{data.holdout_fraction:.0%} of the training articles",
-        "share of the questions": data.train_fraction != 1 and f"{data.train_fraction:.0%}",
-        "at most": data.max_train_examples and f"{data.max_train_examples:,} questions",
-        "augmented with": data.augmented,
-    }
-    method = [f"{name} {value}" for name, value in recipe.method.model_dump().items() if name != "name"]
-    tests = [f"{name}: {source}" for name, source in data.eval.items()]
-    length = f"{train.epochs:g} epochs" + (f", at most {train.max_updates:,} updates" if train.max_updates else "")
-    size = f"{batch.get('windows', 'not known')}" + (f" x {train.max_tokens} positions" if train.max_tokens else "")
-    limit = f", {data.max_eval_examples:,} questions of each" if data.max_eval_examples else ""
-    rows = [
-        ("Method", f"{recipe.method.name}" + (f": {', '.join(method)}" if method else "")),
-        ("Model", f"{recipe.model.name}, {recipe.task}"),
-        ("Trained on", "; ".join([data.train, *(f"{name}: {value}" for name, value in sources.items() if value)])),
-        ("First stage", recipe.pretrain and f"{recipe.pretrain.epochs:g} epochs on {recipe.pretrain.train}"),
-        ("Tested on", ("; ".join(tests) or "nothing else") + limit),
-        ("Windows", f"{data.max_length} tokens, a new one every {data.doc_stride}"),
-        ("Training", f"{length}, global batch {size}, {train.execution} execution"),
-        ("Optimizer", f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.schedule} schedule"),
-        ("Seed", str(recipe.seed)),
-        ("Ranks", str(results.world_size) if results else "not known"),
-        ("ZeRO stage", str(_zero_stage(config)) if config else "not known"),
-        ("Precision", train.precision),
-    ]
-    return [(name, value) for name, value in rows if value]
-
-
-def _scores(results: Results | None, other: Results | None) -> list[list]:
-    """Rows of (name, EM, F1, questions, the other run's F1 on as many questions or None); the shifted mean is last."""
-    scores, others = (run.model_dump()["eval"] if run else {} for run in (results, other))
-    alike = {name for name in scores if name in others and others[name]["total"] == scores[name]["total"]}
-    rows = [
-        [name, score["exact_match"], score["f1"], score["total"], others[name]["f1"] if name in alike else None]
-        for name, score in scores.items()
-    ]
-    if mean := out_of_domain_mean(scores):
-        other_mean = out_of_domain_mean(others) if list(scores) == list(others) and alike == scores.keys() else None
-        rows.append(["out-of-domain mean", mean["exact_match"], mean["f1"], "", other_mean and other_mean["f1"]])
-    return rows
-
-
-def _cost(results: Results | None) -> list[tuple[str, str]]:
-    """The numbers in the section `train` of results.json, with units if this function knows them."""
-    formats = {
-        "examples": ("Training questions", "{:,}"),
-        "features": ("Their windows", "{:,}"),
-        "updates": ("Updates", "{:,}"),
-        "samples_per_second": ("Samples per second", "{:,.1f}"),
-        "tokens_per_second": ("Tokens per second", "{:,.0f}"),
-    }
-    rows = []
-    for name, value in (results.train if results else {}).items():
-        if not is_number(value):
-            continue
-        if name == "seconds":
-            rows.append(("Training time", f"{value / 60:,.1f} min" if value > 90 else f"{value:.1f} s"))
-        elif name == "peak_memory_bytes":
-            rows.append(("Peak memory, highest of all ranks", f"{value / 2**20:,.0f} MiB"))
-        else:
-            title, form = formats.get(name, (name.replace("_", " "), "{:,g}"))
-            rows.append((title, form.format(value)))
-    return rows
-
-
-def _ranks(health: Sequence[HealthLine], *, own_forward: bool) -> list[dict[str, Any]]:
-    """A row per rank, with medians over the logged updates; a single rank without a note has none.
-
-    Args:
-        own_forward: whether a rank's forward passes wait for no other ranks' weights.
-    """
-    names = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
-    world = len(health[-1].step_seconds) if health else 0  # at the end: a run may resume on other ranks
-    lines = [line for line in health if all(len(getattr(line, name)) == world for name in names)]
-    if not lines or not world:
-        return []
-    usual = median(value for line in lines for value in line.forward_seconds)
-    rows = []
-    for rank in range(world):
-        step, data, forward = (median(getattr(line, name)[rank] for line in lines) for name in names[:3])
-        bad = [line.update for line in lines if rank in line.not_finite]
-        notes = ["waits for data"] if data > WAITING * step else []
-        notes += ["slow forward passes"] if own_forward and forward > SLOW * usual else []
-        notes += [f"not finite at update {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else "")] if bad else []
-        memory = max(line.memory_mib[rank] for line in lines)
-        rows.append({"rank": rank, "seconds": (step, data, forward), "memory_mib": memory, "notes": ", ".join(notes)})
-    return [row for row in rows if row["notes"] or 1 < world <= MOST_RANKS]
-
-
-def _command(folder: Path, results: Results | None) -> str:
-    """The command line that makes this run again."""
-    parts = ["deepspeed", "--num_accelerators", str(results.world_size if results else 1), "scripts/train.py"]
-    parts += ["--ds_config", str(folder / "ds_config.json"), "--recipe", str(folder / "recipe.yaml")]
-    return f"{shlex.join(parts)} --output_dir NEW"

@@ -1,7 +1,7 @@
 """A finished run as the analyses need it: the exported model, the method and, if it has one, its noise generator."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Recipe
 
-DRAW = 0  # with the run's seed and the question's id, the key of the noise that analyses look at
+DRAW = 0  # with the run's seed and the question's id, the key of the first draw of noise that analyses look at
+DRAWS = 16  # over which means are taken
 
 
 @dataclass(frozen=True)
@@ -109,26 +110,35 @@ class SavedRun:
         """h [N, T, hidden], the encoder's last hidden state."""
         return self.qa(embeddings, batch, hidden=True).hidden
 
+    @property
+    def draws(self) -> int:
+        """The number of draws that a mean is over: `DRAWS`, but one where each takes forwards and backwards."""
+        return 1 if self.recipe.method.uses_model else DRAWS
+
     def perturb(self, batch: Batch) -> tuple[Tensor, Perturbed]:
-        """Word embeddings [N, T, d] before, and the method's first perturbation of them.
+        """Word embeddings [N, T, d] before, and one draw of the method's first perturbation of them.
 
         Raises:
             InputError: the method has none (`perturbs`).
         """
+        embeddings, [perturbed] = self.perturb_often(batch, 1)
+        return embeddings, perturbed
+
+    def perturb_often(self, batch: Batch, draws: int) -> tuple[Tensor, Iterator[Perturbed]]:
+        """As `perturb`, with several draws of the noise, made one by one; the model runs once for all of them."""
         if not self.perturbs:
             name = self.recipe.method.name
             part = self.recipe.method.needs == "gradient"
             why = "its perturbation is a part of training" if part else "it perturbs nothing"
             raise InputError(f"{self.folder}: trained by {name}: {why}: name a run of swep, prior_aug or the like")
         embeddings, state = self.qa.embed(batch), PassState()
-        key, forward = NoiseKey(self.recipe.seed, DRAW), partial(self.qa, batch=batch, hidden=True)
-        for step in self.method.passes(0.0):
-            if step.perturb is not None:
-                perturbed = step.perturb(Inputs(embeddings, batch, key, state, forward))
-                break
+        forward = partial(self.qa, batch=batch, hidden=True)
+        steps = iter(self.method.passes(0.0))
+        while not (step := next(steps)).perturb:
             if step.keeps_hidden:
                 state = PassState(hidden=self.hidden(embeddings, batch))
-        return embeddings, perturbed
+        keys = (NoiseKey(self.recipe.seed, draw) for draw in range(DRAW, DRAW + draws))
+        return embeddings, (step.perturb(Inputs(embeddings, batch, key, state, forward)) for key in keys)
 
 
 def _load_noise(method: Method, file: Path) -> None:

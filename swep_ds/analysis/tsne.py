@@ -18,6 +18,7 @@ SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last 
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}
 FEWEST = 10  # tokens
 PERPLEXITY = 30.0
+LABELLED = 12  # tokens with their text, at most: those that move farthest
 
 
 def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, seed: int) -> pd.DataFrame:
@@ -61,20 +62,51 @@ def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, see
 
 
 def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
-    """A panel per space: each token is a dot before and a dot after, joined by a line."""
+    """A square panel per space: each token is a dot before and a dot after, joined by a line.
+
+    The tokens that move farthest in a panel carry their text, as far as the texts do not cover each other.
+    """
     from matplotlib.collections import LineCollection
 
     figure = new_figure(figsize=(11, 5.4), layout="constrained")
     panels = figure.subplots(1, len(SPACES))
     for axes, (space, title) in zip(panels, SPACES.items(), strict=True):
         frames = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
+        letter = "abc"[list(SPACES).index(space)]
         ends = [frame[["x", "y"]].to_numpy() for frame in frames]
         axes.add_collection(LineCollection(np.stack(ends, 1), colors="#999999", linewidths=0.6, alpha=0.6, zorder=1))
         for points, (when, colour), marker in zip(ends, WHEN.items(), "o^", strict=True):
             style = {"s": 16, "color": colour, "alpha": 0.75, "linewidths": 0, "zorder": 2}
             axes.scatter(*points.T, marker=marker, label=f"{when} perturbation", **style)
-        axes.set(title=title, xticks=[], yticks=[], aspect="equal", xlabel="t-SNE 1", ylabel="t-SNE 2")
+        axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
+        axes.set_title(f"{letter}  {title}", loc="left", fontsize=11)
+        _square(axes, np.concatenate(ends))
+        _label(axes, ends, frames[0]["token"].tolist())
     figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     for file in files:
         figure.savefig(file, dpi=150)
+
+
+def _square(axes, points: np.ndarray) -> None:
+    """One scale on both axes and the same box in every panel, so that panels stay aligned."""
+    centre = (points.max(0) + points.min(0)) / 2
+    half = 0.56 * float((points.max(0) - points.min(0)).max()) or 1.0
+    axes.set(xlim=(centre[0] - half, centre[0] + half), ylim=(centre[1] - half, centre[1] + half))
+    axes.set_box_aspect(1)
+
+
+def _label(axes, ends: Sequence[np.ndarray], tokens: Sequence[str]) -> None:
+    low, high = axes.get_xlim()
+    wide, tall = (high - low) / 40, (high - low) / 26  # of a character, and of a line
+    boxes: dict[str, tuple[float, float, float]] = {}  # by text: left, bottom, width
+    for token in np.argsort(-np.linalg.norm(ends[1] - ends[0], axis=1), kind="stable").tolist():
+        x, y = ends[1][token]
+        width = wide * len(tokens[token])
+        free = all(
+            abs(y - bottom) >= tall or x >= left + size or left >= x + width for left, bottom, size in boxes.values()
+        )
+        if len(boxes) < LABELLED and tokens[token] not in boxes and free and x + width <= high:
+            boxes[tokens[token]] = (x, y, width)
+            style = {"fontsize": 8, "xytext": (3, 3), "textcoords": "offset points", "parse_math": False}
+            axes.annotate(tokens[token], (x, y), **style)

@@ -82,7 +82,7 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     windows = answer_windows(examples, run.tokenizer, run.windows)
     texts, tokens = word_distances(run, windows), nearest_words(run, windows)
     make_folder(folder)
-    write_atomically(folder / "heatmap.html", page([example.id for example in examples], texts, run.title))
+    write_atomically(folder / "heatmap.html", page([example.id for example in examples], texts, run.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
     write_atomically(folder / "changed_words.csv", tokens[changed].to_csv(index=False))
     counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])

@@ -15,6 +15,7 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.console import Console, Progress
 from swep_ds.data import cache
 from swep_ds.data.readers import Example
 from swep_ds.data.tokens import TextTokens, ahead, tokenise
@@ -65,13 +66,14 @@ def build_features(
     training: bool,
     windows_without_answer: Literal["cls", "drop"] = "cls",
     cache_dir: Path,
+    console: Console | None = None,
 ) -> Features:
     """Tokenises `examples` (at least one) into windows, or maps them from `cache_dir` if nothing changed.
 
     Training windows without the whole answer learn position 0 ("cls") or are left out ("drop"); where answers are
     generated they are always left out. Windows of questions without an answer are never left out.
     Several processes may build the same features at once: a file appears in the cache complete or not at all.
-    Windows are written as they are made, so memory does not grow with their number.
+    Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
 
     Raises InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
     window was dropped, or the cache cannot be written.
@@ -93,7 +95,10 @@ def build_features(
     counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
     schema = _schema(settings, training=training, has_types=has_types)
     if (loaded := cache.load(cached, schema, counts)) is None:
-        cache.save(cached, schema, _batches(examples, cutter, schema, counts, training=training, drop=drop), counts)
+        groups = ahead(tokenise(examples, cutter.backend, cutter.gap, settings.max_query_length))
+        groups = _shown(groups, len(examples), console or Console(quiet=True))
+        batches = _batches(examples, groups, cutter, schema, counts, training=training, drop=drop)
+        cache.save(cached, schema, batches, counts)
         loaded = cache.load(cached, schema, counts)
         if loaded is None:
             raise InputError(f"{cached}: what was written there is read differently: {cache.CACHE_FIX}")
@@ -115,9 +120,19 @@ def _schema(settings: WindowSettings, *, training: bool, has_types: bool) -> pa.
 
 
 def _batches(
-    examples: Sequence[Example], cutter: WindowCutter, schema: pa.Schema, counts: Counter, *, training: bool, drop: bool
+    examples: Sequence[Example],
+    groups: Iterator[tuple],
+    cutter: WindowCutter,
+    schema: pa.Schema,
+    counts: Counter,
+    *,
+    training: bool,
+    drop: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Yields the windows, a bounded number at a time, and adds to `counts` on the way.
+
+    Args:
+        groups: the examples as `tokenise` yields them.
 
     A context's tokens stay in memory from its first question to its last. While this thread assembles windows, the
     tokenizer, which releases the interpreter, works on the next examples.
@@ -126,7 +141,7 @@ def _batches(
     uses = Counter(example.context for example in examples)
     contexts: dict[str, TextTokens] = {}
     rows = _Rows(schema, template)
-    for at, group, new, questions in ahead(tokenise(examples, cutter.backend, cutter.gap, settings.max_query_length)):
+    for at, group, new, questions in groups:
         contexts |= new
         for number, (example, (question, cut)) in enumerate(zip(group, questions, strict=True), start=at):
             counts["questions_cut"] += cut
@@ -166,6 +181,14 @@ def _batches(
                 del contexts[example.context]
         if rows.tokens:
             yield rows.take()
+
+
+def _shown(groups: Iterator[tuple], total: int, console: Console) -> Iterator[tuple]:
+    """The groups; shows how many of `total` questions are tokenised."""
+    with Progress(console, "questions tokenised", total) as progress:
+        for group in groups:
+            yield group
+            progress.update(group[0] + len(group[1]))
 
 
 class _Rows:

@@ -28,16 +28,29 @@ def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> di
         "coverage_at_80": the largest share n / N at which 80 % of the n most confident answers are right; 0 if there is
         none (Kamath et al., ACL 2020).
     """
-    order = np.argsort(-np.asarray(confidence, dtype=float), kind="stable")
-    confidence_N, right_N = np.asarray(confidence, dtype=float)[order], np.asarray(exact_match, dtype=float)[order]
-    _, tied, count = np.unique(confidence_N, return_inverse=True, return_counts=True)
-    right_N = (np.bincount(tied, right_N) / count)[tied]
-    total = len(order)
-    bins = np.array_split(np.arange(total), min(ECE_BINS, total))
-    ece = sum(abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins) / total
-    answered_N = np.arange(1, total + 1)
-    accuracy_N = np.cumsum(right_N) / answered_N
+    confidence_N, right_N = ordered(confidence, exact_match)
+    total = len(right_N)
+    ece = sum(abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins(total)) / total
+    accuracy_N = accuracy_by_coverage(right_N)
     enough = np.flatnonzero(accuracy_N >= COVERED_ACCURACY / 100 - 1e-12)  # but for rounding
     coverage = (enough[-1] + 1) / total if len(enough) else 0.0
     scores = (ece, np.mean(1 - accuracy_N), coverage)
     return {name: 100.0 * float(np.clip(value, 0, 1)) for name, value in zip(CALIBRATION, scores, strict=True)}
+
+
+def ordered(confidence: Sequence[float], exact_match: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Both [N] by confidence, the highest first; exact matches are means over questions of the same confidence."""
+    order = np.argsort(-np.asarray(confidence, dtype=float), kind="stable")
+    confidence_N, right_N = np.asarray(confidence, dtype=float)[order], np.asarray(exact_match, dtype=float)[order]
+    _, tied, count = np.unique(confidence_N, return_inverse=True, return_counts=True)
+    return confidence_N, (np.bincount(tied, right_N) / count)[tied]
+
+
+def bins(total: int) -> list[np.ndarray]:
+    """The rows of `ordered` questions in each of at most `ECE_BINS` bins."""
+    return np.array_split(np.arange(total), min(ECE_BINS, total))
+
+
+def accuracy_by_coverage(right_N: np.ndarray) -> np.ndarray:
+    """Of `ordered` exact matches [N]: the share of right answers among the n most confident ones, n = 1 ... N."""
+    return np.cumsum(right_N) / np.arange(1, len(right_N) + 1)

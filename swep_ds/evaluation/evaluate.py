@@ -9,6 +9,7 @@ from datasets import config as datasets_config
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
+from swep_ds.console import Console
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import Features, build_features
 from swep_ds.data.readers import Example
@@ -76,8 +77,10 @@ class Evaluation:
 
     def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
         """Tokenises data sets by name; several ranks call it in `local_rank_zero_first`, for the cache."""
-        tokenise = partial(build_features, tokenizer=self.tokenizer, settings=self.windows, training=False)
-        return [EvalSet(name, examples, tokenise(examples, cache_dir=self.cache)) for name, examples in tests.items()]
+        options = {"settings": self.windows, "training": False, "cache_dir": self.cache}
+        options["console"] = Console(quiet=not ranks.is_main())
+        tokenise = partial(build_features, tokenizer=self.tokenizer, **options)
+        return [EvalSet(name, examples, tokenise(examples)) for name, examples in tests.items()]
 
     def run(self, outputs: Outputs, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes `predictions/`, `confidence/` and, of a model that

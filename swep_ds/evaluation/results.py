@@ -3,6 +3,8 @@
 import json
 import platform
 from dataclasses import dataclass
+import subprocess
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +92,7 @@ class Results(Checked):
     scorers: dict[str, str] = {}  # by data set: whose rules scored it
     null_threshold: float | None = None  # of a model that may decline: above it, it does
     versions: dict[str, str]
+    provenance: dict[str, str] = {}  # `provenance()`; results of earlier versions lack it
 
 
 class SavedModelResults(Checked):
@@ -133,6 +136,30 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide numbers."""
     ours = {"python": platform.python_version(), "swep-ds": swep_ds.__version__}
     return ours | {name: version(name) for name in PACKAGES}
+
+
+def provenance() -> dict[str, str]:
+    """When ("date", UTC), where ("machine") and with which code ("commit") the results are made.
+
+    "commit" is missing where git does not know this package, as in an installation from a wheel; it ends in "-dirty"
+    where tracked files were changed.
+    """
+    from swep_ds.ranks import accelerator  # imports DeepSpeed, for seconds, which readers of results need not
+
+    made = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": accelerator.machine()}
+    commit = _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
+    return made | {"commit": commit} if commit and _git("ls-files", "__init__.py") else made
+
+
+def _git(*arguments: str) -> str:
+    """What git prints in this package's folder; "" if it fails or is not installed."""
+    command = ["git", "-C", str(Path(swep_ds.__file__).parent), *arguments]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    try:
+        done = subprocess.run(command, **pipes, encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:

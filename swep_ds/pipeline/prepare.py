@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
+from swep_ds.console import Console
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
@@ -114,7 +115,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
     )
 
     def tokenise() -> tuple:
-        features = training_features(recipe, tokenizer, training)
+        features = training_features(recipe, tokenizer, training, Console(quiet=not ranks.is_main()))
         batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
         return features, batches, evaluation.prepare(tests), next(iter(evaluation.prepare(validation)), None)
 
@@ -146,7 +147,7 @@ def window_settings(recipe: Recipe) -> WindowSettings:
     return WindowSettings(data.max_length, data.doc_stride, data.max_query_length, recipe.task, data.max_target_length)
 
 
-def training_features(recipe: Recipe, tokenizer, examples: list[Example]) -> Features:
+def training_features(recipe: Recipe, tokenizer, examples: list[Example], console: Console | None = None) -> Features:
     return build_features(
         examples,
         tokenizer,
@@ -154,6 +155,7 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example]) -> Fea
         training=True,
         windows_without_answer=recipe.data.windows_without_answer,
         cache_dir=CACHE,
+        console=console,
     )
 
 

@@ -25,6 +25,7 @@ from swep_ds.evaluation.results import (
     Score,
     Selection,
     print_scores,
+    provenance,
     read_results,
     versions,
     write_results,
@@ -252,6 +253,7 @@ def _results(
     }
     run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
     run |= {"world_size": ranks.world_size(), "versions": versions()}
+    run["provenance"] = provenance() if ranks.is_main() else {}  # rank 0 writes the results
     chosen = {"selection": selection, "scorers": tested.scorers, "null_threshold": tested.null_threshold}
     return Results(**run, train=train, pretraining=pretraining, eval=tested.scores, **chosen)
 

@@ -3,6 +3,10 @@
 PyTorch may see a GPU that a run does not use: with `DS_ACCELERATOR=cpu` its memory would read 0.
 """
 
+import os
+import platform
+
+import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
 
@@ -34,3 +38,12 @@ def product_name() -> str | None:
     module = torch.get_device_module(get_accelerator().device_name())
     named = hasattr(module, "get_device_name")  # CUDA, ROCm and XPU have it
     return module.get_device_name() if named else get_accelerator().device_name()
+
+
+def machine() -> str:
+    """What computes on this node: the accelerator or CPU, their number and memory."""
+    if not on_gpu():
+        cores = os.cpu_count() or 1
+        memory = psutil.virtual_memory().total / 2**30
+        return f"CPU {platform.machine()}, {cores} core{'s'[: cores > 1]}, {memory:.0f} GiB"
+    return f"{device_count()} x {product_name()}, {total_memory()[0] / 2**30:.0f} GiB each"

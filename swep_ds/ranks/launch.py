@@ -3,6 +3,7 @@
 A variable that makes no sense is an `InputError` that names it, before anything waits for another rank.
 """
 
+import logging
 import os
 import re
 import socket
@@ -116,6 +117,15 @@ def _first_host(env: Mapping[str, str]) -> str:
     except (OSError, ValueError, IndexError, subprocess.CalledProcessError) as error:
         why = "it names no host" if isinstance(error, IndexError) else error
         raise InputError(f"{' '.join(command)} failed ({why}): export MASTER_ADDR in the job script") from None
+
+
+def keep_quiet_about_cpu() -> None:
+    """Drops DeepSpeed's notice that it has taken the CPU, which each process prints when it imports DeepSpeed.
+
+    A run's own lines name its device. Other messages of DeepSpeed are shown.
+    """
+    notice = "Setting accelerator to CPU"
+    logging.getLogger("DeepSpeed").addFilter(lambda record: not str(record.msg).startswith(notice))
 
 
 def is_first_on_node() -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swep_ds.analysis import report, runs, words
+from swep_ds.analysis import report, run_facts, runs, words
 from swep_ds.analysis.answers import read_predictions
 from swep_ds.analysis.charts import learning_curves, throughput
 from swep_ds.analysis.saved_run import SavedRun
@@ -92,11 +92,11 @@ def test_every_value_of_what_a_run_logged_may_be_wrong(tmp_path):
     for line in (METRICS, HEALTH):
         for changed in with_every_value_changed(line):
             file.write_text(json.dumps(changed) + "\n" + json.dumps(line) + "\n")
-            lines, (health, unread) = read_lines(file), report._read_health(file)
+            lines, (health, unread) = read_lines(file), run_facts.read_health(file)
             learning_curves(lines)
             throughput(lines)
             assert len(health) + unread == len(lines)
-            report._ranks(health, own_forward=True)
+            run_facts.ranks(health, own_forward=True)
             assert lines[-1] == line
 
 
@@ -105,8 +105,8 @@ def test_every_value_of_results_and_conditions_may_be_wrong(run):
         before = (run / name).read_text()
         for changed in with_every_value_changed(json.loads(before)):
             (run / name).write_text(json.dumps(changed))
-            one_line(lambda: report._cost(runs.read_results(run / "results.json")))
-            one_line(lambda: report._zero_stage(report._read_object(run / "ds_config.json")))
+            one_line(lambda: run_facts.cost(runs.read_results(run / "results.json")))
+            one_line(lambda: run_facts.zero_stage(report._read_object(run / "ds_config.json")))
             one_line(lambda: runs.read_runs(runs.find_runs([run])))
         (run / name).write_text(before)
 

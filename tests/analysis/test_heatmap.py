@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from swep_ds.analysis.heatmap import Word, fragment, limits, page, word_distances
+from swep_ds.analysis.heatmap import Word, fragment, legend, limits, page, word_distances
 from swep_ds.analysis.windows import answer_windows
 from swep_ds.data.readers import Example
 from tests.support.finished import load
@@ -19,13 +19,13 @@ WORDS = [
 
 
 @pytest.mark.parametrize("method", ["swep", "gaussian_dropout"])
-def test_a_words_distance_is_the_mean_over_its_tokens(tmp_path, method):
+def test_a_words_distance_is_the_mean_over_its_tokens_and_over_draws(tmp_path, method):
     run = load(tmp_path, method)
     examples = run.test_examples()[:5]
     windows = answer_windows(examples, run.tokenizer, run.windows)
     for example, window, words in zip(examples, windows, word_distances(run, windows), strict=True):
-        before, perturbed = run.perturb(run.batch([window]))
-        moved = np.sqrt(((perturbed.embeddings - before)[0].numpy() ** 2).sum(-1))
+        before, draws = run.perturb_often(run.batch([window]), run.draws)
+        moved = np.mean([np.sqrt(((draw.embeddings - before)[0].numpy() ** 2).sum(-1)) for draw in draws], axis=0)
         assert [word.text for word in words if word.question] == example.question.split()
         assert {word.text for word in words if not word.question} <= set(example.context.split())
         assert any(word.answer for word in words)
@@ -54,8 +54,17 @@ def test_a_fragment_is_escaped_coloured_and_labelled():
     # 0.2 is a quarter of the way, so between the second and the third of six colours; 0.3 between the third and fourth
     expected = {"0.1000": "#ffffcc", "0.2000": "#ffe896", "0.3000": "#fec661", "0.5000": "#fc4e2a"}
     assert {value: colour for colour, value in colours.items()} == expected
-    assert "≤ 0.1 <span" in text  # what lies beyond the ends has their colours
-    assert "</span> ≥ 0.5;" in text
+    scale = legend((0.1, 0.5), 16)
+    assert "≤ 0.1 <span" in scale  # what lies beyond the ends has their colours
+    assert "</span> ≥ 0.5;" in scale
+    assert "over 16 draws" in scale
+
+
+def test_a_fragment_may_be_cut_around_the_answer():
+    words = [Word("Who", True, False, 0.1), *(Word(f"w{k}", False, k in (5, 6), 0.1) for k in range(12))]
+    shown = re.sub("<[^>]*>", "", fragment(words, (0.0, 1.0), around=2))
+    assert shown == "Question: WhoContext: … w3 w4 w5 w6 w7 w8 …"
+    assert "…" not in fragment(words, (0.0, 1.0), around=6)
 
 
 def test_black_text_is_readable_on_every_colour():
@@ -77,7 +86,7 @@ def test_the_scale_leaves_outliers_out():
 
 
 def test_a_page_of_several_examples():
-    html = page(["q<1>", "q2"], [WORDS, WORDS], "swep, seed 0")
+    html = page(["q<1>", "q2"], [WORDS, WORDS], "swep, seed 0", 1)
     assert html.startswith("<!DOCTYPE html>")
     assert "q&lt;1&gt;" in html
     assert html.count('class="heatmap"') == 2

@@ -6,147 +6,34 @@ import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from safetensors.torch import save_file
 
 import swep_ds.pipeline.run
 from swep_ds.analysis import charts, example_maps, report
 from swep_ds.analysis.answers import most_changed, read_answered
+from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_effect import noise_effect
 from swep_ds.errors import InputError
 from swep_ds.files import read_lines
-from swep_ds.methods import build
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
-from tests.support.finished import write_reading
 from tests.support.fork_server import run_script
-
-CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
-SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
-LONG = "abbot" * 400
-# question, accepted answer, this run's answer, another run's answer
-QUESTIONS = {
-    "r1": (SCRIPT, "1204", "1204", "an abbot"),  # gained 100
-    "r2": (RTL, "an abbot", "an abbot", "valley"),  # gained 100
-    "r3": (EMOJI, "northern valley", "the northern valley!", "northern"),  # gained 100 - 200 / 3
-    "w1": ("</title><img src=x onerror=y>", "1204", "", "1204"),  # lost 100, nothing answered
-    "w2": ("Who\x00\x1b?", "an abbot", f"<b>{LONG}</b>", "an abbot"),  # lost 100
-    "w3": ("Where?", "northern valley", "valley of the abbot", "valley"),  # F1 40, the other's 200 / 3
-}
-VOID = {"meta", "br", "img", "link", "input"}
-
-
-class Page(HTMLParser):
-    """A page's elements, the text below each id, and whether every element is closed where it should be."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.open, self.ids, self.elements, self.texts = [], [], [], {}
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-            self.ids.append(dict(attributes).get("id"))
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        self.ids.pop()
-        self.handle_data(" ")  # between the texts of two cells
-
-    def handle_data(self, data):
-        for name in filter(None, self.ids):
-            self.texts[name] = self.texts.get(name, "") + data
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.elements)
-
-    def of_class(self, name: str) -> int:
-        return sum(attributes.get("class") == name for _, attributes in self.elements)
-
-
-def metrics(updates, **changes) -> str:
-    lines = [
-        {
-            "update": update,
-            "loss": 5.0 - update / 100,
-            "nll_clean": 4.0,
-            "nll_noisy": 4.5,
-            "kl_per_token": 0.1 * update,
-            "mu": 1.01,
-            "mu_distance": 0.01,
-            "sigma": 0.3,
-            "words_changed": 0.2,
-            "words_changed_clean": 0.1,
-            "learning_rate": 1e-3,
-            "grad_norm": 2.0,
-            "samples_per_second": 8.0,
-            "seconds": 2.0 * update,
-        }
-        for update in updates
-    ]
-    return "".join(json.dumps(line | changes) + "\n" for line in lines)
+from tests.support.report_runs import EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, metrics, write_runs
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     """The folder of a run, and that of another run with other answers."""
     home = tmp_path_factory.mktemp("runs")
-    tree = yaml.safe_load(tiny_run.prepare(home).read_text())
-    qas = [
-        {"id": name, "question": question, "answers": [{"text": gold, "answer_start": CONTEXT.index(gold)}]}
-        for name, (question, gold, *_) in QUESTIONS.items()
-    ]
-    (home / "test.json").write_text(
-        json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": qas}]}]})
-    )
-    tree["data"]["eval"] = {"squad": str(home / "test.json"), "gone": str(home / "gone.json")}
-    score = {"exact_match": 50.0, "f1": 56.666667, "total": 6}
-    results = {
-        "method": "swep",
-        "model": "m",
-        "seed": 0,
-        "world_size": 2,
-        "train": {"updates": 40, "seconds": 80.0, "samples_per_second": 8.0, "peak_memory_bytes": 3 * 2**20},
-        "selection": {"data_set": "squad", "update": 30, "exact_match": 1.0, "f1": 2.0},
-        "eval": {"squad": score, "gone": score | {"f1": 12.3456}},
-        "versions": {"torch": "9.8.7"},
-    }
-    health = {"step_seconds": [2.0, 2.0], "data_seconds": [0.01, 0.5], "forward_seconds": [0.5, 0.6]}
-    health |= {"memory_mib": [100.0, 2345.0], "not_finite": []}
-    for number, name in enumerate(("run", "other")):
-        folder = home / name
-        (folder / "predictions").mkdir(parents=True)
-        (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
-        answers = {name: answers[number] for name, (_, _, *answers) in QUESTIONS.items()}
-        for data_set in ("squad", "gone"):
-            (folder / "predictions" / f"{data_set}.json").write_text(json.dumps(answers))
-        (folder / "results.json").write_text(json.dumps(results))
-        (folder / "metrics.jsonl").write_text(metrics(range(1, 41)))
-        (folder / "health.jsonl").write_text("".join(json.dumps({"update": u} | health) + "\n" for u in (1, 2)))
-        (folder / "batch.json").write_text('{"windows": 16, "micro_batch_size": 8, "gradient_accumulation_steps": 1}')
-        recipe = Recipe.load(str(folder / "recipe.yaml"))
-        given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
-        config = resolve_ds_config(str(tiny_run.ds_config(home, 3)), recipe, **given)
-        (folder / "ds_config.json").write_text(json.dumps(config))
-        shutil.copytree(home / "model", folder / "model")
-        write_reading(folder / "model")
-        save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)
+    write_runs(home)
     return home
 
 
@@ -165,40 +52,38 @@ def against(home) -> tuple[report.Report, Page]:
 
 def test_all_parts_are_there(against, home):
     texts = against[1].texts
-    assert [name for name in texts if not name.startswith("p")] == [
-        *("run", "scores", "curves", "maps", "worst", "changed", "cost", "repeat")
-    ]
+    sections = [name for name in texts if not name.startswith(("h-", "p", "main"))]
+    assert sections == ["domains", "against", "noise", "curves", "answers", "maps", "cost", "settings"]
     for shown in ("swep: ", "beta 0.001", "prior_variance 0.1", str(home / "model"), "global batch 16", "fp32"):
-        assert shown in texts["run"]
-    words = " ".join(texts["run"].split())
+        assert shown in texts["settings"]
+    words = " ".join(texts["settings"].split())
     assert all(row in words for row in ("Seed 0", "Ranks 2", "ZeRO stage 3"))
-    assert (
-        " ".join(texts["scores"].split())
-        .split("seed 0 ")[1]
-        .startswith("squad 50.00 56.67 6 +0.00 gone 50.00 12.35 6 +0.00 out-of-domain mean 50.00 12.35 +0.00 ")
-    )
-    assert "checkpoint of update 30 was chosen: F1 2.00" in " ".join(texts["scores"].split())
+    shown = " ".join(texts["domains"].split())
+    assert " gone 50.0 12.3 " in shown  # without its questions it has no interval
+    assert "checkpoint of update 30 was chosen: F1 2.00" in shown
+    assert "Run run Date 2026-01-02 Machine CPU Commit abc" in " ".join(against[1].text.split())
+    assert "loses 0 % of the exact answers that it gives at home" in against[1].text  # 50 and 50 %
     for label in ("Loss", "NLL, clean pass", "NLL, noisy pass", "nats per token", "mean |μ − 1|", "√α, the prior's"):
         assert label in texts["curves"]
     for label in ("nearest to another word's", "perturbed", "Learning rate", "Gradient", "Mean of the noise"):
         assert label in texts["curves"]
     assert against[1].count("svg") == 9  # eight curves and the throughput
     assert "3 MiB" in texts["cost"]
-    assert "samples/s" in texts["cost"]
+    assert "samples/s" in texts["curves"]
     assert "80.0 s" in texts["cost"]
-    assert "torch 9.8.7" in " ".join(texts["repeat"].split())
-    assert "deepspeed --num_accelerators 2 scripts/train.py" in texts["repeat"]
+    assert "torch 9.8.7" in words
+    assert "deepspeed --num_accelerators 2 scripts/train.py" in texts["settings"]
 
 
 def test_one_rank_stands_out(against):
     shown = " ".join(against[1].texts["cost"].split())
-    assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data Medians" in shown  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
+    assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in shown  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
 
 
 def test_heat_maps_show_answers_right_and_wrong(against):
     page = against[1]
     shown = page.texts["maps"]
-    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (example_maps.EACH, 2, 2)
+    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (example_maps.EACH, 1, 1)
     assert "monastery" in shown
 
 
@@ -222,14 +107,13 @@ def test_what_changed_against_another_run(home):
 def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against):
     written, page = against
     assert {page.count(name) for name in ("script", "img", "link", "iframe", "object")} == {0}
-    assert page.texts["worst"].count("</title><img src=x onerror=y>") == 1
-    assert SCRIPT in page.texts["changed"]
-    assert RTL in page.texts["changed"]
-    assert EMOJI in page.texts["changed"]
-    assert "(empty)" in page.texts["worst"]
-    assert LONG[:390] in page.texts["worst"]
+    assert page.texts["answers"].count("</title><img src=x onerror=y>") == 1
+    for text in (SCRIPT, RTL, EMOJI):
+        assert text in page.texts["against"]
+    assert "(empty)" in page.texts["answers"]
+    assert LONG[:390] in page.texts["answers"]
     assert LONG not in written.html
-    assert "(2,007 characters)" in page.texts["worst"]
+    assert "(2,007 characters)" in page.texts["answers"]
     assert not {"\x00", "\x1b"} & set(written.html)
     addresses = [
         value for _, attributes in page.elements for name, value in attributes.items() if name in ("src", "href")
@@ -320,12 +204,13 @@ def test_what_is_missing_is_left_out_and_said(run):
         (run / name).unlink()
     page = Page(report.make_report(run).html)
     assert "no line in metrics.jsonl" in page.texts["curves"]
-    assert "Without examples: gone: data.eval.gone: data source" in page.texts["worst"]
+    assert "Without answers: gone: data.eval.gone: data source" in page.texts["answers"]
     assert f"{NOISE}: no such file" in page.texts["maps"]
-    assert "changed" not in page.texts
+    assert "against" not in page.texts
     (run / "results.json").unlink()
     page = Page(report.make_report(run).html)
-    assert "No data set was tested" in page.texts["scores"]
+    assert "No data set was tested" in page.texts["domains"]
+    assert "This run is not finished." in page.text
     assert page.count("svg") == 0
 
 
@@ -396,11 +281,11 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     results["eval"]["squad"]["total"] = 5
     (other / "results.json").write_text(json.dumps(results))
     page = Page(report.make_report(run, other).html)
-    changed = " ".join(page.texts["changed"].split())
-    assert "second Not answered by swep, seed 0." in changed
-    assert changed.count("Gained") == 1
-    shown = " ".join(page.texts["scores"].split())
-    assert "squad 50.00 56.67 6 – second 50.00 12.35 6 – out-of-domain mean 50.00 12.35 – " in shown
+    shown = " ".join(page.texts["against"].split())
+    assert "Not compared: second. The other run did not answer the same questions." in shown
+    assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
+    assert " data.eval.second " in shown
+    assert MEAN not in shown
 
 
 def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
@@ -418,7 +303,7 @@ def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
     (run / "results.json").write_text(json.dumps(results))
     assert [item.example for item in read_answered(run, recipe, name)] == examples
     page = Page(report.make_report(run).html)
-    assert "Without examples" not in page.texts["worst"]
+    assert "Without answers" not in page.texts["answers"]
     assert page.of_class("heatmap") == example_maps.EACH
 
 

@@ -139,3 +139,14 @@ def test_questions_without_a_window_are_none_and_the_tokenizer_is_made_ready_onc
     assert learn.call_count == 1
     assert windows[1] is None
     assert [windows[0], windows[2]] == answer_windows(examples, tiny.wordpiece(), settings)
+
+
+def test_draws_differ_and_the_first_is_that_of_one_draw(tmp_path):
+    run = load(tmp_path, "prior_aug")
+    batch = run.batch(answer_windows(run.test_examples()[:2], run.tokenizer, run.windows))
+    before, draws = run.perturb_often(batch, 3)
+    first, second, third = (draw.embeddings for draw in draws)
+    assert torch.equal(first, run.perturb(batch)[1].embeddings)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert torch.equal(before, run.qa.embed(batch))

@@ -3,9 +3,11 @@
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
-from swep_ds.analysis.tsne import coordinates, draw
+from swep_ds.analysis.tsne import LABELLED, coordinates, draw
 from swep_ds.errors import InputError
 from tests.support.finished import load
 
@@ -31,8 +33,39 @@ def test_coordinates_of_all_tokens(tmp_path):
     assert len(few) == 4 * 12
     draw(few, "swep", [tmp_path / "tsne.svg"])
     drawn = (tmp_path / "tsne.svg").read_text()
-    for label in ("Word embeddings", "before perturbation", "after perturbation", "swep (12 tokens)"):
+    for label in (
+        "a  Word embeddings",
+        "b  Contextual embeddings (last hidden state)",
+        "before perturbation",
+        "after perturbation",
+        "swep (12 tokens)",
+    ):
         assert f"<!-- {label} -->" in drawn
+    assert sum(drawn.count(f"<!-- {token} -->") for token in set(few["token"])) >= 2  # the farthest of each panel
+
+
+def test_panels_are_squares_of_one_size(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    rows = [
+        {"space": space, "when": when, "token": f"t{k}", "x": scale * rng.random(), "y": rng.random()}
+        for space, scale in (("word", 9), ("contextual", 1))
+        for when in ("before", "after")
+        for k in range(30)
+    ]
+    figures = []
+    monkeypatch.setattr(
+        "swep_ds.analysis.tsne.new_figure", lambda **options: figures.append(Figure(**options)) or figures[0]
+    )
+    draw(pd.DataFrame(rows), "swep", [tmp_path / "tsne.png"])
+    boxes = [axes.get_window_extent() for axes in figures[0].axes]
+    assert [box.width for box in boxes] == pytest.approx([box.height for box in boxes], rel=0.01)
+    assert (boxes[0].width, boxes[0].y0) == pytest.approx((boxes[1].width, boxes[1].y0), rel=0.01)
+    for axes in figures[0].axes:
+        assert 1 <= len(axes.texts) <= LABELLED
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        assert right - left == pytest.approx(high - low)
+        drawn = [text.get_window_extent() for text in axes.texts]
+        assert not any(a.overlaps(b) for k, a in enumerate(drawn) for b in drawn[k + 1 :])
 
 
 def test_what_cannot_be_drawn(tmp_path, monkeypatch):

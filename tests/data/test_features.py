@@ -1,12 +1,14 @@
 """Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
 
 import dataclasses
+import io
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swep_ds.console import Console
 from swep_ds.data.windows import WindowSettings, context_windows
 from swep_ds.errors import InputError
 from tests.support import tiny
@@ -287,3 +289,15 @@ def test_long_targets_are_cut_and_end_properly():
     whole = tiny.wordpiece()(answer).input_ids
     assert features.targets_cut == 1
     assert row["target_ids"] == whole[:4] + whole[-1:]
+
+
+def test_progress_is_shown_where_windows_are_made_and_not_where_they_are_cached(tmp_path):
+    shown = []
+    for _ in range(2):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=True, width=120)
+        build(EXAMPLES, "wordpiece", SMALL, cache_dir=tmp_path, console=console)
+        shown.append(stream.getvalue())
+    assert "questions tokenised" in shown[0]
+    assert f"{len(EXAMPLES)}/{len(EXAMPLES)}" in shown[0]
+    assert shown[1] == ""

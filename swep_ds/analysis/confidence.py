@@ -1,0 +1,93 @@
+"""Does the model know when it does not know? A run's confidences against its exact matches, for its report.
+
+The curves are of the source domain and of all questions of the other domains together. Definitions and sources of the
+scores are in `evaluation/calibration.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from swep_ds.analysis.answers import Answered
+from swep_ds.analysis.charts import Chart, Curve
+from swep_ds.evaluation.calibration import (
+    COVERED_ACCURACY,
+    accuracy_by_coverage,
+    bins,
+    calibration,
+    ordered,
+)
+
+POINTS = 100  # of a risk-coverage curve, at most
+OTHERS = "other domains"
+
+
+class Confidence(NamedTuple):
+    """rows: (data set, mean confidence, EM, ECE, AURC, coverage), in percent."""
+
+    statement: str
+    rows: list[tuple[str, float, float, float, float, float]]
+    charts: list[Chart]
+
+
+def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
+    """The data sets whose answers all have a confidence; None if the first one is not among them.
+
+    Args:
+        answered: by data set, the source domain first.
+    """
+    known = {
+        name: np.array([(item.confidence, item.right) for item in items], dtype=float)
+        for name, items in answered.items()
+        if all(item.confidence is not None for item in items)
+    }
+    source = next(iter(answered), None)
+    if source not in known:
+        return None
+    groups = {source: known[source]}
+    if others := [values for name, values in known.items() if name != source]:
+        groups[OTHERS] = np.concatenate(others)
+    rows = [(name, *_row(values)) for name, values in known.items()]
+    reliability = {name: _reliability(values) for name, values in groups.items()}
+    risk = {name: _risk(values) for name, values in groups.items()}
+    unit, over = "exactly right, %", "mean confidence of a bin, %"
+    charts = [
+        Chart("Reliability", unit, reliability, over=over, diagonal="perfectly calibrated"),
+        Chart(
+            "Risk and coverage", "wrong answers, %", risk, over="share of questions answered, most confident first, %"
+        ),
+    ]
+    return Confidence(_statement(groups), rows, charts)
+
+
+def _row(values: np.ndarray) -> tuple[float, ...]:
+    return (*(100 * values.mean(0)).tolist(), *calibration(*values.T).values())
+
+
+def _reliability(values: np.ndarray) -> Curve:
+    """(mean confidence, share of right answers) of each bin, in percent, the least confident first."""
+    confidence_N, right_N = ordered(*values.T)
+    parts = reversed(bins(len(right_N)))
+    return tuple(100 * np.array([(confidence_N[rows].mean(), right_N[rows].mean()) for rows in parts]).T)
+
+
+def _risk(values: np.ndarray) -> Curve:
+    """(share answered, share of wrong answers among these), in percent."""
+    accuracy_N = accuracy_by_coverage(ordered(*values.T)[1])
+    total = len(accuracy_N)
+    rows = np.unique(np.linspace(0, total - 1, min(POINTS, total)).round().astype(int))
+    return 100 * (rows + 1) / total, 100 * (1 - accuracy_N[rows])
+
+
+def _statement(groups: Mapping[str, np.ndarray]) -> str:
+    rows = {name: _row(values) for name, values in groups.items()}
+    told = [
+        f"On {name} its confidence is {sure:.0f} % on average, and {right:.0f} % of its answers are exactly right"
+        for name, (sure, right, *_) in rows.items()
+    ]
+    kept = [f"{covered:.0f} % of the questions of {name}" for name, (*_, covered) in rows.items()]
+    return (
+        f"{'. '.join(told)}. If it may decline, it can answer {' and '.join(kept)} with at least "
+        f"{COVERED_ACCURACY} % of these answers right."
+    )

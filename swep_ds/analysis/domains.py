@@ -1,0 +1,197 @@
+"""What a run's report says first: how much of what the model can answer at home it cannot answer on other domains.
+
+Home is the source domain, the first data set that a run tests on. All intervals are of 95 percent over questions, for
+this trained model: paragraphs or articles are drawn again (`significance.resampled_means`). They say nothing about
+other seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from swep_ds.analysis.answers import Answered
+from swep_ds.analysis.crossed import effective_clusters
+from swep_ds.analysis.questions import Questions
+from swep_ds.analysis.significance import interval, resampled_means
+from swep_ds.evaluation.results import Results, out_of_domain_mean
+
+METRICS = ("exact_match", "f1")
+ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
+MEAN = "mean of the others"
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+class Interval(NamedTuple):
+    """A value, and the ends of its interval; None where there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval does not hold 0."""
+        return self.low is not None and (self.low > 0 or self.high < 0)
+
+
+class Domain(NamedTuple):
+    """A data set's scores in percent, or their mean over all but the source domain.
+
+    gap: F1 less the source domain's, in points; None for the source domain.
+    """
+
+    name: str
+    exact_match: Interval
+    f1: Interval
+    total: int | None  # questions; None for the mean
+    gap: Interval | None
+
+
+class Change(NamedTuple):
+    """A data set, or the mean over all but the source domain, against another run: differences in points.
+
+    gained, lost: questions that only this run, or only the other one, answers exactly.
+    """
+
+    name: str
+    exact_match: Interval
+    f1: Interval
+    gained: int
+    lost: int
+
+
+class Domains(NamedTuple):
+    """`rows` hold the source domain first and the mean last; `notes` say where intervals are missing and why.
+
+    headline, statement: the finding, in a sentence and in detail.
+    """
+
+    rows: list[Domain]
+    headline: str
+    statement: str
+    notes: list[str]
+
+
+def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Domains:
+    """The domains of a run that tested on at least one.
+
+    Args:
+        answered: by data set; its intervals are missing where this is.
+    """
+    samples, notes = {}, []
+    for name, score in results.eval.items():
+        items = answered.get(name, ())
+        values = _scores(items)
+        means = values.mean(0) if len(items) else np.full(2, np.nan)
+        if len(items) == score.total and np.allclose(means, (score.exact_match, score.f1), atol=ROUNDING):
+            resampled = _resampled(values, items, name)
+            samples |= {} if resampled is None else {name: resampled}
+        elif len(items):
+            notes.append(
+                f"{name} has no interval: on today's data the answers score {means[0]:.2f} / {means[1]:.2f} over "
+                f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
+                "results.json."
+            )
+    names = list(results.eval)
+    scores = {name: np.array([score.exact_match, score.f1]) for name, score in results.eval.items()}
+    if (mean := out_of_domain_mean(results.model_dump()["eval"])) and len(names) > 2:
+        scores[MEAN] = np.array([mean[metric] for metric in METRICS])
+        if all(name in samples for name in names[1:]):
+            samples[MEAN] = np.mean([samples[name] for name in names[1:]], axis=0)
+    rows = [_domain(name, scores, samples, names[0], results) for name in scores]
+    return Domains(rows, *_finding(rows, scores, samples), notes)
+
+
+def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[Change]:
+    """Against the other run, on the questions that both answered: each data set, and the mean over all but the first.
+
+    Args:
+        names: the data sets of the run; one that the other run did not answer in full is left out, and the mean too.
+    """
+    rows, shifted = [], []
+    for number, name in enumerate(names):
+        items = [item for item in answered.get(name, ()) if item.other is not None]
+        if not items or len(items) < len(answered[name]):
+            continue
+        values = _scores(items) - np.array([(100.0 * item.other_right, item.other_f1) for item in items])
+        samples = _resampled(values, items, name)
+        gained, lost = (
+            sum(item.right is right and item.other_right is not right for item in items) for right in (True, False)
+        )
+        rows.append(Change(name, *_intervals(values.mean(0), samples), gained, lost))
+        if number:
+            shifted.append((values.mean(0), samples))
+    if len(shifted) == len(names) - 1 > 1:
+        means = np.mean([means for means, _ in shifted], axis=0)
+        every = all(samples is not None for _, samples in shifted)
+        samples = np.mean([samples for _, samples in shifted], axis=0) if every else None
+        counts = [sum(counts) for counts in zip(*(row[3:] for row in rows if row.name != names[0]), strict=True)]
+        rows.append(Change(MEAN, *_intervals(means, samples), *counts))
+    return rows
+
+
+def _scores(items: Sequence[Answered]) -> np.ndarray:
+    """[Q, 2]: EM and F1 in percent."""
+    return np.array([(100.0 * item.right, item.f1) for item in items])
+
+
+def _resampled(values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray | None:
+    """Means of `values` [Q, 2] over resampled questions, [RESAMPLES, 2]; None for questions on not even two texts."""
+    clusters = Questions.of([item.example for item in items]).clusters.to_numpy()
+    return resampled_means(values, clusters, name) if effective_clusters(clusters) >= 2 else None
+
+
+def _intervals(values: np.ndarray, samples: np.ndarray | None) -> list[Interval]:
+    if samples is None:
+        return [Interval(float(value)) for value in values]
+    ends = interval(samples).T.tolist()
+    return [Interval(float(value), *pair) for value, pair in zip(values, ends, strict=True)]
+
+
+def _domain(name: str, scores: dict, samples: dict, source: str, results: Results) -> Domain:
+    total = results.eval[name].total if name in results.eval else None
+    gap = None
+    if name != source:
+        both = name in samples and source in samples
+        [_, gap] = _intervals(scores[name] - scores[source], samples[name] - samples[source] if both else None)
+    return Domain(name, *_intervals(scores[name], samples.get(name)), total, gap)
+
+
+def _finding(rows: Sequence[Domain], scores: dict, samples: dict) -> tuple[str, str]:
+    """(headline, statement)."""
+    source, *others = rows
+    at_home = f"{source.exact_match.value:.1f} % of the questions of {source.name}"
+    if not others:
+        return f"The model answers {at_home} exactly.", "It was tested on no other domain."
+    away = others[-1]  # the mean, or the only other domain
+    shifted = [row for row in others if row.total is not None]
+    several = len(shifted) > 1
+    count = WORDS[len(shifted)] if len(shifted) < len(WORDS) else str(len(shifted))
+    where = f"{count} other domains on average" if several else shifted[0].name
+    told = f"It answers {at_home}, its source domain, exactly, and {away.exact_match.value:.1f} % of those of {where}."
+    best, least = (choose(shifted, key=lambda row: row.exact_match.value) for choose in (max, min))
+    if best.exact_match.value > least.exact_match.value:
+        told += (
+            f" It does best on {best.name} ({best.exact_match.value:.1f} %) and worst on {least.name} "
+            f"({least.exact_match.value:.1f} %)."
+        )
+    if not source.exact_match.value:
+        return f"The model answers no question of {source.name}, its source domain, exactly.", told
+    lost = _loss(scores, samples, source.name, away.name)
+    if lost.low is not None:
+        told += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
+        if not lost.is_clear:
+            return "These questions do not show that the model loses exact answers on other domains.", told
+    if lost.value < 0:
+        return f"On other domains the model gives {-lost.value:.0f} % more exact answers than at home.", told
+    return f"On other domains the model loses {lost.value:.0f} % of the exact answers that it gives at home.", told
+
+
+def _loss(scores: dict, samples: dict, source: str, away: str) -> Interval:
+    """1 - EM away / EM at home, in percent."""
+    lost = 100 * (1 - scores[away][0] / scores[source][0])
+    if source not in samples or away not in samples or not samples[source][:, 0].all():
+        return Interval(lost)
+    ratios = 100 * (1 - samples[away][:, :1] / samples[source][:, :1])
+    return Interval(lost, *interval(ratios)[:, 0].tolist())

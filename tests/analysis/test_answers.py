@@ -1,0 +1,88 @@
+"""What is wrong with an answer, and where answers are in the text."""
+
+import json
+
+import pytest
+
+from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, read_confidences
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+from swep_ds.evaluation.scores import exact_match, f1
+
+TEXT = "The battle of Lund was fought in 1676. The battle of Narva was fought in 1700 by the king of Sweden."
+
+
+def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
+    example = Example(predicted, "When?", text, accepted, None, "a")
+    return Answered(example, predicted, bool(exact_match(predicted, accepted)), 100 * f1(predicted, accepted))
+
+
+@pytest.mark.parametrize(
+    ("predicted", "accepted", "kind"),
+    [
+        ("the king of sweden", ("king of Sweden",), "right"),
+        ("king", ("king of Sweden",), "boundary"),
+        ("Narva was fought in 1700", ("battle of Narva", "1700"), "boundary"),
+        ("battle of Narva", ("battle of Lund",), "other"),  # shared words, another place
+        ("1676", ("1700",), "other"),
+        (" ", ("1700",), "none"),
+        ("the monarch of Sweden", ("king of Sweden",), "boundary"),  # generated: not in the text, but shared words
+        ("a monarch", ("king of Sweden",), "other"),
+    ],
+)
+def test_kinds(predicted, accepted, kind):
+    assert item(predicted, *accepted).kind == kind
+
+
+def test_every_answer_has_a_kind():
+    items = [item("1676", "1700"), item("1700", "1700"), item("", "1700")]
+    grouped = by_kind(items)
+    assert list(grouped) == list(KINDS)
+    assert sorted((each for group in grouped.values() for each in group), key=items.index) == items
+
+
+def marked(answer: Answered) -> str:
+    """The excerpt with the accepted answer in [] and the predicted one in {}."""
+    shown = ""
+    for piece in excerpt(answer):
+        text = f"[{piece.text}]" if piece.accepted else piece.text
+        shown += "…" * piece.cut + (f"{{{text}}}" if piece.predicted else text)
+    return shown
+
+
+def test_both_answers_are_marked_where_they_are_nearest():
+    twice = "In 1700 nothing happened. The battle of Narva was fought in 1700."
+    assert marked(item("fought in 1700", "1700", text=twice)) == (
+        "In 1700 nothing happened. The battle of Narva was {fought in }{[1700]}."
+    )
+    assert marked(item("Lund", "Narva")) == TEXT.replace("Lund", "{Lund}").replace("Narva", "[Narva]")
+    assert marked(item("the monarch", "Narva")) == TEXT.replace("Narva", "[Narva]")
+    assert marked(item("", "LUND")) == TEXT.replace("Lund", "[Lund]")  # in any case
+
+
+def test_a_long_text_is_cut_around_both_answers():
+    text = "start " + "word " * 200 + "Ada " + "word " * 200 + "Bob " + "word " * 200 + "end"
+    shown = marked(item("Ada", "Bob", text=text))
+    assert shown.count("…") == 3  # before, between and after
+    assert "{Ada}" in shown
+    assert "[Bob]" in shown
+    assert len(shown) < 600
+    assert not {"start", "end"} & set(shown.split())
+    assert all(word in ("word", "{Ada}", "[Bob]") for word in shown.replace("…", " ").split())  # no word is cut
+
+
+def test_text_without_spaces_is_cut_too():
+    shown = marked(item("上海", "北京", text="字" * 5000 + "北京在北方,上海在南方" + "字" * 5000))
+    assert "[北京]在北方,{上海}在南方" in shown
+    assert len(shown) < 400
+
+
+def test_damaged_confidences_are_refused(tmp_path):
+    (tmp_path / "confidence").mkdir()
+    assert read_confidences(tmp_path, "news") == {}
+    for content in ({"q": 1.5}, {"q": True}, ["q"], {"q": float("nan")}):
+        (tmp_path / "confidence" / "news.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match=r"news\.json: "):
+            read_confidences(tmp_path, "news")
+    (tmp_path / "confidence" / "news.json").write_text('{"q": 1, "p": 0.25}')
+    assert read_confidences(tmp_path, "news") == {"q": 1, "p": 0.25}

@@ -1,0 +1,51 @@
+"""Reliability and risk-coverage curves against loops over questions."""
+
+import numpy as np
+import pytest
+
+from swep_ds.analysis.answers import Answered
+from swep_ds.analysis.confidence import OTHERS, confidence
+from swep_ds.data.readers import Example
+from swep_ds.evaluation.calibration import calibration
+
+EXAMPLE = Example("q", "Who?", "Ada", ("Ada",), None, "a")
+
+
+def answers(seed: int, count: int = 60) -> list[Answered]:
+    rng = np.random.default_rng(seed)
+    sure = rng.random(count)
+    return [Answered(EXAMPLE, "Ada", bool(rng.random() < value), 0.0, float(value)) for value in sure]
+
+
+def test_curves_and_rows():
+    answered = {"wiki": answers(0), "news": answers(1), "forum": answers(2)}
+    told = confidence(answered)
+    reliability, risk = told.charts
+    for name, items in (("wiki", answered["wiki"]), (OTHERS, answered["news"] + answered["forum"])):
+        ordered = sorted(items, key=lambda item: -item.confidence)
+        wrong = np.cumsum([not item.right for item in ordered]) / np.arange(1, len(items) + 1)
+        covered, share = risk.curves[name]
+        rows = np.rint(covered * len(items) / 100).astype(int) - 1
+        np.testing.assert_allclose(share, 100 * wrong[rows])
+        assert rows[-1] == len(items) - 1
+        size = len(items) // 15
+        first = ordered[-size:]  # the least confident bin
+        sure, right = (values[0] for values in reliability.curves[name])
+        assert sure == pytest.approx(100 * np.mean([item.confidence for item in first]))
+        assert right == pytest.approx(100 * np.mean([item.right for item in first]))
+    name, sure, right, *scores = told.rows[1]
+    values = [(item.confidence, item.right) for item in answered["news"]]
+    assert (name, *scores) == ("news", *calibration(*zip(*values, strict=True)).values())
+    assert sure == pytest.approx(100 * np.mean(values, axis=0)[0])
+    assert (
+        f"On wiki its confidence is {100 * np.mean([i.confidence for i in answered['wiki']]):.0f} %" in told.statement
+    )
+
+
+def test_runs_without_confidences():
+    old = [Answered(EXAMPLE, "Ada", True, 100.0)]
+    assert confidence({}) is None
+    assert confidence({"wiki": old, "news": answers(1)}) is None
+    told = confidence({"wiki": answers(1), "news": old})
+    assert [row[0] for row in told.rows] == ["wiki"]
+    assert OTHERS not in told.charts[0].curves

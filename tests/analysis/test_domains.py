@@ -1,0 +1,106 @@
+"""The finding, the domains and another run's differences against hand calculation and a bootstrap of NumPy's."""
+
+import numpy as np
+import pytest
+
+from swep_ds.analysis.answers import Answered
+from swep_ds.analysis.domains import MEAN, changes, domains
+from swep_ds.data.readers import Example
+from swep_ds.evaluation.results import Results
+
+
+def asked(right: list[int], other: list[int] | None = None) -> list[Answered]:
+    """A question on a text of its own for each number, answered right (1) or wrong (0) by this and another run."""
+    items = []
+    for number, value in enumerate(right):
+        example = Example(f"q{number}", "Who?", f"text {number} by Ada", ("Ada",), None, "t")
+        there = (
+            {}
+            if other is None
+            else {"other": "x", "other_right": bool(other[number]), "other_f1": 100.0 * other[number]}
+        )
+        items.append(Answered(example, "Ada" if value else "text", bool(value), 100.0 * value, **there))
+    return items
+
+
+def results(answered: dict[str, list[Answered]]) -> Results:
+    scores = {
+        name: {"exact_match": 100 * np.mean([item.right for item in items]), "total": len(items)}
+        for name, items in answered.items()
+    }
+    scores = {name: score | {"f1": score["exact_match"]} for name, score in scores.items()}
+    return Results(method="swep", model="m", seed=0, world_size=1, eval=scores, versions={})
+
+
+def bootstrap(*rights: list[int]) -> np.ndarray:
+    """Means [4000, sets] of questions drawn with replacement, by another generator than the package's."""
+    rng = np.random.default_rng(1)
+    return np.stack([rng.choice(100.0 * np.array(right), (4000, len(right))).mean(1) for right in rights], axis=1)
+
+
+def test_the_finding_and_its_interval():
+    home, news, forum = [1] * 80 + [0] * 20, [1] * 60 + [0] * 40, [1] * 20 + [0] * 80
+    answered = {name: asked(right) for name, right in (("wiki", home), ("news", news), ("forum", forum))}
+    told = domains(results(answered), answered)
+    assert told.headline == "On other domains the model loses 50 % of the exact answers that it gives at home."
+    assert (
+        "80.0 % of the questions of wiki, its source domain, exactly, and 40.0 % of those of two other"
+        in told.statement
+    )
+    assert "best on news (60.0 %) and worst on forum (20.0 %)" in told.statement
+    drawn = bootstrap(home, news, forum)
+    low, high = np.percentile(100 * (1 - drawn[:, 1:].mean(1) / drawn[:, 0]), [2.5, 97.5])
+    said = [float(word) for word in told.statement.split("is ")[-1].removesuffix(" %.").split(" to ")]
+    assert said == pytest.approx([low, high], abs=1.6)
+    by_name = {row.name: row for row in told.rows}
+    assert by_name["wiki"].gap is None
+    assert by_name[MEAN].total is None
+    assert by_name[MEAN].gap.value == pytest.approx(-40)
+    gaps = np.percentile(drawn[:, 2] - drawn[:, 0], [2.5, 97.5])
+    assert by_name["forum"].gap[1:] == pytest.approx(gaps, abs=1.6)
+    assert by_name["news"].exact_match[1:] == pytest.approx(np.percentile(drawn[:, 1], [2.5, 97.5]), abs=1.6)
+
+
+@pytest.mark.parametrize(
+    ("home", "away", "said"),
+    [
+        ([1, 0] * 30, None, "The model answers 50.0 % of the questions of wiki exactly."),
+        ([1, 0] * 30, [1, 0] * 30, "These questions do not show that the model loses exact answers on other domains."),
+        ([0] * 40, [1, 0] * 20, "The model answers no question of wiki, its source domain, exactly."),
+        (
+            [1, 0, 0, 0] * 30,
+            [1, 1, 0, 0] * 30,
+            "On other domains the model gives 100 % more exact answers than at home.",
+        ),
+    ],
+)
+def test_other_findings(home, away, said):
+    answered = {"wiki": asked(home)} | ({"news": asked(away)} if away else {})
+    told = domains(results(answered), answered)
+    assert told.headline == said
+    assert MEAN not in {row.name for row in told.rows}  # of a single other domain
+
+
+def test_answers_that_do_not_give_the_scores_have_no_interval():
+    answered = {"wiki": asked([1, 0] * 20), "news": asked([1, 0] * 20)}
+    reported = results(answered)
+    answered["news"] = asked([1] * 40)
+    told = domains(reported, answered)
+    [note] = told.notes
+    assert note.startswith("news has no interval: on today's data the answers score 100.00 / 100.00 over 40 questions")
+    assert told.rows[0].f1.low is not None
+    assert told.rows[1].f1.low is told.rows[1].gap.low is None
+    assert "interval of the loss" not in told.statement
+
+
+def test_changes_are_paired_by_question():
+    right, other = [1] * 50 + [0] * 50, [1] * 40 + [0] * 40 + [1] * 20
+    answered = {name: asked(right, other) for name in ("wiki", "news", "forum")}
+    rows = {row.name: row for row in changes(answered, list(answered))}
+    assert (rows["news"].gained, rows["news"].lost) == (10, 20)
+    assert (rows[MEAN].gained, rows[MEAN].lost) == (20, 40)
+    assert rows["news"].f1.value == rows[MEAN].exact_match.value == pytest.approx(-10)
+    [spread] = np.percentile(bootstrap([a - b for a, b in zip(right, other, strict=True)]), [2.5, 97.5], axis=0).T
+    assert rows["news"].f1[1:] == pytest.approx(spread, abs=1.6)
+    answered["news"][0] = asked([1])[0]  # which the other run did not answer
+    assert [row.name for row in changes(answered, list(answered))] == ["wiki", "forum"]

@@ -1,0 +1,146 @@
+"""The report as a reader meets it: with a keyboard, a screen reader, on a phone, in the dark."""
+
+import json
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+import yaml
+
+from swep_ds.analysis import report
+from swep_ds.evaluation.scores import score
+from swep_ds.pipeline.examples import reported_examples
+from swep_ds.recipe import Recipe
+from tests.support import browser
+from tests.support.report_runs import Page, write_runs
+
+DOMAINS = ("encyclopedia", "news", "forum", "reviews", "biomedicine")
+LONGEST = 6000  # pixels of a page 1400 wide
+STYLE = Path(report.__file__).with_name("report.css.jinja")
+
+
+def answer(example, run: int) -> str:
+    """A right answer, a longer one, another one or none, as a hash of the question says."""
+    gold, words = example.answers[0], example.context.split()
+    number = crc32(f"{example.id} {run}".encode()) % 16
+    begin = example.context.find(gold)
+    return {0: "", 1: words[0], 2: " ".join(words[3:6]), 3: example.context[begin : begin + 3 * len(gold)]}.get(
+        number, gold
+    )
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> str:
+    """The report, against another run, of a run that was tested on five domains."""
+    home = tmp_path_factory.mktemp("page")
+    write_runs(home)
+    for run, folder in enumerate((home / "run", home / "other")):
+        tree = yaml.safe_load((folder / "recipe.yaml").read_text())
+        tree["data"] |= {"eval": {name: f"quickstart:{name}" for name in DOMAINS}, "max_eval_examples": 60}
+        tree["train"]["learning_rate"] *= 1 + run
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
+        tests = reported_examples(Recipe.load(str(folder / "recipe.yaml")))
+        shutil.rmtree(folder / "predictions")
+        for kind in ("predictions", "confidence"):
+            (folder / kind).mkdir()
+        scores = {}
+        for name, examples in tests.items():
+            answers = {example.id: answer(example, run) for example in examples}
+            (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
+            scores[name] = score(answers, {example.id: example.answers for example in examples})
+            sure = {id_: crc32(id_.encode()) % 100 / 100 for id_ in answers}
+            (folder / "confidence" / f"{name}.json").write_text(json.dumps(sure))
+        results = json.loads((folder / "results.json").read_text())
+        results["eval"] = scores
+        (folder / "results.json").write_text(json.dumps(results))
+    return report.make_report(home / "run", home / "other").html
+
+
+@pytest.fixture(scope="module")
+def elements(page) -> list[tuple[str, dict]]:
+    return Page(page).elements
+
+
+def test_headings_are_in_order(elements):
+    levels = [int(tag[1]) for tag, _ in elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+
+
+def test_everything_has_a_name_for_a_screen_reader(elements, page):
+    by_id = {attributes["id"] for _, attributes in elements if "id" in attributes}
+    for tag, attributes in elements:
+        if tag == "svg":
+            assert attributes["role"] == "img"
+            assert attributes["aria-label"]
+        if tag == "section":
+            assert attributes["aria-labelledby"] in by_id
+        if tag == "th":
+            assert attributes["scope"] in ("row", "col")
+        if tag == "a":
+            assert attributes["href"].removeprefix("#") in by_id
+        if "plot" in attributes.get("class", "").split() and tag == "td":
+            assert attributes["aria-hidden"] == "true"  # its numbers are in the other cells
+        if attributes.get("class") == "scroll":  # a keyboard scrolls it
+            assert attributes["tabindex"] == "0"
+            assert attributes["aria-label"]
+    assert page.count("<details") == len(re.findall(r"<details( open)?><summary>\S", page))
+    assert page.count("<main") == page.count("<h1") == 1
+
+
+def test_nothing_has_a_fixed_width_that_a_phone_lacks():
+    widths = re.findall(r"(?<![-\w])(?:min-)?width:\s*([\d.]+)(rem|px)", STYLE.read_text())
+    assert all(float(size) * (16 if unit == "rem" else 1) <= 320 for size, unit in widths)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_palette_is_readable(theme):
+    """WCAG 2.2, 1.4.3: a contrast of at least 4.5 of text, and 1.4.11: 3 of marks."""
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", part)) for part in STYLE.read_text().split("@media")[:2])
+    colours = light if theme == "light" else dark
+    assert colours.keys() == light.keys()
+
+    def contrast(name: str, behind: str) -> float:
+        pair = []
+        for colour in (colours[name], colours[behind]):
+            channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+            linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+            pair.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+        return (max(pair) + 0.05) / (min(pair) + 0.05)
+
+    assert min(contrast(name, "page") for name in ("text", "soft", "source", "shifted", "accepted")) >= 4.5
+    assert contrast("text", "predicted") >= 4.5
+    assert contrast("text", "panel") >= 4.5
+    assert min(contrast(f"line-{number}", "page") for number in range(1, 5)) >= 3
+
+
+@pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_in_a_browser_nothing_overlaps_or_scrolls_sideways(page, tmp_path, width, dark):
+    shown = browser.measure(page, tmp_path, width, dark=dark)
+    assert (shown["width"], shown["dark"]) == (width, dark)
+    assert shown["texts"] > 300
+    assert shown["scroll"] <= width
+    assert shown["outside"] == []
+    assert shown["overlaps"] == []
+    assert shown["faint"] == []
+    if width == 1400:
+        assert shown["height"] <= LONGEST
+
+
+@pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium is installed")
+def test_the_measurement_sees_what_is_wrong(tmp_path):
+    bad = (
+        '<body style="width:900px;margin:0"><p style="margin:0">over this</p><p style="margin:-20px 0 0">lies that</p>'
+    )
+    bad += '<p style="color:#999;background:#fff">faint</p><p style="text-align:right">beyond</p>'
+    shown = browser.measure(f"<!DOCTYPE html>{bad}", tmp_path, 400)
+    assert shown["overlaps"] == [["lies that", "over this"]]
+    assert shown["faint"] == ["faint"]
+    assert shown["outside"] == ["beyond"]
+    assert shown["scroll"] == 900

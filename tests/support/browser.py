@@ -1,0 +1,77 @@
+"""Chromium without a window: lays a page out and measures what a reader would see."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+# Chromium makes no window narrower than 500 pixels, so a frame in the window has the width. Measured in the frame:
+# texts that overlap, and texts whose contrast with what is behind them is below 4.5 (WCAG 2.2, 1.4.3)
+MEASURE = r"""
+function luminance([r, g, b]) {
+  const linear = [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}
+function channels(colour) { return colour.match(/[\d.]+/g).map(Number); }
+function behind(element, view) {
+  for (let e = element; e; e = e.parentElement) {
+    const colour = channels(view.getComputedStyle(e).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour;
+  }
+  return [255, 255, 255];
+}
+function measure(view) {
+  const page = view.document, boxes = [], faint = new Set();
+  const walker = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement;
+    if (!node.data.trim() || parent.closest(".hidden, .skip, style") || !parent.checkVisibility()) continue;
+    const range = page.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) if (box.width && box.height) boxes.push([box, node.data.trim(), parent]);
+    const style = view.getComputedStyle(parent);
+    const pair = [parent.closest("svg") ? style.fill : style.color, null].map(c => c && luminance(channels(c)));
+    pair[1] = luminance(behind(parent, view));
+    if ((Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < 4.5) faint.add(node.data.trim());
+  }
+  const overlaps = [];
+  boxes.sort((a, b) => a[0].top - b[0].top);
+  for (let i = 0; i < boxes.length; i++)
+    for (let j = i + 1; j < boxes.length && boxes[j][0].top < boxes[i][0].bottom - 4; j++) {
+      const [a, b] = [boxes[i], boxes[j]];
+      const wide = Math.min(a[0].right, b[0].right) - Math.max(a[0].left, b[0].left);
+      const high = Math.min(a[0].bottom, b[0].bottom) - b[0].top;
+      if (wide > 2 && high > 0.4 * Math.min(a[0].height, b[0].height)) overlaps.push([a[1], b[1]]);
+    }
+  const outside = boxes.filter(([box, , parent]) => box.right > view.innerWidth + 1 && !parent.closest(".scroll"));
+  const sections = Object.fromEntries([...page.querySelectorAll("section")].map(s => [s.id, s.offsetHeight]));
+  const whole = page.documentElement;
+  return {sections, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight,
+    texts: boxes.length, overlaps, faint: [...faint], outside: outside.map(box => box[1]),
+    dark: view.matchMedia("(prefers-color-scheme: dark)").matches};
+}
+"""
+
+
+def measure(html: str, folder: Path, width: int, *, dark: bool = False) -> dict:
+    """What `MEASURE` returns for a page in a window of `width` pixels, in a new profile below `folder`."""
+    frame = html.replace("&", "&amp;").replace('"', "&quot;")
+    outer = folder / f"outer-{width}-{dark}.html"
+    outer.write_text(
+        f'<!DOCTYPE html><meta charset="utf-8"><script>{MEASURE}</script>'
+        f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{frame}" onload="'
+        "const pre = document.body.appendChild(document.createElement('pre')); pre.id = 'measured'; "
+        'pre.textContent = JSON.stringify(measure(this.contentWindow))"></iframe>'
+    )
+    theme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
+    command = [BROWSER, *FLAGS, *theme, f"--user-data-dir={folder / outer.stem}", f"--window-size={width + 40},1000"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", outer.as_uri()], capture_output=True, encoding="utf-8", check=True, timeout=120
+    )
+    found = re.search(r'<pre id="measured">(.*?)</pre>', shown.stdout, re.DOTALL)
+    return json.loads(unescape(found[1]))

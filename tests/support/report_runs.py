@@ -1,0 +1,134 @@
+"""Hand-made runs for reports, and a parser of the pages."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import yaml
+from safetensors.torch import save_file
+
+from swep_ds.methods import build
+from swep_ds.pipeline.export import NOISE
+from swep_ds.recipe import Recipe
+from swep_ds.training.ds_config import resolve_ds_config
+from tests.support import tiny_run
+from tests.support.finished import write_reading
+
+CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
+SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
+LONG = "abbot" * 400
+# question, accepted answer, this run's answer, another run's answer
+QUESTIONS = {
+    "r1": (SCRIPT, "1204", "1204", "an abbot"),  # gained 100
+    "r2": (RTL, "an abbot", "an abbot", "valley"),  # gained 100
+    "r3": (EMOJI, "northern valley", "the northern valley!", "northern"),  # gained 100 - 200 / 3
+    "w1": ("</title><img src=x onerror=y>", "1204", "", "1204"),  # lost 100, nothing answered
+    "w2": ("Who\x00\x1b?", "an abbot", f"<b>{LONG}</b>", "an abbot"),  # lost 100
+    "w3": ("Where?", "northern valley", "valley of the abbot", "valley"),  # F1 40, the other's 200 / 3
+}
+VOID = {"meta", "br", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """A page's elements, its text and that below each id, and whether every element is closed where it should be."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open, self.ids, self.elements, self.texts, self.text = [], [], [], {}, ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+            self.ids.append(dict(attributes).get("id"))
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        self.ids.pop()
+        self.handle_data(" ")  # between the texts of two cells
+
+    def handle_data(self, data):
+        self.text += data
+        for name in filter(None, self.ids):
+            self.texts[name] = self.texts.get(name, "") + data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    def of_class(self, name: str) -> int:
+        return sum(attributes.get("class") == name for _, attributes in self.elements)
+
+
+def metrics(updates, **changes) -> str:
+    lines = [
+        {
+            "update": update,
+            "loss": 5.0 - update / 100,
+            "nll_clean": 4.0,
+            "nll_noisy": 4.5,
+            "kl_per_token": 0.1 * update,
+            "mu": 1.01,
+            "mu_distance": 0.01,
+            "sigma": 0.3,
+            "words_changed": 0.2,
+            "words_changed_clean": 0.1,
+            "learning_rate": 1e-3,
+            "grad_norm": 2.0,
+            "samples_per_second": 8.0,
+            "seconds": 2.0 * update,
+        }
+        for update in updates
+    ]
+    return "".join(json.dumps(line | changes) + "\n" for line in lines)
+
+
+def write_runs(home: Path) -> None:
+    """Writes into `home` the folders of a run ("run"), and of another run with other answers ("other")."""
+    tree = yaml.safe_load(tiny_run.prepare(home).read_text())
+    qas = [
+        {"id": name, "question": question, "answers": [{"text": gold, "answer_start": CONTEXT.index(gold)}]}
+        for name, (question, gold, *_) in QUESTIONS.items()
+    ]
+    (home / "test.json").write_text(
+        json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": qas}]}]})
+    )
+    tree["data"]["eval"] = {"squad": str(home / "test.json"), "gone": str(home / "gone.json")}
+    score = {"exact_match": 50.0, "f1": 56.666667, "total": 6}
+    results = {
+        "method": "swep",
+        "model": "m",
+        "seed": 0,
+        "world_size": 2,
+        "train": {"updates": 40, "seconds": 80.0, "samples_per_second": 8.0, "peak_memory_bytes": 3 * 2**20},
+        "selection": {"data_set": "squad", "update": 30, "exact_match": 1.0, "f1": 2.0},
+        "eval": {"squad": score, "gone": score | {"f1": 12.3456}},
+        "versions": {"torch": "9.8.7"},
+        "provenance": {"date": "2026-01-02", "machine": "CPU", "commit": "abc"},
+    }
+    health = {"step_seconds": [2.0, 2.0], "data_seconds": [0.01, 0.5], "forward_seconds": [0.5, 0.6]}
+    health |= {"memory_mib": [100.0, 2345.0], "not_finite": []}
+    for number, name in enumerate(("run", "other")):
+        folder = home / name
+        (folder / "predictions").mkdir(parents=True)
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
+        answers = {name: answers[number] for name, (_, _, *answers) in QUESTIONS.items()}
+        for data_set in ("squad", "gone"):
+            (folder / "predictions" / f"{data_set}.json").write_text(json.dumps(answers))
+        (folder / "results.json").write_text(json.dumps(results))
+        (folder / "metrics.jsonl").write_text(metrics(range(1, 41)))
+        (folder / "health.jsonl").write_text("".join(json.dumps({"update": u} | health) + "\n" for u in (1, 2)))
+        (folder / "batch.json").write_text('{"windows": 16, "micro_batch_size": 8, "gradient_accumulation_steps": 1}')
+        recipe = Recipe.load(str(folder / "recipe.yaml"))
+        given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
+        config = resolve_ds_config(str(tiny_run.ds_config(home, 3)), recipe, **given)
+        (folder / "ds_config.json").write_text(json.dumps(config))
+        shutil.copytree(home / "model", folder / "model")
+        write_reading(folder / "model")
+        save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)
