@@ -48,7 +48,7 @@ _METHODS = {
 }
 _NAMES |= {name: (f"swep_ds.methods.{module}", f"{name}Settings") for name, module in _METHODS.items()}
 
-__all__ = ["__version__", *_NAMES]  # noqa: PLE0604
+__all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
