@@ -14,17 +14,35 @@ if TYPE_CHECKING:
     from swep_ds.api import hf as hf
     from swep_ds.api.wrap import Robust as Robust
     from swep_ds.api.wrap import wrap as wrap
+    from swep_ds.data.plugged import reader as reader
     from swep_ds.errors import InputError as InputError
     from swep_ds.kernels import perturb as perturb
+    from swep_ds.methods import method as method
+    from swep_ds.methods.base import Inputs as Inputs
+    from swep_ds.methods.base import Method as Method
+    from swep_ds.methods.base import Pass as Pass
+    from swep_ds.methods.base import Perturbed as Perturbed
+    from swep_ds.methods.base import Settings as Settings
+    from swep_ds.methods.base import gaussian as gaussian
+    from swep_ds.methods.base import uniform as uniform
     from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
 
 # name -> (module, its name there; None = the module itself)
 _NAMES: dict[str, tuple[str, str | None]] = {
     "InputError": ("swep_ds.errors", "InputError"),
+    "Inputs": ("swep_ds.methods.base", "Inputs"),
+    "Method": ("swep_ds.methods.base", "Method"),
     "NoiseGenerator": ("swep_ds.methods.swep", "NoiseGenerator"),
+    "Pass": ("swep_ds.methods.base", "Pass"),
+    "Perturbed": ("swep_ds.methods.base", "Perturbed"),
     "Robust": ("swep_ds.api.wrap", "Robust"),
+    "Settings": ("swep_ds.methods.base", "Settings"),
+    "gaussian": ("swep_ds.methods.base", "gaussian"),
     "hf": ("swep_ds.api.hf", None),
+    "method": ("swep_ds.methods", "method"),
     "perturb": ("swep_ds.kernels", "perturb"),
+    "reader": ("swep_ds.data.plugged", "reader"),
+    "uniform": ("swep_ds.methods.base", "uniform"),
     "wrap": ("swep_ds.api.wrap", "wrap"),
 }
 # the settings of the methods, `Swep` for SwepSettings of methods/swep.py

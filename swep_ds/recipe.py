@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from swep_ds.methods import MethodSettings
+from swep_ds import methods
+from swep_ds.plugins import load_entry_points
 from swep_ds.settings import Section, load, shown, suggest
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -129,7 +130,7 @@ class Recipe(Section):
     task: Literal["extractive", "generative"] = "extractive"
     seed: int = Field(0, ge=0, lt=2**63)
     model: ModelSection
-    method: MethodSettings = Field(discriminator="name")
+    method: methods.settings_union() = Field(discriminator="name")
     data: DataSection
     pretrain: PretrainSection | None = None
     train: TrainSection = TrainSection()
@@ -280,3 +281,13 @@ def check_data_set_names(names: Sequence[str]) -> None:
 def _on_disk(name: str) -> str:
     """The name as a file system compares it that ignores case and how an accent is encoded."""
     return unicodedata.normalize("NFC", name.casefold())
+
+
+def _take_in_methods() -> None:
+    """Lets recipes name the methods that are registered by now."""
+    Recipe.model_fields["method"].annotation = methods.settings_union()
+    Recipe.model_rebuild(force=True)
+
+
+methods.on_registered.append(_take_in_methods)
+load_entry_points(methods.GROUP)  # now: such a module may import this one

@@ -20,6 +20,7 @@ from typing import Any
 from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import Example
+from swep_ds.data.plugged import find_reader, read_rows
 from swep_ds.data.tables import is_table, memory_rows, most_unpacked, saved_contents, saved_splits, table_rows
 from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import parse_json, read_bytes, user_path
@@ -28,7 +29,7 @@ __all__ = ["Example", "read_examples"]
 
 SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows of the datasets layout), a hub id "
-    "owner/name[:config][@split], or quickstart:<domain>"
+    "owner/name[:config][@split], quickstart:<domain>, or NAME:ADDRESS of a reader that a package registers"
 )
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".gz"}
 
@@ -40,8 +41,9 @@ def read_examples(source: str, *, training: bool) -> list[Example]:
 
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
-            else its data files in name order), or `quickstart:<domain>[.<split>]`. A source with named splits gives
-            "train" for training, else "validation" or, without it, "test" (the quick start has "train" and "test").
+            else its data files in name order), `quickstart:<domain>[.<split>]`, or `NAME:ADDRESS` of a registered
+            reader (`plugged.reader`). A source with named splits gives "train" for training, else "validation" or,
+            without it, "test" (the quick start has "train" and "test").
         training: the first answer of each question must be at its offset and becomes `Example.span`.
 
     Raises:
@@ -51,6 +53,8 @@ def read_examples(source: str, *, training: bool) -> list[Example]:
     """
     if source.startswith("quickstart:"):
         examples = _read_quickstart(source, training)
+    elif read := find_reader(source):
+        examples = list(layouts.rows(printable(source), read_rows(source, read), training))
     else:
         path = user_path(source, "data source")
         if path.is_dir():

@@ -33,15 +33,15 @@ def rows(architecture: str, accumulation: int = 1) -> list[dict]:
     return [{name: value[row].tolist() for name, value in part.items()} for part in parts for row in range(3)]
 
 
-def trainer(folder: Path, variant: str, architecture: str = "bert", accumulation: int = 1, dropout=0.0, **changes):
-    """The engine's optimizer and schedule; the windows in the engine's order."""
+def trainer(folder: Path, variant, architecture: str = "bert", accumulation: int = 1, dropout=0.0, **changes):
+    """The engine's optimizer and schedule; the windows in the engine's order. `variant`: a name, or settings."""
     given = {"max_steps": UPDATES, "learning_rate": RATE, "logging_steps": 1, "save_strategy": "no", "seed": SEED}
     given |= {"per_device_train_batch_size": 3, "gradient_accumulation_steps": accumulation, "max_grad_norm": 1.0}
     given |= {"train_sampling_strategy": "sequential", "use_cpu": True, "report_to": [], "disable_tqdm": True}
-    options = {"data": rows(architecture, accumulation)} | changes.pop("options", {})
     args = TrainingArguments(output_dir=str(folder), **given | changes)
     model = tiny_models.model(architecture, dropout)
-    return RobustTrainer(model=model, args=args, train_dataset=options["data"], method=settings(variant))
+    method = settings(variant) if isinstance(variant, str) else variant
+    return RobustTrainer(model=model, args=args, train_dataset=rows(architecture, accumulation), method=method)
 
 
 def losses(trained: Trainer) -> list[float]:

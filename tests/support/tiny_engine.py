@@ -29,6 +29,7 @@ VARIANTS = {
     "swep-held": ("swep", {"kl_target": 30.0, "beta": 0.1}),
     "swep-hidden": ("swep", {"separate_hidden_pass": True, "noise": "additive"}),
 }
+ON_RANKS = METHODS["swep"](beta=1e-3, initialisation="default", kl_target=1000.0, noise_learning_rate=5e-2)
 VARIANTS |= {name: (name, {}) for name, kind in METHODS.items() if not kind.needs_split and name != "ssmba"}
 
 
