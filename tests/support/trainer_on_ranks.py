@@ -8,11 +8,10 @@ import json
 import sys
 from pathlib import Path
 
-import deepspeed
 import deepspeed.ops
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 import swep_ds as sd
 from tests.support import tiny_models
@@ -37,7 +36,7 @@ def ds_config(case: str) -> dict | None:
     return config | dict.fromkeys(autos, "auto") | {"zero_allow_untested_optimizer": True}
 
 
-def train(folder: Path, case: str, resume: Path | None = None) -> list[float]:
+def train(model: PreTrainedModel, folder: Path, case: str, resume: Path | None = None) -> list[float]:
     parts = [inputs(batch) for batch in batches("bert", 4)]  # one for each rank and micro-step
     rows = [{name: value[row].tolist() for name, value in part.items()} for part in parts for row in range(3)]
     args = TrainingArguments(
@@ -56,20 +55,19 @@ def train(folder: Path, case: str, resume: Path | None = None) -> list[float]:
         ddp_backend="gloo",
         deepspeed=ds_config(case),
     )
-    trainer = RobustTrainer(model=tiny_models.model(), args=args, train_dataset=rows, method=ON_RANKS)
+    trainer = RobustTrainer(model=model, args=args, train_dataset=rows, method=ON_RANKS)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
 if __name__ == "__main__":
     folder, case = Path(sys.argv[1]), sys.argv[2]
-    if case.startswith("zero"):
-        deepspeed.init_distributed("gloo", verbose=False)  # before a model is made at ZeRO-3
-    whole = train(folder, case)
-    resumed = train(folder, case, folder / case / "checkpoint-2")
+    models = tiny_models.model(), tiny_models.model()  # with ZeRO-3's arguments they would be made in parts
+    names = sorted(models[0].state_dict())
+    whole = train(models[0], folder, case)
+    resumed = train(models[1], folder, case, folder / case / "checkpoint-2")
     if dist.get_rank() == 0:
-        names = [*load_file(folder / case / f"checkpoint-{UPDATES}" / "model.safetensors")]
-        bare = sorted(names) == sorted(tiny_models.model().state_dict())
+        bare = sorted(load_file(folder / case / f"checkpoint-{UPDATES}" / "model.safetensors")) == names
         (folder / f"{case}.json").write_text(json.dumps({"whole": whole, "resumed": resumed, "bare": bare}))
     dist.barrier()
     dist.destroy_process_group()
