@@ -10,6 +10,7 @@ setup(
     package_dir={"swep_ds": "swep_ds", "swep_ds.kernels": "kernels"},
     package_data={
         "swep_ds": [
+            "py.typed",
             "recipes/*.yaml",
             "sweeps/*.yaml",
             "data/quickstart/encoder/*",

@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from swep_ds.api import hf as hf
+    from swep_ds.api.run import Run as Run
+    from swep_ds.api.run import train as train
     from swep_ds.api.wrap import Robust as Robust
     from swep_ds.api.wrap import wrap as wrap
     from swep_ds.data.plugged import reader as reader
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from swep_ds.methods.base import gaussian as gaussian
     from swep_ds.methods.base import uniform as uniform
     from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
+    from swep_ds.recipe import Recipe as Recipe
 
 # name -> (module, its name there; None = the module itself)
 _NAMES: dict[str, tuple[str, str | None]] = {
@@ -35,13 +38,16 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "NoiseGenerator": ("swep_ds.methods.swep", "NoiseGenerator"),
     "Pass": ("swep_ds.methods.base", "Pass"),
     "Perturbed": ("swep_ds.methods.base", "Perturbed"),
+    "Recipe": ("swep_ds.recipe", "Recipe"),
     "Robust": ("swep_ds.api.wrap", "Robust"),
+    "Run": ("swep_ds.api.run", "Run"),
     "Settings": ("swep_ds.methods.base", "Settings"),
     "gaussian": ("swep_ds.methods.base", "gaussian"),
     "hf": ("swep_ds.api.hf", None),
     "method": ("swep_ds.methods", "method"),
     "perturb": ("swep_ds.kernels", "perturb"),
     "reader": ("swep_ds.data.plugged", "reader"),
+    "train": ("swep_ds.api.run", "train"),
     "uniform": ("swep_ds.methods.base", "uniform"),
     "wrap": ("swep_ds.api.wrap", "wrap"),
 }

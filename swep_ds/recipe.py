@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from swep_ds import methods
 from swep_ds.plugins import load_entry_points
-from swep_ds.settings import Section, load, shown, suggest
+from swep_ds.settings import Section, lay_sections, load, read_whole, shown, suggest, validate
 
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
@@ -239,6 +239,23 @@ class Recipe(Section):
             InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value.
         """
         return load(Recipe, name_or_path, RECIPES, "--recipe", overrides)
+
+    @staticmethod
+    def make(base: "str | Recipe", **sections: Any) -> "Recipe":
+        """A recipe with other sections, as in `Recipe.make("bert_base_squad", seed=1, train={"epochs": 3})`.
+
+        Args:
+            base: name of a shipped recipe, path of a YAML file, or a recipe.
+            sections: a `Section`, such as the settings of a method, replaces the whole section; of a dict each field
+                replaces that field, and another `method.name` drops the settings of the former method.
+
+        Raises:
+            InputError: as `load`.
+        """
+        if isinstance(base, Recipe):
+            return validate(Recipe, lay_sections(Recipe, base.model_dump(mode="json"), sections), Path("recipe"))
+        path, tree = read_whole(base, RECIPES, "recipe", Recipe)
+        return validate(Recipe, lay_sections(Recipe, tree, sections), path)
 
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.
