@@ -40,7 +40,7 @@ class Run:
     @property
     def scores(self) -> Scores:
         """Scores in percent by data set, the source domain first: "exact_match", "f1", "total" (questions) ..."""
-        return self.results.eval
+        return {name: score.model_dump(exclude_none=True) for name, score in self.results.eval.items()}
 
     @property
     def recipe(self) -> Recipe:
