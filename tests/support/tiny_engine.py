@@ -11,7 +11,7 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
-from swep_ds.training.loop import _observe, run_update
+from swep_ds.training.loop import observe, run_update
 from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_run import ROOT
 
@@ -67,7 +67,7 @@ def engine_losses(variant: str, architecture: str = "bert", accumulation: int = 
     stream, losses = iter(batches(architecture, accumulation)), []
     for update in range(UPDATES):
         statistics = run_update(engine, stream, accumulation, MicroStep(update, update / UPDATES), parts)
-        _observe(objective.method, statistics)
+        observe(objective.method, statistics)
         losses.append(sum(float(seen["loss"]) for seen in statistics) / accumulation)
     engine.destroy()
     return losses
