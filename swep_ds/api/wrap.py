@@ -182,7 +182,7 @@ def _interface(model: nn.Module) -> QAModel:
 
 
 def _check_offered(settings: Settings) -> None:
-    if settings.needs_split:
+    if settings.needs == "gradient":
         raise InputError(
             f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "
             "train with sd.train, or take adv_aug or pdr"
