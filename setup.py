@@ -20,6 +20,7 @@ setup(
     include_package_data=False,  # MANIFEST.in is for the sdist alone
     package_data={
         "swep_ds": [
+            "py.typed",
             "recipes/*.yaml",
             "sweeps/*.yaml",
             "data/quickstart/encoder/*",

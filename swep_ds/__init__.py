@@ -1,3 +1,89 @@
-"""Question answering that holds up on text it never saw: SWEP (Lee et al., ACL 2021) on DeepSpeed."""
+"""Question answering that holds up on text it never saw: SWEP (Lee et al., ACL 2021) on DeepSpeed.
+
+    import swep_ds as sd
+
+Importing this costs next to nothing: each name below is imported when it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from swep_ds.api import hf as hf
+    from swep_ds.api.run import Run as Run
+    from swep_ds.api.run import train as train
+    from swep_ds.api.wrap import Robust as Robust
+    from swep_ds.api.wrap import wrap as wrap
+    from swep_ds.data.plugged import reader as reader
+    from swep_ds.errors import InputError as InputError
+    from swep_ds.kernels import perturb as perturb
+    from swep_ds.methods import method as method
+    from swep_ds.methods.base import Inputs as Inputs
+    from swep_ds.methods.base import Method as Method
+    from swep_ds.methods.base import Pass as Pass
+    from swep_ds.methods.base import Perturbed as Perturbed
+    from swep_ds.methods.base import Settings as Settings
+    from swep_ds.methods.base import gaussian as gaussian
+    from swep_ds.methods.base import uniform as uniform
+    from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
+    from swep_ds.recipe import Recipe as Recipe
+
+# name -> (module, its name there; None = the module itself)
+_NAMES: dict[str, tuple[str, str | None]] = {
+    "InputError": ("swep_ds.errors", "InputError"),
+    "Inputs": ("swep_ds.methods.base", "Inputs"),
+    "Method": ("swep_ds.methods.base", "Method"),
+    "NoiseGenerator": ("swep_ds.methods.swep", "NoiseGenerator"),
+    "Pass": ("swep_ds.methods.base", "Pass"),
+    "Perturbed": ("swep_ds.methods.base", "Perturbed"),
+    "Recipe": ("swep_ds.recipe", "Recipe"),
+    "Robust": ("swep_ds.api.wrap", "Robust"),
+    "Run": ("swep_ds.api.run", "Run"),
+    "Settings": ("swep_ds.methods.base", "Settings"),
+    "gaussian": ("swep_ds.methods.base", "gaussian"),
+    "hf": ("swep_ds.api.hf", None),
+    "method": ("swep_ds.methods", "method"),
+    "perturb": ("swep_ds.kernels", "perturb"),
+    "reader": ("swep_ds.data.plugged", "reader"),
+    "train": ("swep_ds.api.run", "train"),
+    "uniform": ("swep_ds.methods.base", "uniform"),
+    "wrap": ("swep_ds.api.wrap", "wrap"),
+}
+# the settings of the methods, `Swep` for SwepSettings of methods/swep.py
+_METHODS = {
+    "AdvAug": "adv_aug",
+    "BernoulliDropout": "bernoulli_dropout",
+    "Fgm": "fgm",
+    "Freelb": "freelb",
+    "GaussianDropout": "gaussian_dropout",
+    "Lnsr": "lnsr",
+    "Mle": "mle",
+    "Neftune": "neftune",
+    "Pdr": "pdr",
+    "PriorAug": "prior_aug",
+    "R3f": "r3f",
+    "RDrop": "r_drop",
+    "Ssmba": "ssmba",
+    "Swep": "swep",
+    "Symnoise": "symnoise",
+    "WordDropout": "word_dropout",
+}
+_NAMES |= {name: (f"swep_ds.methods.{module}", f"{name}Settings") for name, module in _METHODS.items()}
+
+__all__ = ["__version__", *_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _NAMES[name]
+    value = import_module(module)
+    value = value if attribute is None else getattr(value, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})

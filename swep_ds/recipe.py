@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from swep_ds import methods
 from swep_ds.errors import InputError
-from swep_ds.methods import MethodSettings
+from swep_ds.plugins import load_entry_points
 from swep_ds.ranks.launch import is_first_on_node
-from swep_ds.settings import FieldFault, Section, load, shown, suggest
+from swep_ds.settings import FieldFault, Section, lay_sections, load, read_whole, shown, suggest, validate
 
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
@@ -159,7 +160,8 @@ class Recipe(Section):
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
     seed: int = Field(0, ge=0, lt=2**63)  # of the new layers, the order of the data, dropout and the noise
     model: ModelSection  # the pretrained model
-    method: MethodSettings = Field(discriminator="name")  # how it is fine-tuned: name, with the settings of that method
+    # how it is fine-tuned: name, with the settings of that method
+    method: methods.settings_union() = Field(discriminator="name")
     data: DataSection  # what it is trained and tested on
     pretrain: PretrainSection | None = None  # a first stage of training, on other data
     train: TrainSection = TrainSection()  # how it is trained
@@ -278,6 +280,30 @@ class Recipe(Section):
         """
         return load(Recipe, name_or_path, RECIPES, "--recipe", overrides, _check_source_domain)
 
+    @staticmethod
+    def make(base: "str | Recipe", **sections: Any) -> "Recipe":
+        """A recipe with other sections, as in `Recipe.make("bert_base_squad", seed=1, train={"epochs": 3})`.
+
+        Args:
+            base: name of a shipped recipe, path of a YAML file, or a recipe.
+            sections: a `Section`, such as the settings of a method, replaces the whole section; of a dict each field
+                replaces that field, and another `method.name` drops the settings of the former method.
+
+        Raises:
+            InputError: as `load`.
+        """
+        if isinstance(base, Recipe):
+            path, tree = Path("recipe"), base.model_dump(mode="json")
+        else:
+            path, tree = read_whole(base, RECIPES, "recipe", Recipe, _check_source_domain)
+        given = {
+            name: section.model_dump(mode="json") if isinstance(section, Section) else section
+            for name, section in sections.items()
+        }
+        merged = lay_sections(Recipe, tree, sections)
+        _check_source_domain(tree, given, merged)
+        return validate(Recipe, merged, path)
+
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.
 
@@ -361,3 +387,13 @@ def check_data_set_names(names: Sequence[str]) -> None:
 def _on_disk(name: str) -> str:
     """The name as a file system compares it that ignores case and how an accent is encoded."""
     return unicodedata.normalize("NFC", name.casefold())
+
+
+def _take_in_methods() -> None:
+    """Lets recipes name the methods that are registered by now."""
+    Recipe.model_fields["method"].annotation = methods.settings_union()
+    Recipe.model_rebuild(force=True)
+
+
+methods.on_registered.append(_take_in_methods)
+load_entry_points(methods.GROUP)  # now: such a module may import this one

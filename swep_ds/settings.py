@@ -29,7 +29,17 @@ MOST_PARENTS = 10  # sections above a field that --set names
 LARGEST = 10**30  # pydantic cannot compare, nor Python print, integers of any length
 
 
-class Section(BaseModel):
+class _Settings(type(BaseModel)):
+    """Settings made in Python raise `InputError`, as those of a file do."""
+
+    def __call__(cls, *args, **values):
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            raise InputError(f"{cls.__name__}: {_explain_all(error, cls)}") from None
+
+
+class Section(BaseModel, metaclass=_Settings):
     """Settings by name. Unknown names, NaN, a bool in place of a number, and text of several lines are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
@@ -52,6 +62,7 @@ class FieldFault(ValueError):
 
 
 S = TypeVar("S", bound=Section)
+CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
 
 
 def _fault(leaf: Any, types: set[Any]) -> str | None:
@@ -150,7 +161,7 @@ def load(
     shipped: Path,
     option: str,
     overrides: Sequence[str] = (),
-    check_layer: Callable[[dict, dict, dict], None] = lambda base, layer, merged: None,
+    check_layer: CheckLayer = lambda base, layer, merged: None,
 ) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
 
@@ -164,14 +175,7 @@ def load(
     Raises:
         InputError: see `read_settings` and `validate`; a circle of `extends`; an override that is not `a.b=c`.
     """
-    path, tree = read_settings(name_or_path, shipped, option, model)
-
-    def lay_over(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
-        merged = _lay_over(base, layer)
-        check_layer(base, layer, merged)
-        return merged
-
-    tree = inherit(path, tree, shipped, model, lay_over)
+    path, tree = read_whole(name_or_path, shipped, option, model, check_layer)
     unions = {section for section in model.model_fields if _kinds(model, section)}
     names = {f"{section}.name" for section in unions}
     base, layer = copy.deepcopy(tree), {}
@@ -198,6 +202,24 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
     return path, tree
+
+
+def read_whole(
+    name_or_path: str,
+    shipped: Path,
+    option: str,
+    model: type[Section],
+    check_layer: CheckLayer = lambda base, layer, merged: None,
+) -> tuple[Path, dict[str, Any]]:
+    """As `read_settings`, laid over what the file extends; `check_layer` as in `load`."""
+    path, tree = read_settings(name_or_path, shipped, option, model)
+
+    def lay_over(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+        merged = _lay_over(base, layer)
+        check_layer(base, layer, merged)
+        return merged
+
+    return path, inherit(path, tree, shipped, model, lay_over)
 
 
 def inherit(
@@ -229,6 +251,22 @@ def inherit(
             if "name" in new and new["name"] != former.get("name"):
                 base.pop(section, None)
     return lay_over(base, tree)
+
+
+def lay_sections(model: type[Section], tree: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """`tree` with `sections` in place of its own: a `Section` replaces the whole section; of a mapping each field
+    replaces that field, and `name` of another kind drops the settings of the former kind."""
+    merged = dict(tree)
+    for name, given in sections.items():
+        former = merged.get(name)
+        if isinstance(given, Section):
+            merged[name] = given.model_dump(mode="json")
+        elif isinstance(given, dict) and isinstance(former, dict):
+            other = _kinds(model, name) and given.get("name", former.get("name")) != former.get("name")
+            merged[name] = dict(given) if other else former | given
+        else:
+            merged[name] = given
+    return merged
 
 
 def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -290,9 +328,13 @@ def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        faults = [_explain(fault, model) for fault in error.errors()]
-        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-        raise InputError(f"{path}: {'; '.join(faults[:MOST_FAULTS])}{more}") from None
+        raise InputError(f"{path}: {_explain_all(error, model)}") from None
+
+
+def _explain_all(error: ValidationError, model: type[BaseModel]) -> str:
+    faults = [_explain(fault, model) for fault in error.errors()]
+    more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+    return f"{'; '.join(faults[:MOST_FAULTS])}{more}"
 
 
 def _explain(error: Any, model: type[BaseModel]) -> str:

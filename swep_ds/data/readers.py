@@ -20,6 +20,7 @@ from typing import Any
 from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import Example, Wanted
+from swep_ds.data.plugged import find_reader, read_rows
 from swep_ds.data.tables import (
     csv_delimiter,
     csv_rows,
@@ -37,7 +38,7 @@ __all__ = ["Example", "read_examples", "read_questions"]
 
 SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
-    "owner/name[:config][@split], or quickstart:<domain>"
+    "owner/name[:config][@split], quickstart:<domain>, or NAME:ADDRESS of a reader that a package registers"
 )
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
@@ -49,8 +50,9 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False) ->
 
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
-            else its data files in name order), or `quickstart:<domain>[.<split>]`. A source with named splits gives
-            "train" for training, else "validation" or, without it, "test" (the quick start has "train" and "test").
+            else its data files in name order), `quickstart:<domain>[.<split>]`, or `NAME:ADDRESS` of a registered
+            reader (`plugged.reader`). A source with named splits gives "train" for training, else "validation" or,
+            without it, "test" (the quick start has "train" and "test").
         training: the first answer of each question must be at its offset or, without one, occur exactly once in the
             context; it becomes `Example.span`.
         unanswerable: reads questions without an answer, too, which are an error otherwise.
@@ -72,6 +74,8 @@ def read_questions(source: str) -> list[Example]:
 def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
     if source.startswith("quickstart:"):
         examples = _read_quickstart(source, training, wanted)
+    elif read := find_reader(source):
+        examples = list(layouts.rows(printable(source), read_rows(source, read), wanted))
     else:
         path = user_path(source, "data source")
         if path.is_dir():

@@ -2,8 +2,8 @@
 
 import json
 import platform
-from dataclasses import dataclass
 import subprocess
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path

@@ -1,6 +1,7 @@
 """The methods by name. `build` is the only place that knows them all."""
 
-from typing import Union
+from collections.abc import Callable
+from typing import Any, TypeVar, Union, get_type_hints
 
 from swep_ds.errors import InputError
 from swep_ds.methods.adv_aug import AdvAug, AdvAugSettings
@@ -20,6 +21,7 @@ from swep_ds.methods.ssmba import Ssmba, SsmbaSettings
 from swep_ds.methods.swep import Swep, SwepSettings
 from swep_ds.methods.symnoise import Symnoise, SymnoiseSettings
 from swep_ds.methods.word_dropout import WordDropout, WordDropoutSettings
+from swep_ds.plugins import check_free
 
 _CLASSES: dict[type[Settings], type[Method]] = {
     MleSettings: Mle,
@@ -40,7 +42,43 @@ _CLASSES: dict[type[Settings], type[Method]] = {
     LnsrSettings: Lnsr,
 }
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in _CLASSES}
-MethodSettings = Union[tuple(_CLASSES)]  # noqa: UP007 (a union made from a tuple has no other spelling)
+GROUP = "swep_ds.methods"  # of entry points
+on_registered: list[Callable[[], None]] = []  # called after each `method` that is registered
+M = TypeVar("M", bound=type[Method])
+
+
+def settings_union() -> Any:
+    """The settings of all methods, as an annotation."""
+    return Union[tuple(_CLASSES)]  # noqa: UP007 (a union made from a tuple has no other spelling)
+
+
+def method(name: str) -> Callable[[M], M]:
+    """Registers a `Method` under `name`, for recipes and commands.
+
+    Its constructor takes (settings, hidden_size, embedding_size), and annotates `settings` with a `Settings` class that
+    has the field `name: Literal["NAME"] = "NAME"`, as the methods of this package do.
+
+    Raises:
+        TypeError: the class is not such a method, or the name is taken.
+    """
+
+    def register(cls: M) -> M:
+        settings = get_type_hints(cls.__init__).get("settings")
+        if not (isinstance(settings, type) and issubclass(settings, Settings) and issubclass(cls, Method)):
+            raise TypeError(
+                f"method {name!r}: {cls.__name__} must be a Method whose __init__ takes settings: ITS_SETTINGS"
+            )
+        if "name" not in settings.model_fields or settings.model_fields["name"].default != name:
+            raise TypeError(f'method {name!r}: {settings.__name__} needs the field name: Literal["{name}"] = "{name}"')
+        former = METHODS.get(name)
+        check_free(name, former and _CLASSES[former], cls)
+        _CLASSES.pop(former, None)
+        _CLASSES[settings], METHODS[name] = cls, settings
+        for listener in on_registered:
+            listener()
+        return cls
+
+    return register
 
 
 def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
@@ -57,4 +95,4 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
     return _CLASSES[type(settings)](settings, hidden_size, embedding_size)
 
 
-__all__ = ["METHODS", "Method", "MethodSettings", "build"]
+__all__ = ["METHODS", "Method", "build", "method", "settings_union"]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,16 @@ class Objective(nn.Module):
         if execution == "split":
             return [*range(len(_split(self.method.passes(0.0))))]
         return [STACKED if execution == "stacked" else None]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The model's trained parameters, then the method's, if it has any: the order of `parameters()`."""
+        groups = [
+            {"params": [parameter for parameter in module.parameters() if parameter.requires_grad]}
+            for module in (self.qa, self.method)
+        ]
+        if self.method.learning_rate is not None:
+            groups[1]["lr"] = self.method.learning_rate
+        return [group for group in groups if group["params"]]
 
     def passes(self, step: MicroStep) -> list[tuple[Pass, NoiseKey | None]]:
         """The passes of a micro-step, each with the key of its noise if it is perturbed."""

@@ -13,6 +13,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError, reason
 from swep_ds.models import packing
 from swep_ds.models.loading import load_trainable
+from swep_ds.models.masks import given_masks
 from swep_ds.models.outputs import QAModel, QAOutput
 
 # Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
@@ -89,7 +90,7 @@ class ExtractiveQA(QAModel):
         # a compiled model always gets a mask: with and without one it would be compiled twice
         compiled = self.model._compiled_call_impl is not None
         mask = batch.attention_mask if compiled else batch.padding_mask
-        with _refusals(self.model) if compiled else nullcontext():
+        with given_masks(), _refusals(self.model) if compiled else nullcontext():
             return self.model(attention_mask=mask, return_dict=True, **inputs)
 
     def _packed(self, embeddings: Tensor, batch: Batch, kept: slice | None) -> tuple[Tensor, Tensor, tuple]:

@@ -15,7 +15,6 @@ from transformers import (
 
 from swep_ds.errors import InputError, reason
 from swep_ds.models.folders import BAD_CONFIG, CORRECT, blaming_a_field, load_config, reading
-from swep_ds.models.masks import use_given_masks
 from swep_ds.models.weights import check_complete, check_dtypes, check_finite, check_mapped_finite, check_size
 
 # the head in words, and a model that has one
@@ -52,7 +51,6 @@ def load_trainable(
         InputError: as `load_weights`; or the model does not take word embeddings, does not support activation
             checkpointing, or has no dropout of attention weights to set.
     """
-    use_given_masks()
     label, config = f"model.name {name}", load_config(name)
     if config.is_encoder_decoder and auto_class is not AutoModelForSeq2SeqLM:
         raise InputError(

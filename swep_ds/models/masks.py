@@ -6,11 +6,11 @@ given mask is used as it is. flash_attention_2 still synchronises in every layer
 removes the padding there and reads from the device how much is left. `packing` avoids that.
 """
 
-from collections.abc import Callable
-from functools import cache, wraps
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 
 from torch import Tensor
-from transformers import AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 
@@ -25,8 +25,18 @@ def without_sync(make_mask: Callable) -> Callable:
     return make
 
 
-@cache
-def use_given_masks() -> None:
-    """Registers such masks for all models of this process."""
-    for name in ("sdpa", "eager"):
-        AttentionMaskInterface.register(name, without_sync(ALL_MASK_ATTENTION_FUNCTIONS[name]))
+WITHOUT_SYNC = {name: without_sync(ALL_MASK_ATTENTION_FUNCTIONS[name]) for name in ("sdpa", "eager")}
+
+
+@contextmanager
+def given_masks() -> Iterator[None]:
+    """Inside, models use the padding masks that they are given; outside, transformers' own functions are in place."""
+    before = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in WITHOUT_SYNC}
+    ALL_MASK_ATTENTION_FUNCTIONS.update(WITHOUT_SYNC)
+    try:
+        yield
+    finally:
+        for name, make_mask in before.items():
+            del ALL_MASK_ATTENTION_FUNCTIONS[name]  # what is registered for all models shows again
+            if ALL_MASK_ATTENTION_FUNCTIONS[name] is not make_mask:  # this block was inside another one
+                ALL_MASK_ATTENTION_FUNCTIONS[name] = make_mask

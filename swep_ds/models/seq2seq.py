@@ -11,14 +11,51 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
 from swep_ds.models.loading import load_trainable
+from swep_ds.models.masks import given_masks
 from swep_ds.models.outputs import QAModel, QAOutput
 
 
-class GenerativeQA(QAModel):
-    """Any `AutoModelForSeq2SeqLM` whose encoder takes `inputs_embeds`.
+class Seq2SeqQA(QAModel):
+    """Any sequence-to-sequence model whose encoder takes `inputs_embeds`, in training.
 
     Only the encoder's word embeddings are perturbed. A decoder that shares their table reads it by token ids,
     unperturbed.
+    """
+
+    def embed(self, batch: Batch) -> Tensor:
+        """The encoder's word embeddings e [N, T, d], scaled where the model scales them (BART)."""
+        # the module, not its weight: ZeRO-3 shards it
+        return self.model.get_encoder().get_input_embeddings()(batch.input_ids)
+
+    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
+        """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included.
+
+        With h if `hidden`, with the encoder's states after every layer if `layers`.
+        """
+        with given_masks():
+            output = self.model(
+                inputs_embeds=embeddings,
+                attention_mask=batch.attention_mask,
+                decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels=batch.target_ids),
+                use_cache=False,
+                output_hidden_states=layers,
+                return_dict=True,
+            )
+        precision = torch.promote_types(output.logits.dtype, torch.float32)
+        # at padding the cross-entropy is 0
+        nll_NK = cross_entropy(
+            output.logits.to(precision).transpose(1, 2), batch.target_ids, ignore_index=IGNORED, reduction="none"
+        )
+        real_NK = (batch.target_ids != IGNORED).to(precision)
+        shares_NK = real_NK / real_NK.sum(1, keepdim=True)
+        nll_N = (nll_NK * shares_NK).sum(1)
+        h = output.encoder_last_hidden_state if hidden else None
+        states = output.encoder_hidden_states[1:] if layers else ()  # without the input of the first layer
+        return QAOutput(nll_N, output.logits, shares_NK, h, states)
+
+
+class GenerativeQA(Seq2SeqQA):
+    """Any `AutoModelForSeq2SeqLM` whose encoder takes `inputs_embeds`, with the settings to generate answers.
 
     Args:
         beams: width of the beam search in `predict`; 1 = greedy.
@@ -78,36 +115,6 @@ class GenerativeQA(QAModel):
         """
         return cls(load_trainable(AutoModelForSeq2SeqLM, name, **load_kwargs), beams, max_answer_tokens)
 
-    def embed(self, batch: Batch) -> Tensor:
-        """The encoder's word embeddings e [N, T, d], scaled where the model scales them (BART)."""
-        # the module, not its weight: ZeRO-3 shards it
-        return self.model.get_encoder().get_input_embeddings()(batch.input_ids)
-
-    def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
-        """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included.
-
-        With h if `hidden`, with the encoder's states after every layer if `layers`.
-        """
-        output = self.model(
-            inputs_embeds=embeddings,
-            attention_mask=batch.attention_mask,
-            decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels=batch.target_ids),
-            use_cache=False,
-            output_hidden_states=layers,
-            return_dict=True,
-        )
-        precision = torch.promote_types(output.logits.dtype, torch.float32)
-        # at padding the cross-entropy is 0
-        nll_NK = cross_entropy(
-            output.logits.to(precision).transpose(1, 2), batch.target_ids, ignore_index=IGNORED, reduction="none"
-        )
-        real_NK = (batch.target_ids != IGNORED).to(precision)
-        shares_NK = real_NK / real_NK.sum(1, keepdim=True)
-        nll_N = (nll_NK * shares_NK).sum(1)
-        h = output.encoder_last_hidden_state if hidden else None
-        states = output.encoder_hidden_states[1:] if layers else ()  # without the input of the first layer
-        return QAOutput(nll_N, output.logits, shares_NK, h, states)
-
     def predict(self, batch: Batch) -> tuple[Tensor, ...]:
         """Generates answers by beam search. Collective: a rank that has finished keeps generating until all have.
 
@@ -117,13 +124,14 @@ class GenerativeQA(QAModel):
         """
         # the end of sequence is forbidden for as many tokens as the empty answer has
         options = {"min_new_tokens": len(self.empty_answer)} if self.empty_answer else {}
-        ids_NK = self.model.generate(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            generation_config=self.generation,
-            synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
-            **options,
-        )[:, 1:]  # without the decoder's start token
+        with given_masks():
+            ids_NK = self.model.generate(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                generation_config=self.generation,
+                synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
+                **options,
+            )[:, 1:]  # without the decoder's start token
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
         after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         ids_NK = ids_NK.masked_fill(after_NK, IGNORED)

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 
 from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, parsing, reason
@@ -57,33 +58,66 @@ def process_group() -> Iterator[None]:
             reach each other.
         RunExit: from the block, which must raise it on all ranks alike (`on_all_ranks`).
     """
-    with _named_rank() as launch:
-        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        datasets.disable_progress_bars()
+    with _named_rank() as launch, _quiet(), _restored():
         _join(launch)
         try:
             _connect(launch)
             yield
             _leave(EXIT_DONE)
         except RunExit as end:
-            report(end)  # before the launcher sees one rank end and kills the others
+            if world_size() > 1:
+                report(end)  # before the launcher sees one rank end and kills the others
             _leave(end.exit_code, end)
             raise
-        except KeyboardInterrupt:
-            request.end_by(signal.SIGINT)
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and request.caught:
+                request.end_by(signal.SIGINT)
             if _heartbeat:
                 _heartbeat.fail(error)
+            else:
+                dist.destroy_process_group()
             raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Libraries log errors alone, and show no progress bars, inside."""
+    logger, level = logging.getLogger("DeepSpeed"), logging.getLogger("DeepSpeed").level
+    verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    datasets_bars = datasets.are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        logger.setLevel(logging.ERROR)
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            transformers.logging.set_verbosity(verbosity)
+            if bars:
+                transformers.logging.enable_progress_bar()
+            if not datasets_bars:
+                datasets.enable_progress_bars()
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Takes back what DeepSpeed and this module change in the process: another group may follow."""
+    linear, operators = torch.nn.functional.linear, dict(deepspeed.ops.__compatible_ops__)
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
+        groups._WORLD_GROUP = None
+        deepspeed.ops.__compatible_ops__.update(operators)
 
 
 @contextmanager
 def _named_rank() -> Iterator[Launch]:
     """Sets the launcher's variables that are missing, and removes them again: children would inherit them."""
-    launch = read_launch()
+    launch, before = read_launch(), dict(os.environ)
     filled_in = {*VARIABLES, "SWEP_DS_LOCAL_ID"} - set(os.environ)
     os.environ.update(launch.variables(free_port()))
     if "RANK" in filled_in and accelerator.device_count() == 1:
@@ -91,8 +125,10 @@ def _named_rank() -> Iterator[Launch]:
     try:
         yield launch
     finally:
-        for name in filled_in:
+        for name in (*VARIABLES, "SWEP_DS_LOCAL_ID"):
             os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _join(launch: Launch) -> None:

@@ -56,6 +56,11 @@ class StopRequest:
         """The exit code of a process that stops outside training."""
         return EXIT_STOPPED if self.resumable else EXIT_INTERRUPTED
 
+    @property
+    def caught(self) -> bool:
+        """Whether signals are requests; otherwise this process belongs to another program."""
+        return self._pipe is not None
+
     def catch(self, *, stoppable: bool, alone: bool) -> None:
         """Turns signals into requests from now on. Call it early: the default action of most is to die.
 

@@ -21,7 +21,7 @@ from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.foreach import use_foreach
-from swep_ds.training.groups import parameter_groups, watch_norms
+from swep_ds.training.groups import watch_norms
 from swep_ds.training.metrics import DIVERGED
 from swep_ds.training.sharding import shard
 
@@ -52,7 +52,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             shard(objective, config)
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
-    optimizer, groups = None, parameter_groups(objective)
+    optimizer, groups = None, objective.parameter_groups()
     if train.optimizer == "adafactor":
         optimizer = Adafactor(
             groups,

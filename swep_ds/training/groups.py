@@ -26,24 +26,13 @@ from swep_ds.methods.objective import Objective
 MODEL, METHOD = 0, 1  # the groups' numbers
 
 
-def parameter_groups(objective: Objective) -> list[dict[str, Any]]:
-    """The model's trained parameters, then the method's, if it has any: the order of `objective.parameters()`."""
-    groups = [
-        {"params": [parameter for parameter in module.parameters() if parameter.requires_grad]}
-        for module in (objective.qa, objective.method)
-    ]
-    if objective.method.learning_rate is not None:
-        groups[METHOD]["lr"] = objective.method.learning_rate
-    return [group for group in groups if group["params"]]
-
-
 def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | None":
     """None if the method has no parameters, or where DeepSpeed clips without a norm for each group.
 
     Args:
         max_norm: `train.max_grad_norm`; 0 = no clipping.
     """
-    if len(parameter_groups(objective)) == 1:
+    if len(objective.parameter_groups()) == 1:
         return None
     if objective.method.max_grad_norm is None:
         return GroupNorms(engine, None) if hasattr(engine.optimizer, "get_grad_norm_direct") else None

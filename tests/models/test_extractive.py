@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 from swep_ds.errors import InputError
 from swep_ds.models import extractive
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.masks import use_given_masks
 from tests.support import tiny_batches, tiny_models, tiny_objective
 
 
@@ -41,7 +40,6 @@ def test_from_embeddings_equals_the_plain_model(architecture):
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_a_mask_that_masks_nothing_is_left_out_and_none_is_asked_for_its_values(architecture, monkeypatch):
-    use_given_masks()
     monkeypatch.setattr(torch.Tensor, "all", lambda *_: pytest.fail("a mask's values were read"))
     qa = ExtractiveQA(tiny_models.model(architecture).eval())
     masks = []

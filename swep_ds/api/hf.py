@@ -1,0 +1,177 @@
+"""A method in Hugging Face's `Trainer`: one base class before it, and the argument `method`.
+
+    class RobustTrainer(sd.hf.RobustMixin, Trainer): ...
+
+    trainer = RobustTrainer(model=model, args=args, train_dataset=data, method=sd.Swep(beta=1e-4))
+
+Notable:
+- `trainer.model` stays the bare model: evaluation, saving, the hub and PEFT work on it. Only what the Trainer prepares
+  for training, DDP's or DeepSpeed's module, is the wrapped model, so that the noise generator's parameters are in the
+  optimizer and in all that the ranks reduce.
+- The update's number is the Trainer's `global_step`, so that gradient accumulation and resuming need no counting.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from swep_ds.api.wrap import Robust, RobustOutput
+from swep_ds.errors import InputError
+from swep_ds.methods.base import Settings
+
+FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper, without the model's
+MODEL = "objective.qa.model."  # prefix of the model's weights in the wrapper's state
+
+
+class _EndUpdate(TrainerCallback):
+    def __init__(self, trainer: "RobustMixin"):
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.trainer.robust.end_update()
+
+
+class RobustMixin:
+    """Trains with a method instead of the model's own loss. Stands before `Trainer` in a class's bases.
+
+    The seed of the noise is `args.seed`. A data set may have a column `sample_id` (whole numbers) to key the noise;
+    without one a hash of each window's tokens does. What the method measures ("nll_clean", "kl_per_window" ...) is
+    logged with the loss, as means over the updates since the last line.
+
+    Args:
+        method: the settings of a method, such as `sd.Swep(...)`.
+
+    Raises:
+        InputError: at the start, arguments that do not go with a method; in `train`, as `sd.wrap`.
+    """
+
+    def __init__(self, *args, method: Settings, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.method, self.robust = method, None
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+        given = self.args
+        refused = (
+            (given.n_gpu > 1, "several GPUs in one process: start a process for each, with torchrun or deepspeed"),
+            (self.is_fsdp_enabled, "fsdp: train with DDP, or with a DeepSpeed configuration"),
+            (given.torch_compile, "torch_compile: compile the model itself, with model.compile()"),
+            (given.label_smoothing_factor, "label_smoothing_factor: set it to 0"),
+            (self.compute_loss_func, "compute_loss_func: the method computes the loss: leave it out"),
+        )
+        for fault in (text for wrong, text in refused if wrong):
+            raise InputError(f"method {method.name} does not go with {fault}")
+        self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
+        self.add_callback(_EndUpdate(self))
+
+    def _prepare_for_training(self, max_steps: int, *args, **kwargs) -> Any:
+        bare = self.model
+        if self.robust is None or self.robust.model is not bare:
+            self.robust = Robust(bare, self.method, self.args.seed, max_steps, accumulation=None)
+        self.robust.updates, self.robust.update = max_steps, 0
+        if self.model_wrapped is bare:
+            self.model_wrapped = self.robust
+        self.model = self.robust
+        try:
+            prepared = super()._prepare_for_training(max_steps, *args, **kwargs)
+        finally:
+            self.model = self.callback_handler.model = bare
+        return prepared
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's, with a group of its own for the method's parameters where they have a learning rate.
+
+        Raises:
+            InputError: an optimizer was given that has not all parameters, or DeepSpeed makes it of its configuration.
+        """
+        given, optimizer = self.optimizer is not None, super().create_optimizer(model)
+        method, rate = [*self.robust.method.parameters()], self.robust.method.learning_rate
+        if not isinstance(optimizer, torch.optim.Optimizer):  # Accelerate's place-holder
+            if rate is not None:
+                raise InputError(
+                    "method.noise_learning_rate: DeepSpeed's configuration has an optimizer, which has one learning "
+                    "rate: take `optimizer` out of it, or set noise_learning_rate to None"
+                )
+            return optimizer
+        if given:
+            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if not held >= {id(parameter) for parameter in method}:
+                raise InputError(
+                    f"optimizers: the given one lacks the parameters of method {self.method.name}: give "
+                    "optimizer_cls_and_kwargs instead"
+                )
+        elif rate is not None:
+            numbers = {id(parameter) for parameter in method}
+            for group in [*optimizer.param_groups]:
+                mine = [parameter for parameter in group["params"] if id(parameter) in numbers]
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in numbers]
+                if mine:
+                    optimizer.add_param_group(group | {"params": mine, "lr": rate})
+        return optimizer
+
+    def training_step(self, *args, **kwargs) -> Tensor:
+        self.robust.update = self.state.global_step
+        return super().training_step(*args, **kwargs)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        if isinstance(outputs, RobustOutput):
+            self._count += 1
+            for name, value in outputs.metrics.items():
+                self._sums[name] = self._sums.get(name, 0) + value.double()
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args, **kwargs) -> Any:
+        inputs = {name: value for name, value in inputs.items() if name != "sample_id"}
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        if "loss" in logs and self._sums:  # of training, which all ranks log together
+            names = sorted(self._sums)
+            means = torch.stack([self._sums[name] for name in names]) / self._count
+            logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))
+            self._sums, self._count = {}, 0
+        super().log(logs, *args, **kwargs)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if "sample_id" not in self._signature_columns:
+            self._signature_columns.append("sample_id")
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if state_dict:  # of DeepSpeed's engine, and so of the wrapper
+            state_dict = {name.removeprefix(MODEL): value for name, value in state_dict.items() if MODEL in name}
+        super()._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            # DeepSpeed has saved the weights
+            state = (
+                {"_extra_state": self.robust.get_extra_state()} if self.is_deepspeed_enabled else _state(self.robust)
+            )
+            save_file(state, Path(output_dir, FILE))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        state = self._read_state(checkpoint) if checkpoint else {}
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if state:
+            self.robust.set_extra_state(state.pop("_extra_state"))
+            self.robust.load_state_dict(state, strict=False)
+
+    def _read_state(self, checkpoint: str) -> dict[str, Tensor]:
+        file = Path(checkpoint, FILE)
+        if not file.is_file():
+            raise InputError(f"{checkpoint}: has no {FILE}: it was saved without a method, so training cannot resume")
+        state = load_file(file)
+        expected = {"_extra_state"} if self.is_deepspeed_enabled else _state(self.robust).keys()
+        if state.keys() != expected or len(state["_extra_state"]) != len(self.robust.get_extra_state()):
+            raise InputError(f"{file}: is of another method than {self.method.name}: name that, or another checkpoint")
+        return state
+
+
+def _state(robust: Robust) -> dict[str, Tensor]:
+    return {name: value.contiguous() for name, value in robust.state_dict().items() if not name.startswith(MODEL)}

@@ -1,0 +1,87 @@
+"""Runs from Python: `train` makes one, `Run` reads one."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swep_ds.errors import InputError
+from swep_ds.evaluation.results import Results, Scores, read_results
+from swep_ds.files import user_path
+from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.recipe import Recipe
+from swep_ds.shipped import shipped
+
+
+class Run:
+    """The folder of a run. Nothing is kept in memory: each attribute reads its file.
+
+    Attributes:
+        path: the folder.
+        model_dir: the exported model, which `from_pretrained` loads, with its tokenizer.
+        report: the page `report.html`.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = user_path(str(path), "run")
+        folder = RunFolder(self.path)
+        self.model_dir, self.report, self._results = folder.model, folder.report, folder.results
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def results(self) -> Results:
+        """`results.json`. Raises InputError: the run is not done, or the file is damaged."""
+        if not self._results.is_file():
+            raise InputError(f"{self.path}: has no {self._results.name}, so no run is done there: train it first")
+        return read_results(self._results)
+
+    @property
+    def scores(self) -> Scores:
+        """Scores in percent by data set, the source domain first: "exact_match", "f1", "total" (questions) ..."""
+        return {name: score.model_dump(exclude_none=True) for name, score in self.results.eval.items()}
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        return Recipe.load(str(self.path / RECIPE))
+
+
+def train(
+    recipe: str | Recipe,
+    *,
+    output_dir: Path | str,
+    ds_config: str = "zero2",
+    resume: str = "auto",
+    **sections: Any,
+) -> Run:
+    """Trains, evaluates and exports a model, as `scripts/train.py` does, and returns its run.
+
+        run = sd.train("quickstart", method=sd.Swep(beta=1e-4), train={"epochs": 1}, output_dir="runs/mine")
+
+    In a script that `deepspeed`, `torchrun` or `srun` started, all ranks call it together; alone it trains in this
+    process. Leaves no process group, log level, environment variable or random state behind.
+
+    Args:
+        recipe: name of a shipped recipe, path of a YAML file, or a recipe.
+        output_dir: the run's folder. A run that it holds is resumed.
+        ds_config: name of a shipped configuration of DeepSpeed (`ds_configs/`), or path of a file.
+        resume: "auto", "never" (a folder with a run is refused), or the folder of a checkpoint.
+        sections: laid over the recipe, as `Recipe.make` does.
+
+    Raises:
+        InputError: wrong settings, data or files; on all ranks.
+        TrainingDiverged: the loss is no longer finite.
+        WriteFailed: a file of the run cannot be written.
+    """
+    from swep_ds.analysis.report import write_report
+    from swep_ds.pipeline.run import run
+    from swep_ds.ranks.group import process_group
+
+    whole = Recipe.make(recipe, **sections)
+    folder = user_path(str(output_dir), "output_dir")
+    named = shipped("ds_configs") / f"{ds_config}.json"
+    with torch.random.fork_rng(), process_group():
+        run(whole, str(named if named.is_file() else ds_config), folder, resume, write_report)
+    return Run(folder)

@@ -1,0 +1,244 @@
+"""A method around any question-answering model, for training loops other than this package's.
+
+`wrap` gives a module that computes in one forward what an update of the engine computes with `train.execution: joint`:
+the same passes, the same noise, the same loss.
+"""
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from swep_ds.data.batches import Batch
+from swep_ds.errors import InputError
+from swep_ds.kernels.philox import MASK
+from swep_ds.methods import build
+from swep_ds.methods.base import Method, MicroStep, Settings
+from swep_ds.methods.objective import Objective
+from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.outputs import QAModel
+from swep_ds.models.seq2seq import Seq2SeqQA
+
+MULTIPLIER = 6364136223846793005  # of Knuth's MMIX generator
+SPAN, TARGET = ("start_positions", "end_positions"), ("labels",)
+TAKES = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *SPAN, *TARGET)
+
+
+@dataclass
+class RobustOutput(ModelOutput):
+    """The output of a `Robust` module in training.
+
+    loss: 0-dim, the method's; call `backward` on it.
+    metrics: 0-dim, detached: "nll_clean", "nll_noisy", "kl_per_window" (nats) ..., as a run logs them.
+    """
+
+    loss: Tensor | None = None
+    metrics: dict[str, Tensor] | None = None
+
+
+class Robust(nn.Module):
+    """A question-answering model with a method around it. In training `forward` gives the method's loss; in evaluation
+    it is the bare model's.
+
+    The parameters are the model's and the method's own, if it has any: give all of them to the optimizer
+    (`parameter_groups`). `state_dict` holds what an exact continuation needs. Save the model alone from `model`.
+
+    Attributes:
+        model: the model that was wrapped, itself.
+        method: has the noise generator of SWEP as `method.noise`.
+        update: the number of the current update, from 0; keys the noise.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None, accumulation: int | None):
+        super().__init__()
+        qa = _interface(model)
+        _check_offered(settings)
+        table = model.get_input_embeddings().weight
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            method = build(settings, qa.hidden_size, qa.embedding_size).to(table.device, table.dtype)
+        if updates is None and _depends_on_progress(method):
+            raise InputError(
+                f"method {settings.name}: its weights change over the training: give wrap the number of updates"
+            )
+        self.objective = Objective(qa, method, seed)
+        self.update, self.updates, self.accumulation = 0, updates, accumulation
+        self._watched: list[Tensor] = []
+        self._calls = 0  # in this update
+
+    @property
+    def model(self) -> nn.Module:
+        return self.objective.qa.model
+
+    @property
+    def method(self) -> Method:
+        return self.objective.method
+
+    @property
+    def config(self):
+        """The model's, which Accelerate and DeepSpeed read."""
+        return self.model.config
+
+    def parameter_groups(self) -> list[dict]:
+        """For an optimizer: the model's trained parameters, then the method's with `noise_learning_rate`, if set."""
+        return self.objective.parameter_groups()
+
+    def forward(self, **inputs):
+        """
+        Args:
+            inputs: as the model takes them: input_ids [N, T] int64; attention_mask [N, T], by default ones;
+                token_type_ids [N, T] for models that take them. To train also start_positions and end_positions [N],
+                or for a sequence-to-sequence model labels [N, K] with -100 at padding; and sample_id [N] int64,
+                which keys the noise: by default a hash of the window's tokens, which no shuffling, batching or padding
+                changes.
+
+        Returns:
+            In training a `RobustOutput`. The loss is the mean over the call's windows; as in Hugging Face's heads
+            windows with a position outside of the batch's width do not count. In evaluation what the model returns.
+
+        Raises:
+            InputError: in training, an input is unknown or missing.
+        """
+        if not self.training:
+            inputs.pop("sample_id", None)
+            return self.model(**inputs)
+        batch = _batch(inputs, generative=isinstance(self.objective.qa, Seq2SeqQA))
+        progress = min(self.update / self.updates, 1.0) if self.updates else 0.0
+        loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
+        if self.method.watches:
+            self._watched.append(metrics[self.method.watches].double())
+        self._calls += 1
+        if self._calls == self.accumulation:
+            self.end_update()
+        return RobustOutput(loss, metrics)
+
+    def end_update(self) -> None:
+        """Goes on to the next update's noise. `forward` calls it after `accumulation` calls, unless that is None.
+
+        Collective where the method watches a statistic (`kl_target`): it gets the mean over all ranks.
+        """
+        if self._watched:
+            mean = torch.stack(self._watched).mean()
+            if dist.is_initialized():
+                dist.all_reduce(mean)
+                mean = mean / dist.get_world_size()
+            self.method.observe(mean)
+        self._watched, self._calls, self.update = [], 0, self.update + 1
+
+    def get_extra_state(self) -> Tensor:
+        """The update's number and what the method learned by `observe`, float64."""
+        state = self.method.state()
+        return torch.tensor([self.update, *(state[name] for name in sorted(state))], dtype=torch.double)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        update, *values = state.tolist()
+        self.update, self._watched, self._calls = int(update), [], 0
+        if values:
+            self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
+
+
+def wrap(
+    model: nn.Module, method: Settings, *, seed: int = 0, updates: int | None = None, accumulation: int | None = 1
+) -> Robust:
+    """Wraps a question-answering model for a training loop of one's own, Accelerate or Lightning.
+
+        robust = sd.wrap(model, sd.Swep(beta=1e-4), seed=0)
+        optimizer = torch.optim.AdamW(robust.parameter_groups(), lr=3e-5)
+        loss = robust(**batch).loss
+
+    The model is not copied: what is trained is `model` itself.
+
+    Args:
+        model: of transformers, or PEFT's around one, with a head for spans (`*ForQuestionAnswering`) or a
+            sequence-to-sequence model, on its device and in its dtype.
+        method: the settings of a method, such as `sd.Swep(...)`.
+        seed: draws the method's weights and its noise.
+        updates: optimizer steps of the whole training, for methods whose weights change with the progress.
+        accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
+
+    Raises:
+        InputError: the model is of another kind or has embeddings of an odd width, or the method needs more than one
+            backward in an update.
+    """
+    return Robust(model, method, seed, updates, accumulation)
+
+
+def _interface(model: nn.Module) -> QAModel:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+    takes = inspect.signature(base.forward).parameters
+    if isinstance(base, PreTrainedModel) and "inputs_embeds" in takes:
+        if set(SPAN) <= set(takes) and not base.config.is_encoder_decoder:
+            return ExtractiveQA(model)
+        if set(TARGET) <= set(takes) and hasattr(base, "prepare_decoder_input_ids_from_labels"):
+            return Seq2SeqQA(model)
+    raise InputError(
+        f"model {type(base).__name__}: a method takes transformers' models for question answering: load one with "
+        "AutoModelForQuestionAnswering (not an encoder-decoder) or AutoModelForSeq2SeqLM"
+    )
+
+
+def _check_offered(settings: Settings) -> None:
+    if settings.needs == "gradient":
+        raise InputError(
+            f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "
+            "train with sd.train, or take adv_aug or pdr"
+        )
+    if settings.name == "ssmba":
+        raise InputError(
+            "method ssmba: it is in the data: make its samples with sd.train's data.augmented, or take mle"
+        )
+    if getattr(settings, "noise_max_grad_norm", None) is not None:
+        raise InputError(
+            "method.noise_max_grad_norm: this loop clips the gradients: leave it at None, and clip those of "
+            "`method.parameters()` there"
+        )
+
+
+def _depends_on_progress(method: Method) -> bool:
+    def weights(progress: float) -> list[tuple]:
+        return [(part.name, part.weight, float(part.kl_weight)) for part in method.passes(progress)]
+
+    return any(weights(progress) != weights(0.0) for progress in (0.25, 0.5, 0.75, 0.999))
+
+
+def _batch(inputs: dict[str, Tensor], *, generative: bool) -> Batch:
+    labels = TARGET if generative else SPAN
+    takes = [name for name in TAKES if name not in (SPAN if generative else TARGET)]
+    if unknown := [name for name in inputs if name not in takes]:
+        raise InputError(f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out")
+    if missing := [name for name in ("input_ids", *labels) if inputs.get(name) is None]:
+        raise InputError(f"inputs: {', '.join(missing)} must be given to train")
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask.long()
+    weight = ids.new_ones(len(ids), dtype=torch.float32)
+    if generative:
+        targets = {"target_ids": inputs["labels"]}
+    else:
+        last = ids.shape[1] - 1
+        start, end = (inputs[name].view(-1) for name in SPAN)
+        weight = weight * ((start >= 0) & (start <= last) & (end >= 0) & (end <= last))
+        targets = {"start_position": start.clamp(0, last), "end_position": end.clamp(0, last)}
+    lengths = mask.sum(1)
+    sample_id = inputs.get("sample_id")
+    return Batch(
+        ids,
+        mask,
+        inputs.get("token_type_ids"),
+        sample_id=sample_ids(ids, mask) if sample_id is None else sample_id.view(-1),
+        weight=weight / weight.sum().clamp(min=1),
+        token_weight=weight / (weight * lengths).sum().clamp(min=1),
+        **targets,
+    )
+
+
+def sample_ids(ids_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    """A hash of each window's tokens, [N] int64 from 0 to 2^32 - 1; padding on either side does not change it.
+
+    sum_k (token_k + 1) * MULTIPLIER^(k + 1) mod 2^64 over the window's tokens, of which the upper half is taken.
+    """
+    powers_NT = torch.where(mask_NT > 0, MULTIPLIER, 1).cumprod(1)  # integers wrap around
+    return (((ids_NT + 1) * powers_NT * mask_NT).sum(1) >> 32) & MASK

@@ -1,0 +1,177 @@
+"""Methods and data readers from outside of the package work in recipes, and through `wrap`, like those inside."""
+
+import importlib
+import sys
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+
+import swep_ds as sd
+from swep_ds import methods, plugins
+from swep_ds.data import plugged
+from swep_ds.data.readers import read_examples
+from swep_ds.errors import InputError
+from swep_ds.recipe import Recipe
+from tests.support import tiny_batches, tiny_models
+from tests.support.tiny_engine import inputs
+from tests.test_recipe import MINIMAL
+
+
+class ScaledSettings(sd.Settings):
+    draws_noise: ClassVar[bool] = True
+    name: Literal["scaled"] = "scaled"
+    scale: float = 0.1
+
+
+class Scaled(sd.Method):
+    def __init__(self, settings: ScaledSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+        self.scale = settings.scale
+
+    def passes(self, progress: float) -> list[sd.Pass]:
+        return [sd.Pass("noisy", 1.0, self._scale)]
+
+    def _scale(self, inputs: sd.Inputs) -> sd.Perturbed:
+        return sd.Perturbed(inputs.embeddings * (1 + self.scale * (2 * sd.uniform(inputs) - 1)))
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    kept = {"_CLASSES": dict(methods._CLASSES), "METHODS": dict(methods.METHODS), "_readers": dict(plugged._readers)}
+    yield
+    for name, before in kept.items():
+        now = getattr(plugged if name == "_readers" else methods, name)
+        now.clear()
+        now.update(before)
+    for listener in methods.on_registered:
+        listener()
+
+
+def recipe(**method) -> Recipe:
+    return Recipe.model_validate(MINIMAL | {"method": method})
+
+
+def test_a_registered_method_is_one_of_the_recipes(registry, tmp_path):
+    assert sd.method("scaled")(Scaled) is Scaled
+    written = tmp_path / "mine.yaml"
+    written.write_text(recipe(name="scaled", scale=0.5).dump())
+    loaded = Recipe.load(str(written), ["method.scale=0.25"])
+    assert loaded.method == ScaledSettings(scale=0.25)
+    assert Recipe.load(str(written), ["method.name=swep"]).method == sd.Swep()
+    with pytest.raises(InputError, match=r"scaled has no setting 'scal'.*'scale'"):
+        Recipe.load(str(written), ["method.scal=1"])
+    assert "ScaledSettings" in Recipe.model_json_schema()["$defs"]
+    assert type(methods.build(loaded.method, 16, 16)) is Scaled
+
+
+def test_a_registered_method_trains_through_wrap(registry):
+    sd.method("scaled")(Scaled)
+    batch = tiny_batches.batch(dtype=torch.float32)
+    robust = sd.wrap(tiny_models.model(), ScaledSettings(scale=0.5), seed=1)
+    plain = sd.wrap(tiny_models.model(), sd.Mle())(**inputs(batch)).loss
+    assert robust(**inputs(batch)).loss != plain
+    torch.testing.assert_close(sd.wrap(tiny_models.model(), ScaledSettings(scale=0.0))(**inputs(batch)).loss, plain)
+
+
+def test_a_method_may_be_defined_again(registry):
+    sd.method("scaled")(Scaled)
+    sd.method("scaled")(Scaled)
+
+
+class TakenSettings(sd.Settings):
+    name: Literal["swep"] = "swep"
+
+
+class Taken(sd.Method):
+    def __init__(self, settings: TakenSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+
+
+def test_what_is_no_method_is_refused():
+    with pytest.raises(TypeError, match=r"'swep' is taken by swep_ds\.methods\.swep\.Swep"):
+        sd.method("swep")(Taken)
+    with pytest.raises(TypeError, match="takes settings"):
+        sd.method("bare")(type("Bare", (sd.Method,), {}))
+    with pytest.raises(TypeError, match=r'needs the field name: Literal\["other"\]'):
+        sd.method("other")(Scaled)
+
+
+ROWS = [{"question": "Who?", "context": "Ann did.", "answers": {"text": ["Ann"], "answer_start": [0]}, "title": "t"}]
+
+
+def test_a_registered_reader_reads_its_sources(registry):
+    @sd.reader("memo")
+    def read(address: str):
+        if address == "gone":
+            raise FileNotFoundError(2, "No such file or directory", address)
+        yield from ROWS * int(address)
+
+    [example] = read_examples("memo:1", training=True)
+    assert (example.span, example.answers, example.article) == ((0, 3), ("Ann",), "t")
+    assert len(read_examples("memo:3", training=False)) == 3
+    with pytest.raises(InputError, match="memo:gone: its reader memo cannot read it"):
+        read_examples("memo:gone", training=True)
+    with pytest.raises(InputError, match="memo:0: holds no questions"):
+        read_examples("memo:0", training=True)
+    with pytest.raises(InputError, match="no such file or folder"):
+        read_examples("memoir:1", training=True)
+    with pytest.raises(TypeError, match="'memo' is taken"):
+        sd.reader("memo")(print)
+
+
+PACKAGE = """
+from typing import Literal
+import swep_ds as sd
+
+class SilentSettings(sd.Settings):
+    name: Literal["silent"] = "silent"
+
+@sd.method("silent")
+class Silent(sd.Method):
+    def __init__(self, settings: SilentSettings, hidden_size: int, embedding_size: int):
+        super().__init__()
+
+    def passes(self, progress: float):
+        return [sd.Pass("clean", 1.0)]
+
+@sd.reader("silence")
+def read(address):
+    return []
+"""
+
+
+def installed(folder, module: str, code: str, group: str) -> None:
+    """Writes a package as pip would install it."""
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (folder / f"{module}.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\nsilent = {module}\n")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.load_entry_points.cache_clear()
+    yield tmp_path
+    sys.modules.pop("quiet_package", None)
+    plugins.load_entry_points.cache_clear()
+    importlib.invalidate_caches()
+
+
+def test_an_installed_package_adds_methods_and_readers(registry, site):
+    installed(site, "quiet_package", PACKAGE, methods.GROUP)
+    plugins.load_entry_points(methods.GROUP)
+    assert recipe(name="silent").method.name == "silent"
+    with pytest.raises(InputError, match="silence:x: holds no questions"):
+        read_examples("silence:x", training=True)
+
+
+def test_a_package_that_cannot_be_imported_is_named(site):
+    installed(site, "quiet_package", "import there_is_no_such_module", plugged.GROUP)
+    with pytest.raises(
+        InputError, match=r"entry point silent = quiet_package of package quiet_package.*no_such_module"
+    ):
+        read_examples("silence:x", training=True)

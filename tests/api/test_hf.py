@@ -1,0 +1,119 @@
+"""Hugging Face's Trainer with a method: the engine's losses, checkpoints that resume exactly, a bare model on disk."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArguments
+
+import swep_ds as sd
+from swep_ds.errors import InputError
+from tests.support import tiny_models
+from tests.support.one_rank import one_rank
+from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, engine_losses, inputs, settings
+
+CASES = [(variant, "bert", 1) for variant in VARIANTS]
+CASES += [("swep", "t5", 1), ("swep", "bert", 2), ("swep-held", "bert", 2)]
+
+
+class RobustTrainer(sd.hf.RobustMixin, Trainer):
+    pass
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple, list[float]]:
+    with one_rank():
+        return {case: engine_losses(*case) for case in CASES}
+
+
+def rows(architecture: str, accumulation: int = 1) -> list[dict]:
+    """The windows of all micro-batches in their order, without tensors."""
+    parts = [inputs(batch) for batch in batches(architecture, accumulation)]
+    return [{name: value[row].tolist() for name, value in part.items()} for part in parts for row in range(3)]
+
+
+def trainer(folder: Path, variant, architecture: str = "bert", accumulation: int = 1, dropout=0.0, **changes):
+    """The engine's optimizer and schedule; the windows in the engine's order. `variant`: a name, or settings."""
+    given = {"max_steps": UPDATES, "learning_rate": RATE, "logging_steps": 1, "save_strategy": "no", "seed": SEED}
+    given |= {"per_device_train_batch_size": 3, "gradient_accumulation_steps": accumulation, "max_grad_norm": 1.0}
+    given |= {"train_sampling_strategy": "sequential", "use_cpu": True, "report_to": [], "disable_tqdm": True}
+    args = TrainingArguments(output_dir=str(folder), **given | changes)
+    model = tiny_models.model(architecture, dropout)
+    method = settings(variant) if isinstance(variant, str) else variant
+    return RobustTrainer(model=model, args=args, train_dataset=rows(architecture, accumulation), method=method)
+
+
+def losses(trained: Trainer) -> list[float]:
+    return [line["loss"] for line in trained.state.log_history if "loss" in line]
+
+
+@pytest.mark.parametrize(("variant", "architecture", "accumulation"), CASES, ids=str)
+def test_losses_are_the_engines(variant, architecture, accumulation, expected, tmp_path):
+    run = trainer(tmp_path, variant, architecture, accumulation)
+    run.train()
+    assert losses(run) == pytest.approx(expected[variant, architecture, accumulation], rel=1e-5)
+
+
+def test_the_parts_of_the_loss_are_logged(tmp_path):
+    run = trainer(tmp_path, "swep", accumulation=2)
+    run.train()
+    for line in run.state.log_history[:UPDATES]:
+        total = 0.5 * line["nll_clean"] + 0.5 * (line["nll_noisy"] + line["beta"] * line["kl_per_window"])
+        assert line["loss"] == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["swep-held", "prior_aug"])
+def test_a_resumed_training_is_the_whole_one(variant, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1}
+    whole, resumed = (trainer(tmp_path / name, variant, **saving) for name in ("whole", "resumed"))
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert losses(resumed)[2:] == losses(whole)[2:]
+    for mine, other in zip(resumed.robust.state_dict().values(), whole.robust.state_dict().values(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_the_saved_model_is_the_bare_one(tmp_path):
+    run = trainer(tmp_path, "swep", save_strategy="steps", save_steps=UPDATES)
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    run.train()
+    saved = load_file(tmp_path / f"checkpoint-{UPDATES}" / "model.safetensors")
+    assert saved.keys() == before.keys()
+    assert not torch.equal(saved["qa_outputs.weight"], before["qa_outputs.weight"])
+    loaded, report = AutoModelForQuestionAnswering.from_pretrained(
+        tmp_path / f"checkpoint-{UPDATES}", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    given = {name: torch.tensor([value]) for name, value in rows("bert")[0].items() if name != "sample_id"}
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(**given).loss, run.model.eval()(**given).loss)
+    generator = load_file(tmp_path / f"checkpoint-{UPDATES}" / sd.hf.FILE)
+    assert "objective.method.noise.inner.weight" in generator
+    groups = run.optimizer.param_groups
+    assert sum(len(group["params"]) for group in groups) == len([*run.robust.parameters()])
+
+
+def test_evaluation_has_the_bare_models_loss(tmp_path):
+    run = trainer(tmp_path, "swep")
+    run.train()
+    measured = run.evaluate(rows("bert")[:3])["eval_loss"]
+    given = {name: value for name, value in inputs(batches("bert")[0]).items() if name != "sample_id"}
+    with torch.no_grad():
+        assert measured == pytest.approx(run.model.eval()(**given).loss.item(), rel=1e-5)
+
+
+def test_a_checkpoint_of_another_method_is_refused(tmp_path):
+    trainer(tmp_path, "prior_aug", save_strategy="steps", save_steps=2).train()
+    with pytest.raises(InputError, match="another method than swep"):
+        trainer(tmp_path, "swep").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    Path(tmp_path, "checkpoint-2", sd.hf.FILE).unlink()
+    with pytest.raises(InputError, match="without a method"):
+        trainer(tmp_path, "swep").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"torch_compile": True}], ids=str)
+def test_arguments_that_do_not_go_with_a_method_are_named(changes, tmp_path):
+    with pytest.raises(InputError, match=next(iter(changes))):
+        trainer(tmp_path, "swep", **changes)

@@ -1,0 +1,116 @@
+"""`sd.train` and `sd.Run`: runs from Python, which leave their process as they found it."""
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+
+import datasets
+import pytest
+import torch
+import transformers
+import yaml
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+import swep_ds as sd
+from swep_ds.errors import InputError
+from tests.support.fork_server import ROOT
+from tests.support.tiny_run import ds_config, prepare
+
+HEAVY = ("torch", "transformers", "deepspeed", "datasets", "pydantic", "numpy", "yaml")
+
+
+def test_importing_imports_nothing_else():
+    code = f"import sys, swep_ds; print(*(name for name in {HEAVY} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_every_name_can_be_imported():
+    for name in sd.__all__:
+        assert getattr(sd, name) is not None
+    assert set(sd.__all__) <= set(dir(sd))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = sd.trian
+    assert {settings.model_fields["name"].default for settings in map(sd.__getattr__, sd._METHODS)} == set(
+        sd._METHODS.values()
+    )
+
+
+def host() -> dict:
+    """What a run could change in its process."""
+    masks = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in ("sdpa", "eager")}
+    levels = {name: logging.getLogger(name).level for name in ("DeepSpeed", "transformers", "datasets", "")}
+    bars = transformers.logging.is_progress_bar_enabled(), datasets.are_progress_bars_disabled()
+    group, rng = torch.distributed.is_initialized(), torch.get_rng_state().tolist()
+    linear = torch.nn.functional.linear
+    return {
+        "env": dict(os.environ),
+        "filters": [*warnings.filters],
+        "rest": (masks, levels, bars, group, rng, linear),
+    }
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_process(tmp_path):
+    recipe = str(prepare(tmp_path))
+    train = {"max_updates": 2, "checkpoint_every": 1}
+    before = host()
+    first = sd.train(recipe, train=train, method=sd.Swep(beta=1e-4), output_dir=tmp_path / "first")
+    assert host() == before
+    config = str(ds_config(tmp_path, 3))
+    second = sd.train(recipe, train=train, method=sd.Mle(), ds_config=config, output_dir=tmp_path / "second")
+    assert host() == before
+    assert list(first.scores) == list(second.scores) == ["test"]
+    assert (first.recipe.method, second.results.method) == (sd.Swep(beta=1e-4), "mle")
+    assert first.recipe.train.learning_rate == 1e-3  # the recipe's
+    assert first.report.is_file()
+    transformers.AutoModelForQuestionAnswering.from_pretrained(first.model_dir)
+    again = sd.train(recipe, train=train, method=sd.Swep(beta=1e-4), output_dir=tmp_path / "first")
+    assert again.scores == first.scores
+    with pytest.raises(InputError, match="holds another run"):
+        sd.train(recipe, train=train, output_dir=tmp_path / "first")
+    assert host() == before
+
+
+def test_a_folder_without_a_finished_run_says_so(tmp_path):
+    with pytest.raises(InputError, match="no run is done there"):
+        _ = sd.Run(tmp_path).scores
+
+
+SECTIONS = {"model": {"name": "m"}, "data": {"train": "t", "eval": {"x": "y"}}}
+
+
+def test_sections_are_laid_over_a_recipe(tmp_path):
+    base = {"method": {"name": "swep", "beta": 0.5, "mle_weight": 0.25}, "train": {"epochs": 3, "learning_rate": 0.1}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(SECTIONS | base))
+    path = str(tmp_path / "base.yaml")
+    made = sd.Recipe.make(path, seed=4, train={"epochs": 1}, method={"beta": 0.1}, data={"eval": {"z": "w"}})
+    assert (made.seed, made.train.epochs, made.train.learning_rate) == (4, 1, 0.1)
+    assert made.method == sd.Swep(beta=0.1, mle_weight=0.25)
+    assert (made.data.train, made.data.eval) == ("t", {"z": "w"})
+    assert sd.Recipe.make(made, method=sd.Swep()).method == sd.Swep()
+    assert sd.Recipe.make(made, method={"name": "mle"}).method == sd.Mle()
+
+
+def test_a_recipe_is_made_of_keyword_arguments_alone():
+    made = sd.Recipe(**SECTIONS, method=sd.PriorAug(prior_variance=0.2))
+    assert made == sd.Recipe(**SECTIONS, method={"name": "prior_aug", "prior_variance": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda: sd.Swep(bta=1), r"SwepSettings: bta is not a field; did you mean 'beta'\?"),
+        (lambda: sd.Swep(beta=-1), "SwepSettings: beta: -1: input should be greater than or equal to 0"),
+        (lambda: sd.Recipe(**SECTIONS, method=sd.Swep(), trian={}), r"Recipe: trian is not a field; did you mean"),
+        (lambda: sd.Recipe(**SECTIONS), "Recipe: method is required"),
+        (lambda: sd.Recipe.make("quickstart", train={"epoch": 1}), "train.epoch is not a field; did you mean 'epochs'"),
+        (lambda: sd.Recipe.make("quikstart"), "recipe quikstart: no such recipe; known are"),
+    ],
+)
+def test_wrong_settings_are_told_in_one_line(make, fault):
+    with pytest.raises(InputError, match=fault) as caught:
+        make()
+    assert "\n" not in str(caught.value)

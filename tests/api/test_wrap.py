@@ -1,0 +1,153 @@
+"""A model with a method around it computes, in a plain loop, what the engine computes."""
+
+import pytest
+import torch
+from transformers import AutoModel
+
+import swep_ds as sd
+from swep_ds.errors import InputError
+from tests.support import tiny_batches, tiny_models
+from tests.support.one_rank import one_rank
+from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, engine_losses, inputs, settings
+
+CASES = [(variant, "bert", 1) for variant in VARIANTS]
+CASES += [("swep", "t5", 1), ("prior_aug", "bart", 1), ("swep", "electra", 2), ("swep-held", "bert", 2)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple, list[float]]:
+    with one_rank():
+        return {case: engine_losses(*case) for case in CASES}
+
+
+def plain_loop(robust, data, accumulation: int = 1) -> list[float]:
+    """AdamW, linear decay and clipping as a run has them; without a method that would be ordinary fine-tuning."""
+    optimizer = torch.optim.AdamW(robust.parameter_groups(), lr=RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / UPDATES)
+    losses = []
+    for first in range(0, len(data), accumulation):
+        loss = [robust(**inputs(batch)).loss / accumulation for batch in data[first : first + accumulation]]
+        sum(loss).backward()
+        torch.nn.utils.clip_grad_norm_(robust.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(sum(loss).item())
+    return losses
+
+
+@pytest.mark.parametrize(("variant", "architecture", "accumulation"), CASES, ids=str)
+def test_losses_are_the_engines(variant, architecture, accumulation, expected):
+    model = tiny_models.model(architecture).train()
+    robust = sd.wrap(model, settings(variant), seed=SEED, updates=UPDATES, accumulation=accumulation)
+    losses = plain_loop(robust, batches(architecture, accumulation), accumulation)
+    assert losses == pytest.approx(expected[variant, architecture, accumulation], rel=1e-5)
+    assert len(set(losses)) == UPDATES
+
+
+@pytest.mark.parametrize("method", ["freelb", "fgm", "ssmba"])
+def test_methods_that_one_backward_cannot_compute_are_refused(method):
+    with pytest.raises(InputError, match=f"method {method}: "):
+        sd.wrap(tiny_models.model(), sd.methods.METHODS[method]())
+
+
+def test_in_evaluation_it_is_the_bare_model():
+    model = tiny_models.model(dropout=0.1)
+    robust = sd.wrap(model, sd.Swep()).eval()
+    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    with torch.no_grad():
+        mine = robust(**given)
+        plain = model(**{name: value for name, value in given.items() if name != "sample_id"})
+    assert type(mine) is type(plain)
+    assert torch.equal(mine.start_logits, plain.start_logits)
+    assert torch.equal(mine.loss, plain.loss)
+
+
+def test_a_restored_state_continues_exactly():
+    data, method = batches("bert"), sd.Swep(kl_target=4000, beta=1e-3, initialisation="default")
+
+    def begin():
+        robust = sd.wrap(tiny_models.model("bert").train(), method, seed=SEED)
+        return robust, torch.optim.SGD(robust.parameters(), lr=1e-4)
+
+    def train(robust, optimizer, part) -> list[float]:
+        losses = []
+        for batch in part:
+            loss = robust(**inputs(batch)).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    first = begin()
+    start = first[0].method.state()
+    train(*first, data[:2])
+    assert first[0].method.state() != start
+    second = begin()
+    second[0].load_state_dict(first[0].state_dict())
+    assert train(*second, data[2:]) == train(*first, data[2:])
+
+
+def test_without_sample_ids_the_noise_goes_with_the_windows_text():
+    robust = sd.wrap(tiny_models.model(), sd.PriorAug(prior_variance=0.5), accumulation=None)
+    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    del given["sample_id"]
+
+    def nll(rows: list[int], width: int = 12) -> float:
+        return float(robust(**{name: value[rows][..., :width] for name, value in given.items()}).metrics["nll_noisy"])
+
+    whole = nll([0, 1, 2])
+    assert nll([2, 0, 1]) == pytest.approx(whole, rel=1e-6)
+    ids = sd.api.wrap.sample_ids(given["input_ids"], given["attention_mask"])
+    assert len(set(ids.tolist())) == 3
+    left = [torch.roll(given[name], 5, 1)[1:2] for name in ("input_ids", "attention_mask")]  # window 1 has 7 of 12
+    assert sd.api.wrap.sample_ids(*left).item() == ids[1].item()
+    robust.end_update()
+    assert nll([0, 1, 2]) != pytest.approx(whole, rel=1e-6)  # another update, other noise
+
+
+def test_windows_with_positions_outside_do_not_count():
+    robust = sd.wrap(tiny_models.model(), sd.Mle())
+    given = inputs(tiny_batches.batch((12, 7, 9), dtype=torch.float32))
+    some = {name: value[:2] for name, value in given.items()}
+    ignored = given | {name: given[name].clone() for name in ("start_positions", "end_positions")}
+    for name in ("start_positions", "end_positions"):
+        ignored[name][2] = 12  # as Hugging Face's heads ignore it
+    torch.testing.assert_close(robust(**ignored).loss, robust(**some).loss)
+    torch.testing.assert_close(robust(**ignored).loss, robust.eval()(**ignored).loss)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"start_positions": None}, "start_positions"),
+        ({"position_ids": torch.zeros(3, 12)}, "position_ids"),
+    ],
+    ids=["missing", "unknown"],
+)
+def test_inputs_that_do_not_fit_are_named(changes, named):
+    robust = sd.wrap(tiny_models.model(), sd.Mle())
+    with pytest.raises(InputError, match=named):
+        robust(**inputs(tiny_batches.batch(dtype=torch.float32)) | changes)
+
+
+def test_settings_that_the_loop_decides_are_refused():
+    model = tiny_models.model()
+    with pytest.raises(InputError, match="number of updates"):
+        sd.wrap(model, sd.Swep(beta_schedule="linear_to_zero"))
+    with pytest.raises(InputError, match="noise_max_grad_norm"):
+        sd.wrap(model, sd.Swep(noise_max_grad_norm=1.0))
+    with pytest.raises(InputError, match="BertModel: "):
+        sd.wrap(AutoModel.from_config(model.config), sd.Swep())
+
+
+def test_nothing_of_its_host_changes():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    model = tiny_models.model("bart")
+    generation = model.generation_config
+    torch.set_rng_state(before)
+    sd.wrap(model, sd.Swep())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.generation_config is generation

@@ -1,0 +1,73 @@
+"""Started on two ranks: trainings by Hugging Face's Trainer with SWEP, under DDP or its own DeepSpeed.
+
+Arguments: a folder, and the name of a case. `NAME.json` in the folder gets the losses of a training that saves a
+checkpoint after two updates, and those of one that resumes from it in another Trainer.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import deepspeed.ops
+import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+
+import swep_ds as sd
+from tests.support import tiny_models
+from tests.support.tiny_engine import ON_RANKS, RATE, SEED, UPDATES, batches, inputs
+from tests.support.tiny_run import ROOT
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+
+
+class RobustTrainer(sd.hf.RobustMixin, Trainer):
+    pass
+
+
+def ds_config(case: str) -> dict | None:
+    if not case.startswith("zero"):
+        return None
+    config = json.loads((ROOT / "ds_configs" / f"zero{case[4]}.json").read_text())
+    if case[4] == "3":
+        whole = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+        config["zero_optimization"] |= whole
+    autos = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return config | dict.fromkeys(autos, "auto") | {"zero_allow_untested_optimizer": True}
+
+
+def train(model: PreTrainedModel, folder: Path, case: str, resume: Path | None = None) -> list[float]:
+    parts = [inputs(batch) for batch in batches("bert", 4)]  # one for each rank and micro-step
+    rows = [{name: value[row].tolist() for name, value in part.items()} for part in parts for row in range(3)]
+    args = TrainingArguments(
+        output_dir=str(folder / case),
+        max_steps=UPDATES,
+        learning_rate=RATE,
+        logging_steps=1,
+        save_steps=2,
+        seed=SEED,
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=2,
+        train_sampling_strategy="sequential",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        ddp_backend="gloo",
+        deepspeed=ds_config(case),
+    )
+    trainer = RobustTrainer(model=model, args=args, train_dataset=rows, method=ON_RANKS)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+if __name__ == "__main__":
+    folder, case = Path(sys.argv[1]), sys.argv[2]
+    models = tiny_models.model(), tiny_models.model()  # with ZeRO-3's arguments they would be made in parts
+    names = sorted(models[0].state_dict())
+    whole = train(models[0], folder, case)
+    resumed = train(models[1], folder, case, folder / case / "checkpoint-2")
+    if dist.get_rank() == 0:
+        bare = sorted(load_file(folder / case / f"checkpoint-{UPDATES}" / "model.safetensors")) == names
+        (folder / f"{case}.json").write_text(json.dumps({"whole": whole, "resumed": resumed, "bare": bare}))
+    dist.barrier()
+    dist.destroy_process_group()
