@@ -25,6 +25,7 @@ from swep_ds.schema import add_meanings
 LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
 MOST_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
 MOST_FAULTS = 20  # listed per file
+DEEPEST = 100  # levels of YAML; Python's limit on recursion is for other code to raise
 MOST_PARENTS = 10  # sections above a field that --set names
 LARGEST = 10**30  # pydantic cannot compare, nor Python print, integers of any length
 
@@ -127,6 +128,15 @@ def parse_yaml(text: str, what: str) -> Any:
 
 class _UniqueKeys(yaml.SafeLoader):
     what: str  # how the user named the text
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node, seen = super().compose_mapping_node(anchor), set()

@@ -127,11 +127,11 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     """By the weights that a run has whenever it scores: at three checkpoints, then in both tests."""
     seen = []
 
-    def record(evaluation: Evaluation, engine, test, answer=Evaluation.answer):
+    def record(evaluation: Evaluation, engine, test, predict=Evaluation.predict):
         seen.append(engine.module.get_parameter(WORD).detach().flatten().clone())
-        return answer(evaluation, engine, test)
+        return predict(evaluation, engine, test)
 
-    monkeypatch.setattr(Evaluation, "answer", record)
+    monkeypatch.setattr(Evaluation, "predict", record)
     settings = {
         "average": "ema",
         "average_decay": DECAY,
