@@ -67,7 +67,7 @@ bench base 120 base $updates  # beside the published procedure, which is in fp32
 bench large 120 large $updates --methods mle swep:split swep:joint
 bench profile-base 60 base 10 --profile --methods swep:split
 bench profile-large 60 large 10 --profile --methods swep:split
-bench operations 90 base 10 --operations
+bench operations 120 base 10 --operations
 bench compile 180 base $updates --set train.compile=true --methods mle swep:split
 bench fp32 60 base 10 --methods mle swep:split --set train.precision=fp32
 if rehearsing; then
