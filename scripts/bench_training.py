@@ -22,6 +22,7 @@ from swep_ds.errors import InputError
 from swep_ds.files import check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
+from swep_ds.shipped import DS_CONFIG
 
 PUBLISHED = "published"
 LOOPS = ("mle", "swep:split", "swep:joint")
@@ -34,7 +35,7 @@ def bench() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
-    parser.add_argument("--ds_config", default="ds_configs/zero2.json")
+    parser.add_argument("--ds_config", default=DS_CONFIG, help=f"default: {DS_CONFIG}")
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -90,7 +91,7 @@ def bench() -> None:
 def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
     """The recipe of one candidate, with one batch for every update."""
     updates = arguments.warmup + arguments.updates
-    fixed = [f"train.max_updates={updates}", "train.gradient_accumulation_steps=1", "tracking.wandb=off"]
+    fixed = [f"train.max_updates={updates}", "train.gradient_accumulation_steps=1", "tracking.to=off"]
     if name == PUBLISHED:
         if arguments.loop or arguments.profile or arguments.operations:
             raise InputError(f"--methods {name}: it has no engine: leave --loop, --profile and --operations out")

@@ -57,7 +57,7 @@ for model in "${models[@]}"; do
     for later in "${after[@]}"; do skip "$later" "the model fits with no ds_config ($(tail -n 1 "$out/$name-plan.log"))"; done
     continue
   fi
-  eval "chosen_options=(${command#*swep-ds train})"
+  eval "chosen_options=(${command#* swep-ds train})"
   for method in swep mle; do
     step "$name-plan-$method" 60 "$PYTHON" scripts/train.py --plan "${chosen_options[@]}" --set method.name=$method
   done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about training that only a GPU can measure, the most wanted first: about 17 minutes. Nothing is
+# Everything about training that only a GPU can measure, the most wanted first: about 20 minutes. Nothing is
 # downloaded.
 #   usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]
 #     ENCODER  local folder of a small pretrained encoder
@@ -8,7 +8,10 @@
 #     STEP     default: all, in this order
 #              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory, the loop
 #              profile-base, profile-large  the kernels that take a SWEP update's time
+#              operations                   what an update of the base model launches at each ZeRO stage, in bf16
 #              compile                      the base model, compiled
+#              fp32, tf32                   the base model in float32, then with its matrix products in TF32
+#              stacked                      the passes of prior_aug one after the other, and as one batch
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
 #              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
 #              undropped, packing           the base model without dropout of attention weights; then also without padding
@@ -58,13 +61,21 @@ PY
 }
 
 begin "$3"
-pending base profile-base compile undropped packing && shape base "${base[@]}"
+pending base profile-base operations compile fp32 tf32 stacked undropped packing && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
 bench base 120 base $updates  # beside the published procedure, which is in fp32
 bench large 120 large $updates --methods mle swep:split swep:joint
 bench profile-base 60 base 10 --profile --methods swep:split
 bench profile-large 60 large 10 --profile --methods swep:split
+bench operations 120 base 10 --operations
 bench compile 180 base $updates --set train.compile=true --methods mle swep:split
+bench fp32 60 base 10 --methods mle swep:split --set train.precision=fp32
+if rehearsing; then
+  skip tf32 "it needs a GPU"
+else
+  bench tf32 60 base 10 --methods mle swep:split --set train.precision=tf32
+fi
+bench stacked 60 base $updates --methods prior_aug:split prior_aug:joint prior_aug:stacked
 train mle 2 "${new_wiki[@]}" --set method.name=mle
 train swep 2 "${new_wiki[@]}"
 train quickstart 2

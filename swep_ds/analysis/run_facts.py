@@ -125,6 +125,7 @@ def ranks(health: Sequence[HealthLine], *, own_forward: bool) -> list[dict[str, 
 
 def command(folder: Path, results: Results | None) -> str:
     """The command line that makes this run again."""
-    parts = ["deepspeed", "--num_accelerators", str(results.world_size if results else 1), "scripts/train.py"]
+    ranks = results.world_size if results else 1
+    parts = ["swep-ds", "train", *(["--ranks", str(ranks)] if ranks > 1 else [])]
     parts += ["--ds_config", str(folder / "ds_config.json"), "--recipe", str(folder / "recipe.yaml")]
     return f"{shlex.join(parts)} --output_dir NEW"

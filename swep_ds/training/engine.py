@@ -75,7 +75,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     if stage == 0 and config["bf16"]["enabled"] and "optimizer" not in config and ranks.is_main():
         log.warning(
             "bf16 at ZeRO-0: DeepSpeed steps one weight tensor after the other, for which a GPU waits: take "
-            "ds_configs/zero1.json"
+            "--ds_config zero1"
         )
     with _refusals():
         engine, *_ = deepspeed.initialize(

@@ -72,7 +72,7 @@ def test_all_parts_are_there(against, home):
     assert "samples/s" in texts["curves"]
     assert "80.0 s" in texts["cost"]
     assert "torch 9.8.7" in words
-    assert "deepspeed --num_accelerators 2 scripts/train.py" in texts["settings"]
+    assert "swep-ds train --ranks 2 --ds_config " in texts["settings"]
 
 
 def test_one_rank_stands_out(against):
