@@ -55,11 +55,11 @@ class QuestionAnswerer:
         InputError: the model cannot be loaded, has no trained head, or is neither extractive nor generative.
     """
 
-    def __init__(self, model: str, *, batch_size: int = 32, null_threshold: float | None = None):
+    def __init__(self, model: str | Path, *, batch_size: int = 32, null_threshold: float | None = None):
         if batch_size < 1:
             raise InputError(f"batch_size {batch_size}: must be at least 1")
-        self.name, self.batch_size = model, batch_size
-        self._saved = load_saved(model, null_threshold)
+        self.name, self.batch_size = str(model), batch_size
+        self._saved = load_saved(self.name, null_threshold)
 
     @property
     def generative(self) -> bool:

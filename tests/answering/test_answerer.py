@@ -84,7 +84,7 @@ def test_the_n_best_are_exact_over_all_windows(model, asked):
 
 
 def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monkeypatch):
-    single = QuestionAnswerer(model)
+    single = QuestionAnswerer(Path(model))
     expected = [single(*asked, n_best=5) for asked in ASKED]
     monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
     together = QuestionAnswerer(model, batch_size=7)
