@@ -120,6 +120,8 @@ class QuestionAnswerer:
 
 def _example(number: int, asked: tuple[str, str]) -> Example:
     for name, text in zip(("question", "text"), asked, strict=True):
+        if not isinstance(text, str):
+            raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")
         if not text.strip():
             raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
         require_text(text, name, f"question {number + 1}")
