@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from swep_ds.answering import QuestionAnswerer as QuestionAnswerer
     from swep_ds.api import hf as hf
     from swep_ds.api.run import Run as Run
     from swep_ds.api.run import train as train
@@ -38,6 +39,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "NoiseGenerator": ("swep_ds.methods.swep", "NoiseGenerator"),
     "Pass": ("swep_ds.methods.base", "Pass"),
     "Perturbed": ("swep_ds.methods.base", "Perturbed"),
+    "QuestionAnswerer": ("swep_ds.answering", "QuestionAnswerer"),
     "Recipe": ("swep_ds.recipe", "Recipe"),
     "Robust": ("swep_ds.api.wrap", "Robust"),
     "Run": ("swep_ds.api.run", "Run"),

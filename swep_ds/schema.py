@@ -91,13 +91,15 @@ def _type(field: Schema) -> str:
     if len(parts) > 1:
         return " or ".join(map(_type, parts))
     if "const" in field or "enum" in field:
-        return " | ".join(field.get("enum") or [field["const"]])
+        choices = field.get("enum") or [field["const"]]
+        return " | ".join(choice if isinstance(choice, str) else json.dumps(choice) for choice in choices)
     if "$ref" in field:
         return "section"
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     limits = [f"{words} {field[key]:,}" for key, words in bounds.items() if key in field]
     names = {"object": "mapping", "array": "list"}
-    return ", ".join([names.get(field["type"], field["type"]), *limits])
+    kind = field.get("type", "any")
+    return ", ".join([names.get(kind, kind), *limits])
 
 
 def for_editors(schema: Schema) -> Schema:

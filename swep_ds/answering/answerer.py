@@ -55,11 +55,11 @@ class QuestionAnswerer:
         InputError: the model cannot be loaded, has no trained head, or is neither extractive nor generative.
     """
 
-    def __init__(self, model: str, *, batch_size: int = 32, null_threshold: float | None = None):
+    def __init__(self, model: str | Path, *, batch_size: int = 32, null_threshold: float | None = None):
         if batch_size < 1:
             raise InputError(f"batch_size {batch_size}: must be at least 1")
-        self.name, self.batch_size = model, batch_size
-        self._saved = load_saved(model, null_threshold)
+        self.name, self.batch_size = str(model), batch_size
+        self._saved = load_saved(self.name, null_threshold)
 
     @property
     def generative(self) -> bool:
@@ -120,6 +120,8 @@ class QuestionAnswerer:
 
 def _example(number: int, asked: tuple[str, str]) -> Example:
     for name, text in zip(("question", "text"), asked, strict=True):
+        if not isinstance(text, str):
+            raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")
         if not text.strip():
             raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
         require_text(text, name, f"question {number + 1}")

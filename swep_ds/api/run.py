@@ -10,7 +10,6 @@ from swep_ds.evaluation.results import Results, Scores, read_results
 from swep_ds.files import user_path
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.recipe import Recipe
-from swep_ds.shipped import shipped
 
 
 class Run:
@@ -81,7 +80,6 @@ def train(
 
     whole = Recipe.make(recipe, **sections)
     folder = user_path(str(output_dir), "output_dir")
-    named = shipped("ds_configs") / f"{ds_config}.json"
     with torch.random.fork_rng(), process_group():
-        run(whole, str(named if named.is_file() else ds_config), folder, resume, write_report)
+        run(whole, str(ds_config), folder, resume, write_report)
     return Run(folder)

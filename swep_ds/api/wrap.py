@@ -22,6 +22,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
+from swep_ds.settings import shown
 
 MULTIPLIER = 6364136223846793005  # of Knuth's MMIX generator
 SPAN, TARGET = ("start_positions", "end_positions"), ("labels",)
@@ -182,6 +183,8 @@ def _interface(model: nn.Module) -> QAModel:
 
 
 def _check_offered(settings: Settings) -> None:
+    if not isinstance(settings, Settings):
+        raise InputError(f"method {shown(settings)}: is no settings of a method: give some, such as sd.Swep(beta=1e-4)")
     if settings.needs == "gradient":
         raise InputError(
             f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "

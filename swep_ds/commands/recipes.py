@@ -77,7 +77,8 @@ def explain(name: str) -> None:
     for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
         print(f"{field.name}: {json.dumps(field.value, ensure_ascii=False)}")
         print(f"    {field.type}; default: {field.default}")
-        print(textwrap.fill(field.meaning, 120, initial_indent="    ", subsequent_indent="    "))
+        if field.meaning:  # another package's method may leave it out
+            print(textwrap.fill(field.meaning, 120, initial_indent="    ", subsequent_indent="    "))
 
 
 def schema_of(kind: str) -> dict:

@@ -22,6 +22,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
 from swep_ds.settings import Section, validate
@@ -76,7 +77,10 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
     reading.json is damaged.
     """
-    tokenizer, source, label = load_tokenizer(name, "model"), resolve_model(name, "model"), f"model {name}"
+    source, label = resolve_model(name, "model"), f"model {name}"
+    if Path(source, RECIPE).is_file():
+        raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
+    tokenizer = load_tokenizer(name, "model")
     config = load_config(source, "model")
     generative = config.is_encoder_decoder
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering

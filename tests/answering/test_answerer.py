@@ -84,7 +84,7 @@ def test_the_n_best_are_exact_over_all_windows(model, asked):
 
 
 def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monkeypatch):
-    single = QuestionAnswerer(model)
+    single = QuestionAnswerer(Path(model))
     expected = [single(*asked, n_best=5) for asked in ASKED]
     monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
     together = QuestionAnswerer(model, batch_size=7)
@@ -142,7 +142,13 @@ def test_what_cannot_be_asked(model):
     assert "n_best 0: must be at least 1" in refused(asks, "Who?", "text", 0)
     with pytest.raises(InputError, match="question 2: the text is empty"):
         list(asks.answer([ASKED[0], ("Who?", "")]))
+    assert "question 1: the text is a NoneType" in refused(asks, "Who?", None)
     assert "batch_size 0" in refused(lambda: QuestionAnswerer(model, batch_size=0))
+
+
+def test_a_runs_folder_is_no_model_and_its_model_is_named(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)
 
 
 # The command

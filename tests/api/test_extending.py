@@ -2,18 +2,21 @@
 
 import importlib
 import sys
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
 
 import swep_ds as sd
 from swep_ds import methods, plugins
+from swep_ds.analysis import table
+from swep_ds.analysis.runs import find_runs
 from swep_ds.data import plugged
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from tests.support import tiny_batches, tiny_models
+from swep_ds.schema import describe
+from tests.support import fake_runs, tiny_batches, tiny_models
 from tests.support.tiny_engine import inputs
 from tests.test_recipe import MINIMAL
 
@@ -21,7 +24,9 @@ from tests.test_recipe import MINIMAL
 class ScaledSettings(sd.Settings):
     draws_noise: ClassVar[bool] = True
     name: Literal["scaled"] = "scaled"
-    scale: float = 0.1
+    scale: float = 0.1  # of the noise
+    side: Literal[-1, 1] = 1
+    extra: Any = None
 
 
 class Scaled(sd.Method):
@@ -64,6 +69,33 @@ def test_a_registered_method_is_one_of_the_recipes(registry, tmp_path):
         Recipe.load(str(written), ["method.scal=1"])
     assert "ScaledSettings" in Recipe.model_json_schema()["$defs"]
     assert type(methods.build(loaded.method, 16, 16)) is Scaled
+
+
+def test_the_fields_of_a_registered_method_are_explained(registry):
+    sd.method("scaled")(Scaled)
+    fields = describe(Recipe.model_json_schema(), recipe(name="scaled").model_dump(mode="json"))
+    said = {field.name: (field.type, field.meaning) for field in fields if field.name.startswith("method.")}
+    assert said == {
+        "method.name": ("scaled", __doc__),
+        "method.scale": ("number", "of the noise"),
+        "method.side": ("-1 | 1", ""),
+        "method.extra": ("any", ""),
+    }
+
+
+def test_a_registered_method_has_a_row_in_the_table_of_a_sweep(registry, tmp_path):
+    sd.method("scaled")(Scaled)
+    variants = {"MLE": {}, "Scaled": {"method.name": "scaled", "method.scale": 0.5}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0, 1])
+    assert [cell.recipe.method for cell in cells[1::2]] == [ScaledSettings(scale=0.5)] * 2
+    for cell in cells:
+        right = 6 if cell.variant == "Scaled" else 3
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
+    result = table.make(find_runs([tmp_path / "runs"]))
+    assert result["missing"] == []
+    [block] = result["blocks"]
+    scores = {row["name"]: row["scores"]["nyt"]["f1"]["mean"] for row in block["rows"]}
+    assert scores == {"MLE": 30.0, "Scaled": 60.0}
 
 
 def test_a_registered_method_trains_through_wrap(registry):

@@ -14,6 +14,7 @@ import yaml
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import swep_ds as sd
+from swep_ds.answering import QuestionAnswerer
 from swep_ds.errors import InputError
 from tests.support.fork_server import ROOT
 from tests.support.tiny_run import ds_config, prepare
@@ -31,6 +32,7 @@ def test_every_name_can_be_imported():
     for name in sd.__all__:
         assert getattr(sd, name) is not None
     assert set(sd.__all__) <= set(dir(sd))
+    assert sd.QuestionAnswerer is QuestionAnswerer
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = sd.trian
     assert {settings.model_fields["name"].default for settings in map(sd.__getattr__, sd._METHODS)} == set(
