@@ -86,18 +86,20 @@ class Scorer:
         }
 
     def best_thresholds(
-        self, predictions: Mapping[str, str], golds: Golds, odds: Mapping[str, float]
+        self, predictions: Mapping[str, str], golds: Golds, odds: Mapping[str, float], declining_all: float = 0.0
     ) -> dict[str, float]:
         """The best EM and F1 that a threshold on `odds` gives, in percent, with the thresholds, as v2.0's scorer finds
         them: a question is declined where its odds of having no answer are above the threshold.
 
         Args:
             predictions: the best answer to every question of `golds`, whether the model would decline it or not.
+            declining_all: the threshold that is given where it is best to decline every question. v2.0's scorer says
+                0, which declines none whose odds are lower.
         """
         scores, best = self.by_question(predictions, golds), {}
         for number, name in enumerate(("exact_match", "f1")):
             total = highest = sum(not answers for answers in golds.values())  # all questions are declined
-            threshold = 0.0
+            threshold = declining_all
             for id_ in sorted(golds, key=odds.__getitem__):
                 total += scores[id_][number] if golds[id_] else -bool(predictions[id_])
                 if total > highest:
