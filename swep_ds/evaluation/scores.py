@@ -5,6 +5,7 @@ All normalise both texts, compare with each accepted answer and keep the best. T
   - Where some questions of a data set have no answer, v2.0's rules hold for all of its questions: an accepted answer
     that normalises to nothing is none, a question without an answer accepts only the prediction that normalises to
     nothing, and F1 is 1 where both texts have no token.
+    v2.0's scorer cannot score a data set with a missing prediction; here it scores 0.
 Two rules of v1.1 surprise people, and both are kept where every question has an answer:
   - a question without a prediction scores 0 and still counts;
   - two texts that both normalise to nothing match exactly (EM 1) but share no token (F1 0).
