@@ -16,8 +16,15 @@ from swep_ds.files import read_json
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.recipe import Recipe
 
-# what an answer is: it overlaps an accepted answer in the text, it does not, it is empty, its exact match is 1
-KINDS = {"boundary": "Boundary wrong", "other": "Another answer", "none": "No answer", "right": "Right"}
+# what an answer is: it overlaps an accepted answer in the text, it does not, it is to a question without an answer, it
+# is empty, its exact match is 1
+KINDS = {
+    "boundary": "Boundary wrong",
+    "other": "Another answer",
+    "unanswerable": "Should have been declined",
+    "none": "Not answered",
+    "right": "Right",
+}
 AROUND = 110  # characters of the text that are shown before and after an answer
 LONGEST_WORD = 30  # characters; text may have no spaces
 MOST_PLACES = 50  # of one text in another that are looked at
@@ -49,6 +56,8 @@ class Answered:
         """A key of `KINDS`. Where an answer is not in the text, as a generated one may be, shared words decide."""
         if self.right:
             return "right"
+        if not self.example.answers:
+            return "unanswerable"
         if not self.predicted.strip():
             return "none"
         (accepted_begin, accepted_end), (begin, end) = self.places

@@ -86,12 +86,9 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "results": results,
         "provenance": {"run": folder.resolve().name, **(results.provenance if results else {})},
         "domains": found,
+        "divided": _divided(results),
         "against": compared,
-        "kinds": KINDS,
-        "counts": [
-            (name, {kind: len(of_kind) for kind, of_kind in by_kind(items).items()}, len(items))
-            for name, items in answered.items()
-        ],
+        **_counts(answered),
         "answers": [_answers(name, items) for name, items in answered.items()],
         "open_domains": OPEN_DOMAINS,
         "missing": missing,
@@ -148,6 +145,24 @@ def _compared(
         ],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
+
+
+def _divided(results: Results | None) -> list[tuple[str, list[float | int | None]]]:
+    """Data sets with unanswerable questions: EM, F1 and number of the others, EM and number of the unanswerable."""
+    names = ("has_answer_exact_match", "has_answer_f1", "has_answer_total", "no_answer_exact_match", "no_answer_total")
+    scores = results.eval.items() if results else ()
+    return [(name, [getattr(score, part) for part in names]) for name, score in scores if score.no_answer_total]
+
+
+def _counts(answered: Mapping[str, Sequence[Answered]]) -> dict[str, Any]:
+    """How many answers of each kind the data sets have; "unanswerable" is a kind only where some question is."""
+    declinable = any(not item.example.answers for items in answered.values() for item in items)
+    kinds = {kind: title for kind, title in KINDS.items() if declinable or kind != "unanswerable"}
+    counts = []
+    for name, items in answered.items():
+        of_kind = by_kind(items)
+        counts.append((name, {kind: len(of_kind[kind]) for kind in kinds}, len(items)))
+    return {"kinds": kinds, "counts": counts}
 
 
 def _answers(name: str, items: Sequence[Answered]) -> dict[str, Any]:

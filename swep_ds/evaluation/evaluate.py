@@ -1,5 +1,6 @@
 """Evaluates a model on any number of data sets: windows, predictions, scores, files."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -115,8 +116,9 @@ class Evaluation:
         return self._best_threshold(self.predict(outputs, test), test)
 
     def _best_threshold(self, predictions: Predictions, test: EvalSet) -> float:
-        best = self.scorer(test.name).best_thresholds(predictions.texts, test.golds, predictions.odds)
-        return best["best_f1_threshold"]
+        odds = predictions.odds
+        below = math.nextafter(min(odds.values()), -math.inf)
+        return self.scorer(test.name).best_thresholds(predictions.texts, test.golds, odds, below)["best_f1_threshold"]
 
     def predict(self, outputs: Outputs, test: EvalSet) -> Predictions:
         """The best answer to each question, none declined, on every rank. Collective."""

@@ -193,7 +193,11 @@ def print_scores(scores: Scores, title: str) -> None:
     for column in ("EM", "F1", "questions"):
         table.add_column(column, justify="right")
     for name, s in scores.items():
-        table.add_row(name, f"{s['exact_match']:.2f}", f"{s['f1']:.2f}", str(s["total"]))
+        parts = {"": name, "has_answer_": "  with an answer", "no_answer_": "  without an answer"}
+        for part, title in parts.items():
+            if f"{part}total" in s:
+                percent = (f"{s[part + metric]:.2f}" for metric in ("exact_match", "f1"))
+                table.add_row(title, *percent, str(s[f"{part}total"]))
     mean = out_of_domain_mean(scores)
     if mean:
         table.add_section()

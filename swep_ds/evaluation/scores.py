@@ -5,6 +5,7 @@ All normalise both texts, compare with each accepted answer and keep the best. T
   - Where some questions of a data set have no answer, v2.0's rules hold for all of its questions: an accepted answer
     that normalises to nothing is none, a question without an answer accepts only the prediction that normalises to
     nothing, and F1 is 1 where both texts have no token.
+    v2.0's scorer cannot score a data set with a missing prediction; here it scores 0.
 Two rules of v1.1 surprise people, and both are kept where every question has an answer:
   - a question without a prediction scores 0 and still counts;
   - two texts that both normalise to nothing match exactly (EM 1) but share no token (F1 0).
@@ -86,18 +87,20 @@ class Scorer:
         }
 
     def best_thresholds(
-        self, predictions: Mapping[str, str], golds: Golds, odds: Mapping[str, float]
+        self, predictions: Mapping[str, str], golds: Golds, odds: Mapping[str, float], declining_all: float = 0.0
     ) -> dict[str, float]:
         """The best EM and F1 that a threshold on `odds` gives, in percent, with the thresholds, as v2.0's scorer finds
         them: a question is declined where its odds of having no answer are above the threshold.
 
         Args:
             predictions: the best answer to every question of `golds`, whether the model would decline it or not.
+            declining_all: the threshold that is given where it is best to decline every question. v2.0's scorer says
+                0, which declines none whose odds are lower.
         """
         scores, best = self.by_question(predictions, golds), {}
         for number, name in enumerate(("exact_match", "f1")):
             total = highest = sum(not answers for answers in golds.values())  # all questions are declined
-            threshold = 0.0
+            threshold = declining_all
             for id_ in sorted(golds, key=odds.__getitem__):
                 total += scores[id_][number] if golds[id_] else -bool(predictions[id_])
                 if total > highest:

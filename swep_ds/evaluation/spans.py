@@ -6,9 +6,10 @@ all windows of an example compete. A start counts only in the window that owns i
 columns own_begin and own_end), so no pair of tokens competes twice. A span's probability is its share of the sum of
 exp(score) over all allowed spans of its example, in all windows and whatever `n_best`.
 
-A model that was trained with unanswerable questions points at position 0, [CLS], where a window has no answer. A
-window's null score is the sum of both logits there; that of a question is the lowest of its windows (BERT for SQuAD
-v2.0). Its probability counts beside those of the spans.
+A model that was trained with unanswerable questions points at position 0 where a window has no answer: at [CLS], or at
+a decoder's first token, which is the question's if the tokenizer begins with no special token. A window's null score is
+the sum of both logits there; that of a question is the lowest of its windows (BERT for SQuAD v2.0). Its probability
+counts beside those of the spans.
 
 Shapes: B windows of at most T tokens, W in all; K = `n_best` candidates each.
 """

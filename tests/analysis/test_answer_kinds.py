@@ -14,6 +14,7 @@ TEXT = "The battle of Lund was fought in 1676. The battle of Narva was fought in
 
 def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
     example = Example(predicted, "When?", text, accepted, None, "a")
+    accepted = accepted or ("",)
     return Answered(example, predicted, bool(exact_match(predicted, accepted)), 100 * f1(predicted, accepted))
 
 
@@ -28,6 +29,8 @@ def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
         (" ", ("1700",), "none"),
         ("the monarch of Sweden", ("king of Sweden",), "boundary"),  # generated: not in the text, but shared words
         ("a monarch", ("king of Sweden",), "other"),
+        ("1700", (), "unanswerable"),
+        ("", (), "right"),
     ],
 )
 def test_kinds(predicted, accepted, kind):

@@ -18,6 +18,7 @@ from swep_ds.analysis.answers import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_effect import noise_effect
 from swep_ds.errors import InputError
+from swep_ds.evaluation.scores import score
 from swep_ds.files import read_lines
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
@@ -305,6 +306,33 @@ def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
     page = Page(report.make_report(run).html)
     assert "Without answers" not in page.texts["answers"]
     assert page.of_class("heatmap") == example_maps.EACH
+
+
+def test_questions_without_an_answer_are_shown_apart(against, run, tmp_path):
+    tree, asked = yaml.safe_load((run / "recipe.yaml").read_text()), tmp_path / "unanswerable.json"
+    document = json.loads(Path(tree["data"]["eval"]["squad"]).read_text())
+    for qa in document["data"][0]["paragraphs"][0]["qas"]:
+        if qa["id"] in ("w1", "w2"):  # the first is declined, the second is not
+            qa |= {"answers": [], "is_impossible": True}
+    asked.write_text(json.dumps(document))
+    tree["data"] |= {"eval": {"squad": str(asked)}, "unanswerable": "train"}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    results = json.loads((run / "results.json").read_text())
+    predictions = json.loads((run / "predictions" / "squad.json").read_text())
+    golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
+    results["eval"] = {"squad": score(predictions, golds)}
+    (run / "results.json").write_text(json.dumps(results))
+    (run / "metrics.jsonl").unlink()  # no curves: they take a while
+    page = Page(report.make_report(run).html)
+    # with an answer: r1 to r3 right, w3 of F1 40; without: w1 right
+    assert "squad 75.0 85.0 4 50.0 2 " in " ".join(page.texts["domains"].split())
+    shown = " ".join(page.texts["answers"].split())
+    assert "squad 1 17 % 0 0 % 1 17 % 0 0 % 4 67 %" in shown  # w3 has a wrong boundary, w2 should have been declined
+    assert "Should have been declined" in shown
+    assert "(the text holds no answer)" in shown
+    others = against[1].texts  # of a run whose questions all have answers
+    assert "declined" not in others["answers"]
+    assert "without an answer" not in others["domains"]
 
 
 def test_the_script_writes_the_page_and_refuses_a_wrong_folder(home, tmp_path):

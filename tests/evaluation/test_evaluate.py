@@ -128,3 +128,13 @@ def test_table_has_the_source_first_and_the_mean_last(capsys):
     ]
     print_scores({"wiki": SCORES["wiki"]}, "mle")
     assert "mean" not in capsys.readouterr().out
+
+
+def test_questions_without_an_answer_have_rows_of_their_own(capsys):
+    print_scores({"wiki": score({"a": "x", "b": "x", "c": ""}, {"a": ["x"], "b": [], "c": []})}, "mle")
+    rows = re.findall(r"│ +(\w[^│]*?) +│ +([\d.]+) +│ +([\d.]+) +│ +(\d*) +│", capsys.readouterr().out)
+    assert rows == [
+        ("wiki", "66.67", "66.67", "3"),
+        ("with an answer", "100.00", "100.00", "1"),
+        ("without an answer", "50.00", "50.00", "2"),
+    ]

@@ -83,6 +83,17 @@ def test_the_threshold_with_the_best_f1_is_chosen():
     )
 
 
+def test_a_threshold_that_declines_all_does_so():
+    odds = {"a": -1.0, "b": -5.0, "c": -3.0}
+    nulls = {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
+    predictions = Predictions(dict.fromkeys(odds, "x"), dict.fromkeys(odds, 0.5), nulls)
+    test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": (), "c": ()}})
+    threshold = Evaluation(None, None, None, 1, Path(), {}, 0.0)._best_threshold(predictions, test)
+    assert predictions.declining(threshold).texts == dict.fromkeys(odds, "")
+    official = Scorer().best_thresholds(predictions.texts, test.golds, odds)
+    assert (official["best_f1"], official["best_f1_threshold"]) == (pytest.approx(200 / 3), 0.0)
+
+
 # Generated answers
 
 
