@@ -23,6 +23,7 @@ from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Null, SpanDecoder
 from swep_ds.models.hub import check_knows
 from swep_ds.pipeline.saved import load_saved
+from swep_ds.settings import shown
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
 
@@ -119,6 +120,8 @@ class QuestionAnswerer:
 
 
 def _example(number: int, asked: tuple[str, str]) -> Example:
+    if not isinstance(asked, tuple | list) or len(asked) != 2:
+        raise InputError(f"question {number + 1}: {shown(asked)} is no pair: give (question, text)")
     for name, text in zip(("question", "text"), asked, strict=True):
         if not isinstance(text, str):
             raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
+from swep_ds.errors import InputError
 from swep_ds.methods.base import (
     STACKED,
     Inputs,
@@ -42,9 +43,19 @@ class Objective(nn.Module):
         self.qa, self.method, self.seed = qa, method, seed
 
     def parts(self, execution: str) -> list[int | str | None]:
-        """The micro-steps of a batch, as `MicroStep.part` names them."""
+        """The micro-steps of a batch, as `MicroStep.part` names them.
+
+        Raises:
+            InputError: `stacked` for a method whose passes need each other, though its settings have no `needs`.
+        """
+        passes = self.method.passes(0.0)
         if execution == "split":
-            return [*range(len(_split(self.method.passes(0.0))))]
+            return [*range(len(_split(passes)))]
+        if execution == "stacked" and any(pass_.keeps_hidden or pass_.repeats_dropout for pass_ in passes):
+            raise InputError(
+                f"train.execution stacked: the passes of {type(self.method).__name__} need h or the dropout of another "
+                "pass: set execution to split or joint, and `needs` in the method's settings"
+            )
         return [STACKED if execution == "stacked" else None]
 
     def parameter_groups(self) -> list[dict[str, Any]]:

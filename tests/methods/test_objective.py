@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.data.batches import Batch
+from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
@@ -127,6 +128,13 @@ def test_split_equals_joint(method, extra):
 
 
 STACKABLE = [name for name, settings in METHODS.items() if settings.needs is None]
+
+
+def test_passes_that_need_each_other_are_not_stacked_whatever_their_settings_say(monkeypatch):
+    module = objective("lnsr", "bert")
+    monkeypatch.setattr(type(module.method).__init__.__annotations__["settings"], "needs", None)
+    with pytest.raises(InputError, match="stacked: the passes of Lnsr need h or the dropout"):
+        module.parts("stacked")
 
 
 @pytest.mark.parametrize(

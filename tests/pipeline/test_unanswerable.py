@@ -10,7 +10,7 @@ from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.data.windows import WindowSettings
 from swep_ds.errors import InputError
-from swep_ds.evaluation.scores import score
+from swep_ds.evaluation.scores import normalize_answer, score
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.saved import load_saved
@@ -132,7 +132,9 @@ def test_a_run_declines_what_is_above_its_threshold(runs, name):
         scores = results["eval"][test]
         golds = {example.id: example.answers for example in examples}
         assert scores.items() >= score(predictions, golds).items()
-        assert scores["best_f1"] >= scores["f1"] - 1e-9
+        # v2.0's sweep gives nothing for declining a question whose answer, such as "the", normalises to nothing
+        emptied = sum(bool(answers) and not any(map(normalize_answer, answers)) for answers in golds.values())
+        assert scores["best_f1"] >= scores["f1"] - 100 * emptied / len(golds) - 1e-9
         assert scores["has_answer_total"] + scores["no_answer_total"] == scores["total"] == len(examples)
         assert results["scorers"][test] == "SQuAD v2.0"
     if name == "plain":
