@@ -118,7 +118,7 @@ class Robust(nn.Module):
         return RobustOutput(loss, metrics)
 
     def end_update(self) -> None:
-        """Goes on to the next update's noise. `forward` calls it after `accumulation` calls, unless that is None.
+        """Moves to the next update's noise. `forward` calls it after `accumulation` calls, unless that is None.
 
         Collective where the method watches a statistic (`kl_target`): it gets the mean over all ranks.
         """

@@ -41,18 +41,18 @@ def bootstrap(*rights: list[int]) -> np.ndarray:
 def test_the_finding_and_its_interval():
     home, news, forum = [1] * 80 + [0] * 20, [1] * 60 + [0] * 40, [1] * 20 + [0] * 80
     answered = {name: asked(right) for name, right in (("wiki", home), ("news", news), ("forum", forum))}
-    told = domains(results(answered), answered)
-    assert told.headline == "On other domains the model loses 50 % of the exact answers that it gives at home."
+    statement = domains(results(answered), answered)
+    assert statement.headline == "On other domains the model loses 50 % of the exact answers that it gives at home."
     assert (
         "80.0 % of the questions of wiki, its source domain, exactly, and 40.0 % of those of two other"
-        in told.statement
+        in statement.statement
     )
-    assert "best on news (60.0 %) and worst on forum (20.0 %)" in told.statement
+    assert "best on news (60.0 %) and worst on forum (20.0 %)" in statement.statement
     drawn = bootstrap(home, news, forum)
     low, high = np.percentile(100 * (1 - drawn[:, 1:].mean(1) / drawn[:, 0]), [2.5, 97.5])
-    said = [float(word) for word in told.statement.split("is ")[-1].removesuffix(" %.").split(" to ")]
+    said = [float(word) for word in statement.statement.split("is ")[-1].removesuffix(" %.").split(" to ")]
     assert said == pytest.approx([low, high], abs=1.6)
-    by_name = {row.name: row for row in told.rows}
+    by_name = {row.name: row for row in statement.rows}
     assert by_name["wiki"].gap is None
     assert by_name[MEAN].total is None
     assert by_name[MEAN].gap.value == pytest.approx(-40)
@@ -76,21 +76,21 @@ def test_the_finding_and_its_interval():
 )
 def test_other_findings(home, away, said):
     answered = {"wiki": asked(home)} | ({"news": asked(away)} if away else {})
-    told = domains(results(answered), answered)
-    assert told.headline == said
-    assert MEAN not in {row.name for row in told.rows}  # of a single other domain
+    statement = domains(results(answered), answered)
+    assert statement.headline == said
+    assert MEAN not in {row.name for row in statement.rows}  # of a single other domain
 
 
 def test_answers_that_do_not_give_the_scores_have_no_interval():
     answered = {"wiki": asked([1, 0] * 20), "news": asked([1, 0] * 20)}
     reported = results(answered)
     answered["news"] = asked([1] * 40)
-    told = domains(reported, answered)
-    [note] = told.notes
+    statement = domains(reported, answered)
+    [note] = statement.notes
     assert note.startswith("news has no interval: on today's data the answers score 100.00 / 100.00 over 40 questions")
-    assert told.rows[0].f1.low is not None
-    assert told.rows[1].f1.low is told.rows[1].gap.low is None
-    assert "interval of the loss" not in told.statement
+    assert statement.rows[0].f1.low is not None
+    assert statement.rows[1].f1.low is statement.rows[1].gap.low is None
+    assert "interval of the loss" not in statement.statement
 
 
 def test_changes_are_paired_by_question():

@@ -1,4 +1,4 @@
-"""fp16 scales the loss and skips updates that overflow. Runs on a CPU, which DeepSpeed is told supports fp16."""
+"""fp16 scales the loss and skips updates that overflow. On a CPU, the tests make DeepSpeed accept fp16."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The loop notices a gradient that is not finite before it saves anything, where DeepSpeed goes on with it."""
+"""The loop notices a gradient that is not finite before it saves anything; DeepSpeed would continue."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
