@@ -68,8 +68,9 @@ def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
     """
     from matplotlib.collections import LineCollection
 
-    figure = new_figure(figsize=(11, 5.4), layout="constrained")
+    figure = new_figure(figsize=(11, 5.4), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(SPACES))
+    moves = []
     for axes, (space, title) in zip(panels, SPACES.items(), strict=True):
         frames = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
         letter = "abc"[list(SPACES).index(space)]
@@ -81,11 +82,14 @@ def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
         axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
         axes.set_title(f"{letter}  {title}", loc="left", fontsize=11)
         _square(axes, np.concatenate(ends))
-        _label(axes, ends, frames[0]["token"].tolist())
+        moves.append((axes, ends, frames[0]["token"].tolist()))
     figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.draw_without_rendering()  # gives the panels the size that the labels are measured against
+    for move in moves:
+        _label(*move)
     for file in files:
-        figure.savefig(file, dpi=150)
+        figure.savefig(file, dpi="figure")
 
 
 def _square(axes, points: np.ndarray) -> None:
@@ -97,16 +101,17 @@ def _square(axes, points: np.ndarray) -> None:
 
 
 def _label(axes, ends: Sequence[np.ndarray], tokens: Sequence[str]) -> None:
-    low, high = axes.get_xlim()
-    wide, tall = (high - low) / 40, (high - low) / 26  # of a character, and of a line
-    boxes: dict[str, tuple[float, float, float]] = {}  # by text: left, bottom, width
+    panel, boxes = axes.get_window_extent(), {}  # by text
     for token in np.argsort(-np.linalg.norm(ends[1] - ends[0], axis=1), kind="stable").tolist():
-        x, y = ends[1][token]
-        width = wide * len(tokens[token])
-        free = all(
-            abs(y - bottom) >= tall or x >= left + size or left >= x + width for left, bottom, size in boxes.values()
-        )
-        if len(boxes) < LABELLED and tokens[token] not in boxes and free and x + width <= high:
-            boxes[tokens[token]] = (x, y, width)
-            style = {"fontsize": 8, "xytext": (3, 3), "textcoords": "offset points", "parse_math": False}
-            axes.annotate(tokens[token], (x, y), **style)
+        text = tokens[token]
+        if text in boxes:
+            continue
+        style = {"fontsize": 8, "xytext": (3, 3), "textcoords": "offset points", "parse_math": False}
+        label = axes.annotate(text, ends[1][token], in_layout=False, **style)
+        box = label.get_window_extent()
+        if box.x1 > panel.x1 or box.y1 > panel.y1 or any(box.overlaps(other) for other in boxes.values()):
+            label.remove()
+            continue
+        boxes[text] = box
+        if len(boxes) == LABELLED:
+            return
