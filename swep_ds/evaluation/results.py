@@ -16,11 +16,13 @@ from rich.text import Text
 import swep_ds
 from swep_ds.console import Console
 from swep_ds.errors import InputError
+from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.files import read_json, write_atomically
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 FAULTS_SHOWN = 3
+CALIBRATED_HEADS = [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
 Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
 Scores = dict[str, Score]  # by data set
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -66,6 +68,12 @@ class CalibratedScore(SetScore):
     best_exact_match_threshold: float | None = None
     best_f1: Percent | None = None
     best_f1_threshold: float | None = None
+
+    @property
+    def coverage_change(self) -> tuple[float, float] | None:
+        """The interval of what the calibrator changes in coverage at 80 % accuracy, in points."""
+        low, high = self.coverage_at_80_change_low, self.coverage_at_80_change_high
+        return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)
@@ -199,19 +207,31 @@ def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any
 
 
 def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean last."""
+    """A table in percent, the source domain first and the out-of-domain mean last.
+
+    With a calibrator it has what that changes in coverage, too.
+    """
     table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are no markup
     table.add_column("data set")
-    for column in ("EM", "F1", "questions"):
+    calibrated = any(CALIBRATED[0] in s for s in scores.values())
+    for column in ("EM", "F1", "questions", *CALIBRATED_HEADS * calibrated):
         table.add_column(column, justify="right")
     for name, s in scores.items():
         parts = {"": name, "has_answer_": "  with an answer", "no_answer_": "  without an answer"}
         for part, title in parts.items():
             if f"{part}total" in s:
                 percent = (f"{s[part + metric]:.2f}" for metric in ("exact_match", "f1"))
-                table.add_row(title, *percent, str(s[f"{part}total"]))
+                table.add_row(title, *percent, str(s[f"{part}total"]), *([] if part else _coverage(s)))
     mean = out_of_domain_mean(scores)
     if mean:
         table.add_section()
         table.add_row("out-of-domain mean", f"{mean['exact_match']:.2f}", f"{mean['f1']:.2f}", "")
     Console().print(table)
+
+
+def _coverage(score: Score) -> list[str]:
+    """The cells of `CALIBRATED_HEADS`; none without a calibrator."""
+    if CALIBRATED[0] not in score:
+        return []
+    low, high = (score[f"coverage_at_80_change_{side}"] for side in ("low", "high"))
+    return [f"{score[f'{kind}coverage_at_80']:.1f}" for kind in ("", "calibrated_")] + [f"{low:+.1f} to {high:+.1f}"]
