@@ -47,10 +47,10 @@ class Candidate(Protocol):
 class Calibrator(Section):
     """sigmoid(intercept + weights . features), and how it was chosen."""
 
-    kind: Literal["softmax", "temperature", "features"]
+    kind: Literal[KINDS]
     intercept: float
-    weights: dict[str, float]  # by name in `FEATURES`; the others have none
-    log_loss: dict[str, float]  # cross-validated, of each kind, in nats
+    weights: dict[Literal[FEATURES], float]  # the others have none
+    log_loss: dict[Literal[KINDS], float]  # cross-validated, in nats
     questions: int  # that it was fitted to
 
     def confidence(self, features_NF: np.ndarray) -> np.ndarray:

@@ -122,3 +122,5 @@ def test_it_is_the_same_again_and_after_json():
     again = Calibrator.model_validate_json(fit(*made).model_dump_json())
     assert again == fitted
     np.testing.assert_array_equal(again.confidence(made[0]), fitted.confidence(made[0]))
+    with pytest.raises(ValueError, match=r"weights\.odds"):
+        Calibrator(**fitted.model_dump() | {"weights": {"odds": 1.0}})
