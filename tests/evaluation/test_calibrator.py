@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.calibration import calibration
-from swep_ds.evaluation.calibrator import FEATURES, KINDS, Calibrator, TooFew, features, fit
+from swep_ds.evaluation.calibrator import FEATURES, Calibrator, TooFew, _folds, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.spans import Answer, Null
 
@@ -53,7 +53,7 @@ def test_features_are_finite_whatever_is_predicted(probability):
 
 def test_the_kind_that_predicts_best_is_chosen():
     for kind, made in (
-        ("softmax", sample(0, weight=1.0)),
+        ("softmax", sample(1, weight=1.0)),
         ("temperature", sample(0)),
         ("features", sample(0, second=20.0)),
     ):
@@ -87,14 +87,28 @@ def test_the_regression_is_scikit_learns():
     assert "probability_5" not in fitted.weights
 
 
-def test_clusters_are_left_out_together():
-    rows, right, clusters = sample(0, second=20.0)
-    leaked = np.column_stack([rows[:, :6], clusters[:, None] * np.ones(3)])  # a number that says which text it is
-    right_by_text = np.random.default_rng(5).integers(0, 2, clusters.max() + 1)[clusters].astype(float)
-    fitted = fit(leaked, right_by_text, clusters)
-    assert fitted.log_loss["features"] > math.log(2) - 0.02  # other texts tell nothing about this one
-    assert set(fitted.log_loss) == set(KINDS)
-    assert fit(rows, right, [f"text {number}" for number in clusters]).kind == "features"
+def test_questions_of_a_text_are_left_out_together():
+    _, _, clusters = sample(0)
+    fold = _folds(clusters.tolist())
+    assert all(len(set(fold[clusters == number])) == 1 for number in range(150))
+    assert np.bincount(fold).tolist() == [120] * 5
+    assert (_folds([("text", number) for number in clusters]) >= 0).all()
+
+
+def test_the_log_loss_is_of_questions_that_were_left_out():
+    rows, right, clusters = sample(0)
+    fitted, fold = fit(rows, right, clusters), _folds(clusters.tolist())
+    odds, inverses = rows[:, 0], np.linspace(0.01, 1, 1000)
+
+    def losses(inverse: float, chosen: np.ndarray) -> np.ndarray:
+        return np.log1p(np.exp(-inverse * np.where(right > 0, odds, -odds)))[chosen]
+
+    left_out = []
+    for number in range(5):
+        best = min(inverses, key=lambda inverse: losses(inverse, fold != number).sum())
+        left_out += losses(best, fold == number).tolist()
+    assert fitted.log_loss["temperature"] == pytest.approx(np.mean(left_out), rel=1e-5)
+    assert fitted.log_loss["softmax"] == pytest.approx(losses(1.0, fold >= 0).mean())
 
 
 def test_new_answers_are_calibrated_better():
