@@ -122,12 +122,12 @@ class QuestionAnswerer:
             # with the best alone there are no others to sort
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
         with tempfile.TemporaryDirectory() as folder:
-            features = build_features(
+            windows = build_features(
                 examples, saved.tokenizer, saved.windows, training=False, cache_dir=Path(folder)
             ).dataset
             padding = Padding.of(saved.tokenizer)
-            decode_alone(saved.qa.predict, decoder, features, padding, self.batch_size, ranks.device())
-            del features  # maps a file in the folder
+            decode_alone(saved.qa.predict, decoder, windows, padding, self.batch_size, ranks.device())
+            del windows  # maps a file in the folder
         answers = decoder.n_best(count)
         nulls = decoder.nulls() if saved.null_threshold is not None else {}
         for example in examples:

@@ -32,9 +32,9 @@ def right_half(model: Path, file: Path) -> None:
     document = json.loads(file.read_text())
     saved, examples = load_saved(str(model)), read_examples(str(file), training=False)
     decoder = SpanDecoder(examples, saved.spans)
-    features = build_features(examples, saved.tokenizer, saved.windows, training=False, cache_dir=file.parent).dataset
+    windows = build_features(examples, saved.tokenizer, saved.windows, training=False, cache_dir=file.parent).dataset
     padding = Padding.of(saved.tokenizer)
-    decode_alone(saved.qa.predict, decoder, features, padding, 32, torch.device("cpu"))
+    decode_alone(saved.qa.predict, decoder, windows, padding, 32, torch.device("cpu"))
     best = decoder.n_best(1)
     questions = [qa for article in document["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
     for qa in questions[::2]:
