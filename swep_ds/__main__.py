@@ -17,6 +17,7 @@ COMMANDS = {
     "report": "a run's report: one HTML page",
     "analyze": "the paper's analyses of a run",
     "evaluate": "score a saved model on any data sets",
+    "calibrate": "calibrate the confidences of a finished run",
     "answer": "answer a question about a text",
     "soup": "average the models of finished runs",
     "augment": "make SSMBA's samples of training data",

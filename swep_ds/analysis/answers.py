@@ -35,6 +35,7 @@ class Answered:
     """A question with its predicted answer, and another run's answer or None; F1 in percent.
 
     confidence: the answer's probability in [0, 1]; None where the run wrote none.
+    calibrated: how likely the answer is exactly right, by the run's calibrator; None without one.
     """
 
     example: Example
@@ -45,6 +46,7 @@ class Answered:
     other: str | None = None
     other_right: bool = False
     other_f1: float = 0.0
+    calibrated: float | None = None
 
     @property
     def gain(self) -> float:
@@ -93,13 +95,16 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
     return answers
 
 
-def read_confidences(folder: Path, name: str) -> dict[str, float]:
+def read_confidences(folder: Path, name: str, kind: str = "confidence") -> dict[str, float]:
     """The probabilities of a run's answers by question id; empty for a run that wrote none.
+
+    Args:
+        kind: "confidence" for the softmax's, "calibrated" for the calibrator's.
 
     Raises:
         InputError: the file is no JSON object of numbers from 0 to 1.
     """
-    file = folder / "confidence" / f"{name}.json"
+    file = folder / kind / f"{name}.json"
     if not file.is_file():
         return {}
     values = read_json(file)
@@ -120,6 +125,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
         InputError: the questions or the answers cannot be read.
     """
     answers, confidences = read_predictions(folder, name), read_confidences(folder, name)
+    calibrated = read_confidences(folder, name, "calibrated")
     others = read_predictions(against, name) if against and (against / f"predictions/{name}.json").is_file() else {}
     examples, scorer = reported_examples(recipe, [name])[name], Scorer(recipe.eval.answer_language(name))
     golds = {example.id: example.answers for example in examples}
@@ -134,6 +140,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
             others.get(example.id),
             bool(other_scores[example.id][0]),
             100 * other_scores[example.id][1],
+            calibrated.get(example.id),
         )
         for example in examples
         if example.id in answers

@@ -1,7 +1,8 @@
 """Does the model know when it does not know? A run's confidences against its exact matches, for its report.
 
-The curves are of the source domain and of all questions of the other domains together. Definitions and sources of the
-scores are in `evaluation/calibration.py`.
+The curves are of the source domain and of all questions of the other domains together, by the softmax's probability
+and, if the run has a calibrator, by its confidences. Definitions and sources of the scores are in
+`evaluation/calibration.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +22,18 @@ from swep_ds.evaluation.calibration import (
 
 POINTS = 100  # of a risk-coverage curve, at most
 OTHERS = "other domains"
+CALIBRATED = ", calibrated"  # after the name of a curve
 
 
 class Confidence(NamedTuple):
-    """rows: (data set, mean confidence, EM, ECE, AURC, coverage), in percent."""
+    """rows: (data set, mean confidence, EM, ECE, AURC, coverage), in percent.
+
+    calibrated: the same by the calibrator.
+    """
 
     statement: str
     rows: list[tuple[str, float, float, float, float, float]]
+    calibrated: list[tuple[str, float, float, float, float, float]]
     charts: list[Chart]
 
 
@@ -37,20 +43,21 @@ def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
     Args:
         answered: by data set, the source domain first.
     """
-    known = {
-        name: np.array([(item.confidence, item.right) for item in items], dtype=float)
-        for name, items in answered.items()
-        if all(item.confidence is not None for item in items)
-    }
+    known, calibrated = (
+        {
+            name: np.array([(getattr(item, kind), item.right) for item in items], dtype=float)
+            for name, items in answered.items()
+            if all(getattr(item, kind) is not None for item in items)
+        }
+        for kind in ("confidence", "calibrated")
+    )
     source = next(iter(answered), None)
     if source not in known:
         return None
-    groups = {source: known[source]}
-    if others := [values for name, values in known.items() if name != source]:
-        groups[OTHERS] = np.concatenate(others)
-    rows = [(name, *_row(values)) for name, values in known.items()]
-    reliability = {name: _reliability(values) for name, values in groups.items()}
-    risk = {name: _risk(values) for name, values in groups.items()}
+    groups, after = _groups(known, source), _groups(calibrated, source)
+    curves = groups | {f"{name}{CALIBRATED}": values for name, values in after.items()}
+    reliability = {name: _reliability(values) for name, values in curves.items()}
+    risk = {name: _risk(values) for name, values in curves.items()}
     unit, over = "exactly right, %", "mean confidence of a bin, %"
     charts = [
         Chart("Reliability", unit, reliability, over=over, diagonal="perfectly calibrated"),
@@ -58,7 +65,15 @@ def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
             "Risk and coverage", "wrong answers, %", risk, over="share of questions answered, most confident first, %"
         ),
     ]
-    return Confidence(_statement(groups), rows, charts)
+    rows, after_rows = ([(name, *_row(values)) for name, values in sets.items()] for sets in (known, calibrated))
+    return Confidence(_statement(groups, after), rows, after_rows, charts)
+
+
+def _groups(known: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+    """The source domain and the others together, as far as they are known."""
+    groups = {source: known[source]} if source in known else {}
+    others = [values for name, values in known.items() if name != source]
+    return groups | ({OTHERS: np.concatenate(others)} if others else {})
 
 
 def _row(values: np.ndarray) -> tuple[float, ...]:
@@ -80,14 +95,18 @@ def _risk(values: np.ndarray) -> Curve:
     return 100 * (rows + 1) / total, 100 * (1 - accuracy_N[rows])
 
 
-def _statement(groups: Mapping[str, np.ndarray]) -> str:
+def _statement(groups: Mapping[str, np.ndarray], calibrated: Mapping[str, np.ndarray]) -> str:
     rows = {name: _row(values) for name, values in groups.items()}
     told = [
         f"On {name} its confidence is {sure:.0f} % on average, and {right:.0f} % of its answers are exactly right"
         for name, (sure, right, *_) in rows.items()
     ]
     kept = [f"{covered:.0f} % of the questions of {name}" for name, (*_, covered) in rows.items()]
+    after = [f"{_row(values)[-1]:.0f} % of those of {name}" for name, values in calibrated.items()]
+    then = (
+        f" By its calibrator, which held-out text of {next(iter(groups))} fitted, it can answer {' and '.join(after)}."
+    )
     return (
         f"{'. '.join(told)}. If it may decline, it can answer {' and '.join(kept)} with at least "
-        f"{COVERED_ACCURACY} % of these answers right."
+        f"{COVERED_ACCURACY} % of these answers right.{then if after else ''}"
     )

@@ -17,14 +17,15 @@ from swep_ds.analysis.robustness import ABOVE
 from swep_ds.analysis.table import METRICS, Block, Table
 from swep_ds.console import Console
 from swep_ds.errors import InputError, printable
-from swep_ds.evaluation.calibration import CALIBRATION
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.files import write_atomically
 
 SUFFIXES = ("md", "csv", "tex", "json")
 WIDTH = 140  # characters of the printed table if there is no terminal
 HEADS = {"exact_match": "EM", "f1": "F1"}
 # scores in one cell, by the head of their grid
-SCORES = {"EM / F1": METRICS, "ECE / AURC / coverage": CALIBRATION, "F1 above the line": (ABOVE,)}
+SCORES = {"EM / F1": METRICS, "ECE / AURC / coverage": CALIBRATION, "the same, calibrated": CALIBRATED}
+SCORES |= {"F1 above the line": (ABOVE,)}
 DIFFERENCE_HEADS = ["data set", "difference", f"{LEVEL} %: other seeds and questions", "p (Holm)", "no difference"]
 DIFFERENCE_HEADS += ["SD over seeds", "n", f"{LEVEL} %: these models, other questions"]
 DIFFERENCE_FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")

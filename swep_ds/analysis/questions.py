@@ -11,11 +11,10 @@ import pandas as pd
 from swep_ds.analysis.answers import read_predictions
 from swep_ds.analysis.runs import Run
 from swep_ds.data.readers import Example
+from swep_ds.data.splits import clusters
 from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import SQUAD, Golds, Scorer
 from swep_ds.recipe import HOLDOUT, Recipe
-
-ARTICLES = 20  # with as many, questions are clustered by article, otherwise by paragraph
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,10 @@ class Questions:
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> "Questions":
-        articles = [example.article for example in examples]
-        names = articles if len(set(articles)) >= ARTICLES else [example.context for example in examples]
         ids = [example.id for example in examples]
         return cls(
             dict(zip(ids, (example.answers for example in examples), strict=True)),
-            pd.Series(pd.factorize(pd.Series(names))[0], index=ids),
+            pd.Series(clusters(examples), index=ids),
         )
 
 

@@ -92,7 +92,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "answers": [_answers(name, items) for name, items in answered.items()],
         "open_domains": OPEN_DOMAINS,
         "missing": missing,
-        "confidence": _confidence(answered),
+        "confidence": _confidence(answered, results),
         "maps": heat_maps(folder, recipe, answered),
         "cost": run_facts.cost(results),
         "ranks": run_facts.ranks(health, own_forward=run_facts.zero_stage(config) < 3),
@@ -181,9 +181,14 @@ def _shown(item: Answered) -> tuple[Answered, Any]:
     return item, excerpt(item)
 
 
-def _confidence(answered: Mapping[str, Sequence[Answered]]) -> dict[str, Any] | None:
+def _confidence(answered: Mapping[str, Sequence[Answered]], results: Results | None) -> dict[str, Any] | None:
     known = confidence(answered)
-    return known and {"statement": known.statement, "rows": known.rows, "charts": _drawn(known.charts)}
+    if known is None:
+        return None
+    scores = results.eval if results else {}
+    calibrated = [(row, scores[row[0]].coverage_change) for row in known.calibrated if row[0] in scores]
+    rows = {"rows": known.rows, "calibrated": calibrated}
+    return {"statement": known.statement, **rows, "charts": _drawn(known.charts)}
 
 
 def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,18 +13,19 @@ import numpy as np
 from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import LEAST_SEEDS, LEVEL, MARGIN, holm
 from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trained_on
-from swep_ds.analysis.questions import ARTICLES, QuestionScores
+from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
 from swep_ds.analysis.runs import MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
+from swep_ds.data.splits import ARTICLES
 from swep_ds.errors import InputError
-from swep_ds.evaluation.calibration import CALIBRATION, COVERED_ACCURACY, ECE_BINS
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS
 from swep_ds.evaluation.results import Scores, out_of_domain_mean
 from swep_ds.sweeps.sweep import SHIFTED
 
 OUT_OF_DOMAIN = "out-of-domain mean"
 METRICS = ("exact_match", "f1")
-SCORES = (*METRICS, *CALIBRATION, ABOVE)
-LOWER_IS_BETTER = ("ece", "aurc")
+SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
+LOWER_IS_BETTER = (*CALIBRATION[:2], *CALIBRATED[:2])
 BASE = "MLE"
 Table = dict[str, Any]
 Block = dict[str, Any]
@@ -42,8 +43,8 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
         the data sets, then the out-of-domain mean if there are shifted ones, "primary": [{"row", "base", "column",
         "metric", **difference}], "rows": [{"name", "seeds": those of its finished runs, "scores", "differences"}]}],
         "missing": [{"name", "labels", "seed", "reason", "line"}], "notes": [lines]}.
-        "scores": by column, then "exact_match", "f1" and, where known, `CALIBRATION` and `ABOVE`: {"mean", "std" or
-        None (one run), "best": in its column, "paper" or None}, in percent.
+        "scores": by column, then "exact_match", "f1" and, where known, `CALIBRATION`, `CALIBRATED` and `ABOVE`:
+        {"mean", "std" or None (one run), "best": in its column, "paper" or None}, in percent.
         "differences" to the base row, by column, then "exact_match" and "f1": see `_difference`.
 
     Raises:
@@ -78,6 +79,8 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
             "of as many questions each), area under the risk-coverage curve (risk: 1 - EM), and the share of questions "
             f"that can be answered, the most confident first, with {COVERED_ACCURACY} % of EM."
         )
+    if any(CALIBRATED[0] in cell for cell in cells):
+        notes.append("Calibrated: the same by the confidences of the calibrator that the run fitted to held-out text.")
     notes += line_notes(line, [_scores(run) for run in runs]) if line else [no_line] * bool(no_line)
     return {
         "against": base,

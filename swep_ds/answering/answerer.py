@@ -8,9 +8,11 @@ n best are exact.
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from swep_ds import ranks
 from swep_ds.data.batches import Padding
@@ -18,9 +20,10 @@ from swep_ds.data.features import build_features
 from swep_ds.data.fields import require_text
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
+from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
-from swep_ds.evaluation.spans import Null, SpanDecoder
+from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
 from swep_ds.models.hub import check_knows
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.settings import shown
@@ -30,17 +33,21 @@ QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer. The text "" says that the context holds none; it and generated answers have no place in the context.
+    """An answer. The text "" declines the question; it and generated answers have no place in the context.
 
     `score` is start logit + end logit; of a generated answer, its log probability. `probability` is the answer's among
     all spans of the text and, if the model may decline, no answer; of a generated answer, that of its tokens.
+    `confidence`, of the first reply alone, is the probability that the best answer is exactly right: by the model's
+    calibrator if it has one, else the softmax's `probability`. A reply "" that `min_confidence` puts first has the
+    confidence of the answer that it withholds; of a model that never declines, it has no score.
     """
 
     text: str
     probability: float
-    score: float
+    score: float | None
     start: int | None = None  # characters [start, end) of the context
     end: int | None = None
+    confidence: float | None = None
 
 
 class QuestionAnswerer:
@@ -51,20 +58,36 @@ class QuestionAnswerer:
         batch_size: windows in a forward pass.
         null_threshold: how much higher the score of no answer must be than the best answer's to decline a question.
             None = the model's own, which it has if it was trained with unanswerable questions; others never decline.
+            Another than its own leaves out its calibrator, which was fitted with that.
+        min_confidence: a question is declined where the best answer's confidence is lower.
 
     Raises:
         InputError: the model cannot be loaded, has no trained head, or is neither extractive nor generative.
     """
 
-    def __init__(self, model: str | Path, *, batch_size: int = 32, null_threshold: float | None = None):
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        batch_size: int = 32,
+        null_threshold: float | None = None,
+        min_confidence: float = 0.0,
+    ):
         if batch_size < 1:
             raise InputError(f"batch_size {batch_size}: must be at least 1")
-        self.name, self.batch_size = str(model), batch_size
+        if not 0 <= min_confidence <= 1:
+            raise InputError(f"min_confidence {min_confidence}: must be a probability, from 0 to 1")
+        self.name, self.batch_size, self.min_confidence = str(model), batch_size, min_confidence
         self._saved = load_saved(self.name, null_threshold)
 
     @property
     def generative(self) -> bool:
         return self._saved.windows.task == "generative"
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether confidences are those of the model's calibrator."""
+        return self._saved.calibrator is not None
 
     def __call__(self, question: str, context: str, n_best: int = 1) -> list[Reply]:
         """The `n_best` best answers to a question about a text, best first; "" is first where the model declines.
@@ -88,35 +111,41 @@ class QuestionAnswerer:
             yield from self._answer([_example(*asked) for asked in chunk], n_best)
 
     def _answer(self, examples: list[Example], n_best: int) -> Iterator[list[Reply]]:
-        saved = self._saved
+        saved, count = self._saved, max(n_best, N_BEST) if self.calibrated else n_best
         texts = [text[:1000] for example in examples[:20] for text in (example.question, example.context)]
         check_knows(saved.tokenizer, texts, f"model {self.name}", "questions and texts")
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
         else:
-            exact = replace(saved.spans, n_best=max(saved.windows.max_length, n_best))
+            exact = replace(saved.spans, n_best=max(saved.windows.max_length, count))
             null = saved.null_threshold is not None
             # with the best alone there are no others to sort
-            decoder = SpanDecoder(examples, exact, best_only=n_best == 1, null=null)
+            decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
         with tempfile.TemporaryDirectory() as folder:
-            features = build_features(
+            windows = build_features(
                 examples, saved.tokenizer, saved.windows, training=False, cache_dir=Path(folder)
             ).dataset
             padding = Padding.of(saved.tokenizer)
-            decode_alone(saved.qa.predict, decoder, features, padding, self.batch_size, ranks.device())
-            del features  # maps a file in the folder
-        answers = decoder.n_best()
+            decode_alone(saved.qa.predict, decoder, windows, padding, self.batch_size, ranks.device())
+            del windows  # maps a file in the folder
+        answers = decoder.n_best(count)
         nulls = decoder.nulls() if saved.null_threshold is not None else {}
         for example in examples:
-            replies = [_reply(answer) for answer in answers[example.id]]
-            yield self._with_null(replies, nulls.get(example.id))[:n_best]
+            yield self._replies(example, answers[example.id], nulls.get(example.id))[:n_best]
 
-    def _with_null(self, replies: list[Reply], null: Null | None) -> list[Reply]:
-        """The answer "" joins the others: first where the question is declined, else by its score, but not first."""
-        if null is None:
-            return replies
-        better = 0 if null.odds > self._saved.null_threshold else max(1, sum(r.score >= null.score for r in replies))
-        return [*replies[:better], Reply("", null.probability, null.score), *replies[better:]]
+    def _replies(self, example: Example, answers: Sequence[Candidate], null: Null | None) -> list[Reply]:
+        """Best first, after the decision whether to decline."""
+        candidates = with_null(answers, null, self._saved.null_threshold)
+        if not candidates:
+            return []
+        confidence = candidates[0].probability
+        if self.calibrated:
+            [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
+        first, *others = map(_reply, candidates)
+        if confidence >= self.min_confidence or not first.text:
+            return [replace(first, confidence=confidence), *others]
+        declined = Reply("", 0.0, None) if null is None else _reply(null)
+        return [replace(declined, confidence=confidence), first, *(reply for reply in others if reply.text)]
 
 
 def _example(number: int, asked: tuple[str, str]) -> Example:
@@ -132,6 +161,6 @@ def _example(number: int, asked: tuple[str, str]) -> Example:
     return Example(str(number), question, context, (), None, context)
 
 
-def _reply(answer) -> Reply:
+def _reply(answer: Candidate) -> Reply:
     place = {"start": answer.start, "end": answer.end} if hasattr(answer, "start") else {}
     return Reply(answer.text, answer.probability, answer.score, **place)

@@ -176,7 +176,7 @@ def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder:
             decoder.add(read_columns(stored, rows), starts, ends)
         return decoder
 
-    answers, fast = _timed(lambda: vectorised(best_only=True).answers())  # as evaluation does
+    answers, fast = _timed(lambda: vectorised(best_only=True).answers())  # as validation does
     _, with_all = _timed(lambda: vectorised(best_only=False).n_best())
     usual, loops = _timed(lambda: _answers_by_loops(examples, windows, batches, settings))
     scores, scoring = _timed(lambda: score(answers, {example.id: example.answers for example in examples}))

@@ -2,14 +2,16 @@
 
     swep-ds answer runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
     swep-ds answer MODEL --question "Who ...?" --text_file article.txt --n_best 3
-    swep-ds answer MODEL --questions asked.jsonl --output answers.jsonl
+    swep-ds answer MODEL --questions asked.jsonl --output answers.jsonl --min_confidence 0.5
 
 MODEL is a Hugging Face folder or hub id, of spans or generative. Of one question it prints the best answers, each with
 its probability among all spans of the text, and the text around it. The probability of a generated answer is that of
 its tokens. A model that was trained with unanswerable questions may find that there is no answer.
+--min_confidence declines a question whose best answer is less likely to be exactly right, as the calibrator says that a
+run fitted to held-out text, or else the softmax.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
-ignored. Each line of --output has id, question, answer ("" = none), probability, start and end in the context, and with
---n_best above 1 the list `answers`.
+ignored. Each line of --output has id, question, answer ("" = none), probability, confidence, start and end in the
+context, and with --n_best above 1 the list `answers`.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
@@ -45,6 +47,12 @@ def parser() -> Parser:
         type=float,
         help="decline where the null score exceeds the best by more (default: the model's)",
     )
+    options.add_argument(
+        "--min_confidence",
+        type=float,
+        default=0.0,
+        help="decline where the best answer's confidence is lower (default: 0)",
+    )
     return options
 
 
@@ -53,13 +61,18 @@ def answer() -> None:
     context = _context(arguments)
     if arguments.n_best < 1:
         raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
+    if not 0 <= arguments.min_confidence <= 1:
+        raise InputError(f"--min_confidence {arguments.min_confidence}: must be a probability, from 0 to 1")
 
     from swep_ds.answering import QuestionAnswerer  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group
 
     with process_group():
         answerer = QuestionAnswerer(
-            arguments.model, batch_size=arguments.batch_size, null_threshold=arguments.null_threshold
+            arguments.model,
+            batch_size=arguments.batch_size,
+            null_threshold=arguments.null_threshold,
+            min_confidence=arguments.min_confidence,
         )
         if arguments.questions:
             _answer_file(answerer, arguments.questions, arguments.output, arguments.n_best)
@@ -69,6 +82,8 @@ def answer() -> None:
             if reply.start is not None:
                 place = f"    ...{context[max(0, reply.start - 40) : reply.end + 40]}...".replace("\n", " ")
             print(f"{reply.probability:6.1%}  {printable(reply.text + place) if reply.text else '(no answer)'}")
+            if reply.confidence is not None and answerer.calibrated:
+                print(f"        confidence that the best answer is exactly right: {reply.confidence:.1%}")
 
 
 def _context(arguments: Namespace) -> str:
@@ -93,6 +108,7 @@ def _context(arguments: Namespace) -> str:
 
 
 def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best: int) -> None:
+    from swep_ds.answering import Reply
     from swep_ds.data.readers import read_questions
 
     try:
@@ -105,9 +121,9 @@ def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best
         with Progress(console, "questions", len(examples)) as progress:
             asked = ((example.question, example.context) for example in examples)
             for number, (example, replies) in enumerate(zip(examples, answerer.answer(asked, n_best), strict=True), 1):
-                best = asdict(replies[0]) if replies else {"text": "", "probability": 0.0, "start": None, "end": None}
+                best = asdict(replies[0] if replies else Reply("", 0.0, None, confidence=0.0))
                 line = {"id": example.id, "question": example.question, "answer": best["text"]}
-                line |= {name: best[name] for name in ("probability", "start", "end")}
+                line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
                 if n_best > 1:
                     line["answers"] = [asdict(reply) for reply in replies]
                 yield json.dumps(line, ensure_ascii=False) + "\n"

@@ -1,6 +1,7 @@
-"""Splits of the examples: seeded subsets, held-out articles, halves to select a checkpoint by and to report."""
+"""Splits of the examples: seeded subsets, held-out articles, halves to choose by and to report, clusters."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 SAMPLE = "-ssmba"
+ARTICLES = 20  # with as many, questions are clustered by article, otherwise by paragraph
 
 
 def subset(examples: list[Example], fraction: float, limit: int | None, seed: int) -> list[Example]:
@@ -57,6 +59,15 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
         held.add(articles[index])
     kept = [example for example in examples if example.article not in held]
     return kept, [example for example in examples if example.article in held]
+
+
+def clusters(examples: Sequence[Example]) -> np.ndarray:
+    """The number from 0 of each question's cluster [N]: its article where there are `ARTICLES` of them, else its
+    paragraph. Questions of one cluster share answers, so that intervals and cross-validation keep them together."""
+    articles = [example.article for example in examples]
+    names = articles if len(set(articles)) >= ARTICLES else [example.context for example in examples]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names])
 
 
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:

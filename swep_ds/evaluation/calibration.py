@@ -11,6 +11,9 @@ import numpy as np
 ECE_BINS = 15
 COVERED_ACCURACY = 80  # percent
 CALIBRATION = ("ece", "aurc", f"coverage_at_{COVERED_ACCURACY}")
+CALIBRATED = tuple(f"calibrated_{name}" for name in CALIBRATION)  # the same of a calibrator's confidences
+RESAMPLES = 1000
+LEVEL = 95  # percent, of intervals
 
 
 def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> dict[str, float]:
@@ -28,7 +31,11 @@ def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> di
         "coverage_at_80": the largest share n / N at which 80 % of the n most confident answers are right; 0 if there is
         none (Kamath et al., ACL 2020).
     """
-    confidence_N, right_N = ordered(confidence, exact_match)
+    return _scores(*ordered(confidence, exact_match))
+
+
+def _scores(confidence_N: np.ndarray, right_N: np.ndarray) -> dict[str, float]:
+    """As `calibration`, of questions that are `ordered`."""
     total = len(right_N)
     ece = sum(abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins(total)) / total
     accuracy_N = accuracy_by_coverage(right_N)
@@ -36,6 +43,53 @@ def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> di
     coverage = (enough[-1] + 1) / total if len(enough) else 0.0
     scores = (ece, np.mean(1 - accuracy_N), coverage)
     return {name: 100.0 * float(np.clip(value, 0, 1)) for name, value in zip(CALIBRATION, scores, strict=True)}
+
+
+def calibrated_scores(
+    softmax: Sequence[float], calibrated: Sequence[float], exact_match: Sequence[float], clusters: Sequence[int]
+) -> dict[str, float]:
+    """What a calibrator changes on N >= 1 questions, in percent and points.
+
+    Args:
+        softmax, calibrated: the confidences without it and with it.
+        exact_match: N times 0 or 1.
+        clusters: N numbers from 0; questions of one cluster are drawn together.
+
+    Returns:
+        `CALIBRATED`, and for `CALIBRATION` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with
+        the calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0).
+    """
+    both = [_Ordered(confidence, exact_match) for confidence in (softmax, calibrated)]
+    cluster_N, rng = np.asarray(clusters), np.random.default_rng(0)
+    count = int(cluster_N.max()) + 1
+    changes = []
+    for _ in range(RESAMPLES):
+        copies_N = np.bincount(rng.integers(count, size=count), minlength=count)[cluster_N]
+        before, after = (confidences.resampled(copies_N) for confidences in both)
+        changes.append([after[name] - before[name] for name in CALIBRATION])
+    tail = (100 - LEVEL) / 2
+    low, high = np.percentile(changes, [tail, 100 - tail], axis=0)
+    scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
+    for name, *bounds in zip(CALIBRATION, low.tolist(), high.tolist(), strict=True):
+        scores |= {f"{name}_change_{side}": bound for side, bound in zip(("low", "high"), bounds, strict=True)}
+    return scores
+
+
+class _Ordered:
+    """Questions that are sorted once for all resamples."""
+
+    def __init__(self, confidence: Sequence[float], exact_match: Sequence[float]):
+        confidence_N = np.asarray(confidence, dtype=float)
+        self.order_N = np.argsort(-confidence_N, kind="stable")
+        self.confidence_N, self.right_N = confidence_N[self.order_N], np.asarray(exact_match, float)[self.order_N]
+
+    def resampled(self, copies_N: np.ndarray) -> dict[str, float]:
+        """The scores with this many copies of each question, in the order in which they were given."""
+        row_M = np.repeat(np.arange(len(copies_N)), copies_N[self.order_N])
+        confidence_M, right_M = self.confidence_N[row_M], self.right_N[row_M]
+        first_M = np.diff(confidence_M, prepend=np.inf) != 0
+        tied_M = np.cumsum(first_M) - 1
+        return _scores(confidence_M, (np.bincount(tied_M, right_M) / np.bincount(tied_M))[tied_M])
 
 
 def ordered(confidence: Sequence[float], exact_match: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from datasets import config as datasets_config
 from transformers import PreTrainedTokenizerFast
 
@@ -14,13 +16,15 @@ from swep_ds.console import Console
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import Features, build_features
 from swep_ds.data.readers import Example
+from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
-from swep_ds.evaluation.calibration import calibration
-from swep_ds.evaluation.generated import GeneratedAnswers
+from swep_ds.evaluation.calibration import calibrated_scores, calibration
+from swep_ds.evaluation.calibrator import N_BEST, Calibrator, TooFew, features, fit
+from swep_ds.evaluation.generated import GeneratedAnswer, GeneratedAnswers
 from swep_ds.evaluation.predict import Decoder, Outputs, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Null, SpanDecoder, SpanSettings
+from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
@@ -42,11 +46,12 @@ class EvalSet:
 
 @dataclass(frozen=True)
 class Predictions:
-    """By question id, in the order of the examples: the best answer, its probability and, of a model that may decline,
-    the null answer."""
+    """By question id, in the order of the examples: the best answer, its probability, the `N_BEST` best answers and, of
+    a model that may decline, the null answer."""
 
     texts: dict[str, str]
     confidences: dict[str, float]
+    n_best: dict[str, list[Answer | GeneratedAnswer | Null]]
     nulls: dict[str, Null]
 
     @property
@@ -54,10 +59,32 @@ class Predictions:
         return {id_: null.odds for id_, null in self.nulls.items()}
 
     def declining(self, threshold: float | None) -> "Predictions":
-        """With "" and its probability for each question whose null odds are above the threshold; None declines none."""
+        """With "" and its probability for each question whose null odds are above the threshold, and the null answer
+        among the best; None declines none."""
         declined = [id_ for id_, odds in self.odds.items() if threshold is not None and odds > threshold]
-        confidences = {id_: self.nulls[id_].probability for id_ in declined}
-        return Predictions(self.texts | dict.fromkeys(declined, ""), self.confidences | confidences, self.nulls)
+        texts = self.texts | dict.fromkeys(declined, "")
+        confidences = self.confidences | {id_: self.nulls[id_].probability for id_ in declined}
+        n_best = {
+            id_: with_null(answers, self.nulls.get(id_), threshold)[:N_BEST] for id_, answers in self.n_best.items()
+        }
+        return Predictions(texts, confidences, n_best, self.nulls)
+
+    def features(self, examples: list[Example]) -> np.ndarray:
+        """What a calibrator sees of their answers: [N, F]."""
+        return np.array([features(example, self.n_best[example.id]) for example in examples])
+
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """By the folder that a file of them lies in."""
+        n_best = {
+            id_: [
+                {"text": answer.text, "probability": answer.probability, "score": answer.score}
+                | ({"start": answer.start, "end": answer.end} if isinstance(answer, Answer) else {})
+                for answer in answers
+            ]
+            for id_, answers in self.n_best.items()
+        }
+        contents = {"predictions": self.texts, "confidence": self.confidences, "n_best": n_best}
+        return contents | ({"null_odds": self.odds} if self.nulls else {})
 
 
 @dataclass(frozen=True)
@@ -71,6 +98,7 @@ class Evaluation:
     cache: Path  # folder for tokenised windows
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by data set; others have SQuAD's rules
     null_threshold: float | None = None  # of null odds, above which a question is declined; None = the model cannot
+    calibrator: Calibrator | None = None
 
     @property
     def padding(self) -> Padding:
@@ -84,8 +112,8 @@ class Evaluation:
         return [EvalSet(name, examples, tokenise(examples)) for name, examples in tests.items()]
 
     def run(self, outputs: Outputs, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
-        """Scores by data set, in order, on every rank; rank 0 writes `predictions/`, `confidence/` and, of a model that
-        may decline a question, `null_odds/`. Collective.
+        """Scores by data set, in order, on every rank; rank 0 writes `predictions/`, `confidence/`, `n_best/`, of a
+        model that may decline a question `null_odds/`, and with a calibrator `calibrated/`. Collective.
 
         Raises:
             WriteFailed: on all ranks.
@@ -96,36 +124,57 @@ class Evaluation:
             say(f"evaluating {test.name}: {len(test.examples)} questions in {len(test.features.dataset)} windows{cut}")
             predictions, golds, scorer = self.predict(outputs, test), test.golds, self.scorer(test.name)
             given = predictions.declining(self.null_threshold)
-            right = [em for em, _ in scorer.by_question(given.texts, golds).values()]
-            scores[test.name] = scorer.score(given.texts, golds) | calibration(list(given.confidences.values()), right)
+            right = self._right(given, test)
+            softmax, contents = list(given.confidences.values()), given.contents()
+            scores[test.name] = scorer.score(given.texts, golds) | calibration(softmax, right)
+            if self.calibrator:
+                sure = self.calibrator.confidence(given.features(test.examples)).tolist()
+                scores[test.name] |= calibrated_scores(softmax, sure, right, clusters(test.examples))
+                contents["calibrated"] = dict(zip(given.texts, sure, strict=True))
             if predictions.nulls and not all(golds.values()):
                 scores[test.name] |= scorer.best_thresholds(predictions.texts, golds, predictions.odds)
-            odds = predictions.odds if predictions.nulls else None
-            write_on_rank0(partial(write_predictions, folder, test.name, given.texts, given.confidences, odds), folder)
+            write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
         return scores
+
+    def _right(self, predictions: Predictions, test: EvalSet) -> list[float]:
+        """The exact match of each question."""
+        return [em for em, _ in self.scorer(test.name).by_question(predictions.texts, test.golds).values()]
 
     def score(self, outputs: Outputs, test: EvalSet) -> Score:
         """EM and F1, on every rank; at the threshold with the best F1 if the model may decline. Collective."""
-        predictions, scorer = self.predict(outputs, test), self.scorer(test.name)
+        predictions, scorer = self.predict(outputs, test, best_only=True), self.scorer(test.name)
         if predictions.nulls:
             predictions = predictions.declining(self._best_threshold(predictions, test))
         return scorer.score(predictions.texts, test.golds)
 
-    def choose_threshold(self, outputs: Outputs, test: EvalSet) -> float:
-        """The threshold on null odds with the best F1 on `test`, on every rank. Collective."""
-        return self._best_threshold(self.predict(outputs, test), test)
+    def with_threshold(self, predictions: Predictions, test: EvalSet) -> "Evaluation":
+        """If the model may decline: at the threshold with the best F1 on `test`, with these answers to it."""
+        if self.null_threshold is None:
+            return self
+        return replace(self, null_threshold=self._best_threshold(predictions, test))
+
+    def with_calibrator(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
+        """With a calibrator of the answers that the model gives, fitted to these answers to `test`, none declined, if
+        there are enough; and a line that says so."""
+        given = predictions.declining(self.null_threshold)
+        fitted = fit(given.features(test.examples), self._right(given, test), clusters(test.examples).tolist())
+        return replace(self, calibrator=None if isinstance(fitted, TooFew) else fitted), str(fitted)
 
     def _best_threshold(self, predictions: Predictions, test: EvalSet) -> float:
         odds = predictions.odds
         below = math.nextafter(min(odds.values()), -math.inf)
         return self.scorer(test.name).best_thresholds(predictions.texts, test.golds, odds, below)["best_f1_threshold"]
 
-    def predict(self, outputs: Outputs, test: EvalSet) -> Predictions:
-        """The best answer to each question, none declined, on every rank. Collective."""
-        decoder = self.decoder(test.examples, best_only=True)
+    def predict(self, outputs: Outputs, test: EvalSet, *, best_only: bool = False) -> Predictions:
+        """The best answer to each question, none declined, on every rank. Collective.
+
+        Args:
+            best_only: leaves out the other answers.
+        """
+        decoder = self.decoder(test.examples, best_only=best_only)
         decode(outputs, decoder, test.features.dataset, self.padding, self.batch_size)
         nulls = decoder.nulls() if self.null_threshold is not None else {}
-        parts = ranks.gather((decoder.answers(), decoder.confidences(), nulls))
+        parts = ranks.gather((decoder.answers(), decoder.confidences(), decoder.n_best(N_BEST), nulls))
         ids = [example.id for example in test.examples]
         merged = [{id_: value for part in kind for id_, value in part.items()} for kind in zip(*parts, strict=True)]
         return Predictions(*({id_: kind[id_] for id_ in ids if id_ in kind} for kind in merged))

@@ -71,8 +71,8 @@ class GeneratedAnswers:
             nulls[self.examples[row].id] = Null(odds, math.exp(log_p), odds)
         return nulls
 
-    def n_best(self) -> dict[str, list[GeneratedAnswer]]:
-        """The best answer by example id, in a list as from `SpanDecoder`."""
+    def n_best(self, count: int | None = None) -> dict[str, list[GeneratedAnswer]]:
+        """The best answer by example id, in a list as from `SpanDecoder`, whatever `count`: a window has one answer."""
         return {
             self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count), -loss * count)]
             for row, (loss, text, count) in sorted(self._best.items())

@@ -13,7 +13,8 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
-from swep_ds.evaluation.spans import Null
+from swep_ds.evaluation.generated import GeneratedAnswer
+from swep_ds.evaluation.spans import Answer, Null
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows, by name; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
@@ -29,6 +30,8 @@ class Decoder(Protocol):
     def confidences(self) -> dict[str, float]: ...
 
     def nulls(self) -> dict[str, Null]: ...
+
+    def n_best(self, count: int | None = None) -> dict[str, list[Answer]] | dict[str, list[GeneratedAnswer]]: ...
 
 
 @torch.no_grad()

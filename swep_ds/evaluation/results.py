@@ -1,4 +1,4 @@
-"""`results.json` (its schema, written and read), `predictions/`, `confidence/` and the printed table."""
+"""`results.json` (its schema, written and read), `predictions/` and what stands beside it, and the printed table."""
 
 import json
 import platform
@@ -16,14 +16,18 @@ from rich.text import Text
 import swep_ds
 from swep_ds.console import Console
 from swep_ds.errors import InputError
+from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
+from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.files import read_json, write_atomically
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 FAULTS_SHOWN = 3
+CALIBRATED_HEADS = [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
 Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
 Scores = dict[str, Score]  # by data set
 Percent = Annotated[float, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+Change = Annotated[float, Field(ge=-100, le=100)]
 
 
 class Checked(BaseModel):
@@ -43,6 +47,16 @@ class CalibratedScore(SetScore):
     ece: Percent | None = None
     aurc: Percent | None = None
     coverage_at_80: Percent | None = None
+    # by the calibrator's confidences, if there is one, and the intervals of what it changes, in points
+    calibrated_ece: Percent | None = None
+    calibrated_aurc: Percent | None = None
+    calibrated_coverage_at_80: Percent | None = None
+    ece_change_low: Change | None = None
+    ece_change_high: Change | None = None
+    aurc_change_low: Change | None = None
+    aurc_change_high: Change | None = None
+    coverage_at_80_change_low: Change | None = None
+    coverage_at_80_change_high: Change | None = None
     has_answer_exact_match: Percent | None = None
     has_answer_f1: Percent | None = None
     has_answer_total: Count | None = None
@@ -55,6 +69,12 @@ class CalibratedScore(SetScore):
     best_f1: Percent | None = None
     best_f1_threshold: float | None = None
 
+    @property
+    def coverage_change(self) -> tuple[float, float] | None:
+        """The interval of what the calibrator changes in coverage at 80 % accuracy, in points."""
+        low, high = self.coverage_at_80_change_low, self.coverage_at_80_change_high
+        return None if low is None or high is None else (low, high)
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -63,6 +83,7 @@ class Evaluated:
     scores: Scores
     scorers: dict[str, str]  # whose rules
     null_threshold: float | None = None  # of a model that may decline questions
+    calibrator: Calibrator | None = None
 
 
 class Selection(Checked):
@@ -91,6 +112,7 @@ class Results(Checked):
     eval: dict[str, CalibratedScore]  # the source domain first
     scorers: dict[str, str] = {}  # by data set: whose rules scored it
     null_threshold: float | None = None  # of a model that may decline: above it, it does
+    calibrator: Calibrator | None = None
     versions: dict[str, str]
     provenance: dict[str, str] = {}  # `provenance()`; results of earlier versions lack it
 
@@ -103,6 +125,7 @@ class SavedModelResults(Checked):
     eval: dict[str, CalibratedScore]
     scorers: dict[str, str] = {}
     null_threshold: float | None = None
+    calibrator: Calibrator | None = None
     versions: dict[str, str]
 
 
@@ -170,36 +193,45 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
     shifted = list(scores.values())[1:]
     if not shifted:
         return None
-    means = [key for key in shifted[0] if not key.endswith(("total", "threshold"))]
+    means = [key for key in shifted[0] if not key.endswith(("total", "threshold", "_low", "_high"))]
     shared = [key for key in means if all(s.get(key) is not None for s in shifted)]
     return {key: sum(s[key] for s in shifted) / len(shifted) for key in shared}
 
 
-def write_predictions(
-    folder: Path, name: str, predictions: dict[str, str], confidences: dict[str, float], odds: dict[str, float] | None
-) -> None:
-    """`predictions/<name>.json`: question id -> answer, as the official scorers read it; `confidence/<name>.json`; and,
-    of a model that may decline, `null_odds/<name>.json`."""
-    contents = {"predictions": predictions, "confidence": confidences} | ({"null_odds": odds} if odds else {})
+def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
+    """`<kind>/<name>.json` of each kind of content, by question id, such as `predictions/`: id -> answer, as the
+    official scorers read it."""
     for kind, content in contents.items():
         (folder / kind).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))
 
 
 def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean last."""
+    """A table in percent, the source domain first and the out-of-domain mean last.
+
+    With a calibrator it has what that changes in coverage, too.
+    """
     table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are no markup
     table.add_column("data set")
-    for column in ("EM", "F1", "questions"):
+    calibrated = any(CALIBRATED[0] in s for s in scores.values())
+    for column in ("EM", "F1", "questions", *CALIBRATED_HEADS * calibrated):
         table.add_column(column, justify="right")
     for name, s in scores.items():
         parts = {"": name, "has_answer_": "  with an answer", "no_answer_": "  without an answer"}
         for part, title in parts.items():
             if f"{part}total" in s:
                 percent = (f"{s[part + metric]:.2f}" for metric in ("exact_match", "f1"))
-                table.add_row(title, *percent, str(s[f"{part}total"]))
+                table.add_row(title, *percent, str(s[f"{part}total"]), *([] if part else _coverage(s)))
     mean = out_of_domain_mean(scores)
     if mean:
         table.add_section()
         table.add_row("out-of-domain mean", f"{mean['exact_match']:.2f}", f"{mean['f1']:.2f}", "")
     Console().print(table)
+
+
+def _coverage(score: Score) -> list[str]:
+    """The cells of `CALIBRATED_HEADS`; none without a calibrator."""
+    if CALIBRATED[0] not in score:
+        return []
+    low, high = (score[f"coverage_at_80_change_{side}"] for side in ("low", "high"))
+    return [f"{score[f'{kind}coverage_at_80']:.1f}" for kind in ("", "calibrated_")] + [f"{low:+.1f} to {high:+.1f}"]

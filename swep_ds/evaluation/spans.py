@@ -64,6 +64,19 @@ class Null(NamedTuple):
     probability: float
     odds: float  # its score less that of the best answer: the higher, the likelier that there is none
 
+    @property
+    def text(self) -> str:
+        return ""
+
+
+def with_null(answers: Sequence, null: Null | None, threshold: float | None) -> list:
+    """The null answer joins the others, best first: before them where its odds are above the threshold, which declines
+    the question, else by its score, but not first. Without a null answer or a threshold nothing changes."""
+    if null is None or threshold is None:
+        return [*answers]
+    better = 0 if null.odds > threshold else max(1, sum(answer.score >= null.score for answer in answers))
+    return [*answers[:better], null, *answers[better:]]
+
 
 def window_candidates(
     start_logits_BT: Tensor,
@@ -244,9 +257,13 @@ class SpanDecoder:
         finite = score.astype(np.float64).clip(-2 * LARGEST, 2 * LARGEST)  # two infinite logits add up to inf
         return np.exp(np.minimum(0.0, finite - log_sum))
 
-    def n_best(self) -> dict[str, list[Answer]]:
-        """At most `settings.n_best` answers by example id, best first; one if the decoder is `best_only`."""
-        count = 1 if self.best_only else self.settings.n_best
+    def n_best(self, count: int | None = None) -> dict[str, list[Answer]]:
+        """At most `count` answers by example id, best first; a single one if the decoder is `best_only`.
+
+        Args:
+            count: None = `settings.n_best`.
+        """
+        count = 1 if self.best_only else count or self.settings.n_best
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
         example, score, begin, end = self._ordered()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)

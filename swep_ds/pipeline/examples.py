@@ -55,6 +55,18 @@ def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dic
     return tests
 
 
+def validation_examples(recipe: Recipe) -> list[Example]:
+    """The half of `Recipe.halved`, which is not None, that chooses.
+
+    Raises:
+        InputError: its source cannot be read.
+    """
+    data, name = recipe.data, recipe.halved
+    training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
+    _, tests = _tests(data, training, [name])
+    return halves(tests[name])[0]
+
+
 def _tests(
     data: DataSection, training: list[Example], names: Sequence[str]
 ) -> tuple[list[Example], dict[str, list[Example]]]:

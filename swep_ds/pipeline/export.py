@@ -54,7 +54,7 @@ def export_model(
             write_model(model, weights, unfinished)
             if ranks.is_main():
                 save_tokenizer(tokenizer, unfinished)
-                reading = ReadingSettings.of(recipe, tested.null_threshold).model_dump()
+                reading = ReadingSettings.of(recipe, tested).model_dump()
                 (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
                 (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
                 shutil.rmtree(folder, ignore_errors=True)

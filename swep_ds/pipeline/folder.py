@@ -31,7 +31,7 @@ MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.ma
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE, DS_CONFIG, BATCH, LOCK = "recipe.yaml", "ds_config.json", "batch.json", ".lock"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
-BY_TEST = ("predictions", "confidence", "null_odds")  # folders with a file for each test set
+BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 # what a run writes into its folder
 FILES = (RECIPE, BATCH, DS_CONFIG, "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")

@@ -9,7 +9,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from deepspeed.accelerator import get_accelerator
 from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.errors import InputError, RunExit, reason
+from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -183,6 +184,9 @@ def _run_stage(
 
 
 NO_VALIDATION = "no held-out articles choose another (data.holdout_fraction or eval.select_on)"
+NO_CALIBRATOR = (
+    "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
+)
 
 
 @dataclass(frozen=True)
@@ -217,20 +221,31 @@ def _validate(engine, job: Job, outcome: Outcome) -> Score:
 
 
 def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
-    """Tests the outcome's weights, after choosing when they decline a question if they may; begins its folder."""
+    """Tests the outcome's weights, after choosing what validation data choose; begins its folder."""
     folder, recipe = outcome.folder, outcome.recipe
     write_on_rank0(lambda: _begin_folder(folder, recipe, job), folder.path)
     if outcome.kind:
         say(f"with train.average {recipe.train.average}, in {folder.path}:")
-    evaluation = job.evaluation
-    names = {test.name: evaluation.scorer(test.name).name(test.golds) for test in job.tests}
+    names = {test.name: job.evaluation.scorer(test.name).name(test.golds) for test in job.tests}
     with outcome.weights():
-        if evaluation.null_threshold is not None:
-            if job.validation:
-                evaluation = replace(evaluation, null_threshold=evaluation.choose_threshold(engine, job.validation))
-            where = f"the best by F1 on half of {job.validation.name}" if job.validation else NO_VALIDATION
-            say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {where}")
-        return Evaluated(evaluation.run(engine, job.tests, folder.path, say), names, evaluation.null_threshold)
+        evaluation = _tuned(engine, job, say) if job.tests else job.evaluation
+        scores = evaluation.run(engine, job.tests, folder.path, say)
+    return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator)
+
+
+def _tuned(engine, job: Job, say: Say) -> Evaluation:
+    """The evaluation with what the validation data choose: when the model declines; of source text, a calibrator."""
+    evaluation, validation, confidences = job.evaluation, job.validation, NO_CALIBRATOR
+    where = f"the best by F1 on half of {validation.name}" if validation else NO_VALIDATION
+    if validation:
+        predictions = evaluation.predict(engine, validation)
+        evaluation = evaluation.with_threshold(predictions, validation)
+        if validation.name == job.tests[0].name:
+            evaluation, confidences = evaluation.with_calibrator(predictions, validation)
+    if evaluation.null_threshold is not None:
+        say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {where}")
+    say(confidences)
+    return evaluation
 
 
 def _results(
@@ -255,6 +270,7 @@ def _results(
     run |= {"world_size": ranks.world_size(), "versions": versions()}
     run["provenance"] = provenance() if ranks.is_main() else {}  # rank 0 writes the results
     chosen = {"selection": selection, "scorers": tested.scorers, "null_threshold": tested.null_threshold}
+    chosen["calibrator"] = tested.calibrator
     return Results(**run, train=train, pretraining=pretraining, eval=tested.scores, **chosen)
 
 

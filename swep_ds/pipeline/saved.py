@@ -12,8 +12,9 @@ from swep_ds.console import Console
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, parsing
+from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
-from swep_ds.evaluation.results import SavedModelResults, print_scores, versions, write_results
+from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.files import read_json
@@ -39,11 +40,12 @@ class ReadingSettings(Section):
     data: WindowSection
     eval: EvalSection
     null_threshold: float | None = None  # of null odds, above which a question is declined; None = never
+    calibrator: Calibrator | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, null_threshold: float | None = None) -> "ReadingSettings":
+    def of(cls, recipe: Recipe, tested: Evaluated) -> "ReadingSettings":
         data = WindowSection(**{name: getattr(recipe.data, name) for name in WINDOWS})
-        return cls(data=data, eval=recipe.eval, null_threshold=null_threshold)
+        return cls(data=data, eval=recipe.eval, null_threshold=tested.null_threshold, calibrator=tested.calibrator)
 
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
@@ -65,14 +67,15 @@ class SavedModel:
     tokenizer: PreTrainedTokenizerFast
     windows: WindowSettings
     spans: SpanSettings
-    null_threshold: float | None  # as in `ReadingSettings`
+    null_threshold: float | None  # these two as in `ReadingSettings`
+    calibrator: Calibrator | None = None
 
 
 def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
     Args:
-        null_threshold: replaces the model's own.
+        null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
     Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
     reading.json is damaged.
@@ -89,17 +92,18 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     model = model.eval().to(ranks.device())
     longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
     windows = WindowSettings(longest, task="generative" if generative else "extractive")
-    spans, generation_kwargs = SpanSettings(), {}
+    spans, generation_kwargs, calibrator = SpanSettings(), {}, None
     if (file := Path(source, READING)).is_file():
         reading = ReadingSettings.load(file)
         windows = replace(windows, **reading.data.model_dump())
         spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
         generation_kwargs = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
-        null_threshold = reading.null_threshold if null_threshold is None else null_threshold
+        if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
+            null_threshold, calibrator = reading.null_threshold, reading.calibrator
     qa = GenerativeQA(model, **generation_kwargs) if generative else ExtractiveQA(model)
     if generative and null_threshold is not None:
         qa.empty_answer = empty_answer(tokenizer)
-    return SavedModel(qa, tokenizer, windows, spans, null_threshold)
+    return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator)
 
 
 def evaluate_saved(
@@ -152,7 +156,9 @@ def evaluate_saved(
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
     rules = dict.fromkeys(tests, Scorer(language if scorer == "mlqa" else None))
     threshold = saved.null_threshold
-    evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, CACHE, rules, threshold)
+    evaluation = Evaluation(
+        saved.tokenizer, windows, saved.spans, batch_size, CACHE, rules, threshold, saved.calibrator
+    )
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     results = SavedModelResults(
@@ -161,6 +167,7 @@ def evaluate_saved(
         eval=scores,
         scorers={test.name: evaluation.scorer(test.name).name(test.golds) for test in test_sets},
         null_threshold=threshold,
+        calibrator=saved.calibrator,
         versions=versions(),
     )
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)

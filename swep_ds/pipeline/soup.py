@@ -138,6 +138,8 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
     if reading.null_threshold is not None:
         mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
         reading = reading.model_copy(update={"null_threshold": mean})
+    reading = reading.model_copy(update={"calibrator": None})  # it was fitted to an ingredient's answers
+    if reading != first.reading:
         (folder / READING).write_text(f"{reading.model_dump_json(indent=2)}\n", encoding="utf-8")
     (folder / "README.md").write_text(_card(ingredients, reading), encoding="utf-8")
 

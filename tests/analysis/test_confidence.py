@@ -1,5 +1,7 @@
 """Reliability and risk-coverage curves against loops over questions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,31 @@ def test_curves_and_rows():
     assert (
         f"On wiki its confidence is {100 * np.mean([i.confidence for i in answered['wiki']]):.0f} %" in told.statement
     )
+
+
+def test_a_calibrator_has_curves_and_rows_of_its_own():
+    plain = {"wiki": answers(0), "news": answers(1)}
+    rng = np.random.default_rng(3)
+    sure = {name: rng.random(len(items)).tolist() for name, items in plain.items()}
+    answered = {
+        name: [replace(item, calibrated=value) for item, value in zip(items, sure[name], strict=True)]
+        for name, items in plain.items()
+    }
+    told, before = confidence(answered), confidence(plain)
+    assert told.rows == before.rows
+    assert before.calibrated == []
+    for name, mean, right, *scores in told.calibrated:
+        exact = [item.right for item in plain[name]]
+        assert scores == list(calibration(sure[name], exact).values())
+        assert (mean, right) == pytest.approx((100 * np.mean(sure[name]), 100 * np.mean(exact)))
+    risk, names = told.charts[1], ["wiki", OTHERS]
+    assert list(risk.curves) == [*names, *(f"{name}, calibrated" for name in names)]
+    exact = {name: np.array([item.right for item in items]) for name, items in plain.items()}
+    wrong = 1 - exact["wiki"][np.argsort(-np.array(sure["wiki"]))]
+    np.testing.assert_allclose(risk.curves["wiki, calibrated"][1], 100 * np.cumsum(wrong) / np.arange(1, 61))
+    coverage = f"{told.calibrated[1][-1]:.0f} % of those of {OTHERS}."
+    assert told.statement.endswith(coverage)
+    assert "calibrator" not in before.statement
 
 
 def test_runs_without_confidences():

@@ -104,9 +104,9 @@ def test_a_question_is_declined_where_the_null_score_is_above_the_best_by_more_t
     for threshold, declined in ((odds - 0.01, True), (odds + 0.01, False)):
         replies = QuestionAnswerer(model, null_threshold=threshold)(*asked, n_best=1 + len(spans))
         [place] = [i for i, reply in enumerate(replies) if not reply.text]
-        assert replies[place] == Reply(
-            "", pytest.approx(math.exp(null) / total, rel=1e-4), pytest.approx(null, abs=1e-5)
-        )
+        probability = pytest.approx(math.exp(null) / total, rel=1e-4)
+        confidence = probability if declined else None
+        assert replies[place] == Reply("", probability, pytest.approx(null, abs=1e-5), confidence=confidence)
         assert place == (0 if declined else max(1, sum(score >= null for score, *_ in spans)))
         assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
         [best] = QuestionAnswerer(model, null_threshold=threshold)(*asked)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.evaluation.calibration import CALIBRATION, calibration
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, RESAMPLES, calibrated_scores, calibration
 from swep_ds.evaluation.results import CalibratedScore, out_of_domain_mean
 
 answers = st.lists(
@@ -61,6 +61,25 @@ def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
     scores = calibration([0.9] * 8 + [0.1] * 2, [1] * 8 + [0] * 2)
     assert scores["coverage_at_80"] == 100
     assert scores["ece"] == pytest.approx(10)
+
+
+@pytest.mark.parametrize("levels", [5, 10**6])  # with many equal confidences, and with none
+def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
+    rng = np.random.default_rng(1)
+    cluster = np.repeat(np.arange(12), rng.integers(1, 6, 12))
+    before, after = (rng.integers(1, levels, len(cluster)) / levels for _ in range(2))
+    right = (rng.random(len(cluster)) < before).astype(float)
+    scores = calibrated_scores(before, after, right, cluster)
+    assert [scores[name] for name in CALIBRATED] == pytest.approx(list(calibration(after, right).values()))
+    drawn, changes = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        chosen = drawn.integers(12, size=12)
+        rows = np.concatenate([np.flatnonzero(cluster == number) for number in chosen])
+        old, new = (calibration(values[rows], right[rows]) for values in (before, after))
+        changes.append([new[name] - old[name] for name in CALIBRATION])
+    for name, values in zip(CALIBRATION, np.transpose(changes), strict=True):
+        bounds = [scores[f"{name}_change_{side}"] for side in ("low", "high")]
+        assert bounds == pytest.approx(np.percentile(values, [2.5, 97.5]).tolist())
 
 
 def test_results_of_earlier_versions_have_no_calibration():

@@ -130,6 +130,22 @@ def test_table_has_the_source_first_and_the_mean_last(capsys):
     assert "mean" not in capsys.readouterr().out
 
 
+def test_a_calibrator_shows_what_it_changes(capsys):
+    change = {"coverage_at_80": 20.0, "calibrated_ece": 1.0, "calibrated_coverage_at_80": 30.0}
+    change |= {"coverage_at_80_change_low": -1.25, "coverage_at_80_change_high": 21.0}
+    print_scores({"wiki": SCORES["wiki"] | change, "news": SCORES["news"]}, "mle")
+    printed = capsys.readouterr().out
+    assert re.search(r"│ wiki .* 10 │ +20\.0 │ +30\.0 │ +-1\.2 to \+21\.0 │", printed)
+    assert "out-of-domain mean" in printed
+    assert out_of_domain_mean({"wiki": SCORES["wiki"], "news": SCORES["news"] | change}).keys() == {
+        "exact_match",
+        "f1",
+        "coverage_at_80",
+        "calibrated_ece",
+        "calibrated_coverage_at_80",
+    }
+
+
 def test_questions_without_an_answer_have_rows_of_their_own(capsys):
     print_scores({"wiki": score({"a": "x", "b": "x", "c": ""}, {"a": ["x"], "b": [], "c": []})}, "mle")
     rows = re.findall(r"│ +(\w[^│]*?) +│ +([\d.]+) +│ +([\d.]+) +│ +(\d*) +│", capsys.readouterr().out)

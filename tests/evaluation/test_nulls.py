@@ -11,7 +11,7 @@ from swep_ds.data.windows import empty_answer
 from swep_ds.evaluation.evaluate import Evaluation, Predictions
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Null, SpanDecoder, SpanSettings
+from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, SpanSettings, with_null
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.evaluation.test_spans import columns_of, examples, logits_of, window
 from tests.support import tiny, tiny_batches, tiny_models
@@ -63,18 +63,31 @@ def test_null_scores_are_finite_whatever_the_logits(extreme):
 
 def test_a_question_is_declined_above_the_threshold():
     nulls = {"a": Null(0.0, 0.7, odds=1.0), "b": Null(0.0, 0.2, odds=0.5), "c": Null(0.0, 0.1, odds=-2.0)}
-    predictions = Predictions({"a": "x", "b": "y", "c": "z"}, {"a": 0.3, "b": 0.8, "c": 0.9}, nulls)
+    n_best = {id_: [Answer(text, 0, 1, -1.0, 0.5)] for id_, text in zip("abc", "xyz", strict=True)}
+    predictions = Predictions({"a": "x", "b": "y", "c": "z"}, {"a": 0.3, "b": 0.8, "c": 0.9}, n_best, nulls)
     declining = predictions.declining(0.5)  # not at it, as in the official scorer
     assert declining.texts == {"a": "", "b": "y", "c": "z"}
     assert declining.confidences == {"a": 0.7, "b": 0.8, "c": 0.9}
+    kept = {id_: [answer.text for answer in answers] for id_, answers in declining.n_best.items()}
+    assert kept == {"a": ["", "x"], "b": ["y", ""], "c": ["z", ""]}  # never first unless the question is declined
     assert predictions.declining(None).texts == predictions.texts
+    assert predictions.declining(None).n_best == n_best
+
+
+def test_the_null_answer_stands_where_its_score_puts_it():
+    answers = [Answer(text, 0, 1, score, 0.1) for text, score in (("x", 3.0), ("y", 2.0), ("z", 1.0))]
+    for score, texts in ((4.0, ["x", "", "y", "z"]), (2.0, ["x", "y", "", "z"]), (0.0, ["x", "y", "z", ""])):
+        null = Null(score, 0.1, odds=score - 3.0)
+        assert [answer.text for answer in with_null(answers, null, 1.0)] == texts
+        assert [answer.text for answer in with_null(answers, null, -9.0)] == ["", "x", "y", "z"]
+    assert with_null(answers, None, 0.0) == answers
 
 
 def test_the_threshold_with_the_best_f1_is_chosen():
     evaluation = Evaluation(None, None, None, 1, Path(), {}, 0.0)
     odds = {"a": -1.0, "b": 0.5, "c": 2.0}
     predictions = Predictions(
-        {"a": "tea", "b": "red tea", "c": "x"}, {}, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
+        {"a": "tea", "b": "red tea", "c": "x"}, {}, {}, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
     )
     test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": ("tea",), "c": ()}})
     assert evaluation._best_threshold(predictions, test) == 0.5
@@ -86,7 +99,7 @@ def test_the_threshold_with_the_best_f1_is_chosen():
 def test_a_threshold_that_declines_all_does_so():
     odds = {"a": -1.0, "b": -5.0, "c": -3.0}
     nulls = {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
-    predictions = Predictions(dict.fromkeys(odds, "x"), dict.fromkeys(odds, 0.5), nulls)
+    predictions = Predictions(dict.fromkeys(odds, "x"), dict.fromkeys(odds, 0.5), {}, nulls)
     test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": (), "c": ()}})
     threshold = Evaluation(None, None, None, 1, Path(), {}, 0.0)._best_threshold(predictions, test)
     assert predictions.declining(threshold).texts == dict.fromkeys(odds, "")

@@ -25,7 +25,7 @@ def folder(request, tmp_path_factory) -> Path:
 
 def code_blocks(folder: Path, threshold: float | None) -> list[str]:
     recipe = Recipe.load(str(folder / "recipe.yaml"), ["eval.max_answer_tokens=4", "data.max_target_length=4"])
-    reading = ReadingSettings.of(recipe, threshold)
+    reading = ReadingSettings.of(recipe, Evaluated({}, {}, threshold))
     (folder / "model" / READING).write_text(json.dumps(reading.model_dump()))
     if recipe.task == "generative":
         load_saved(str(folder / "model")).qa.generation.save_pretrained(folder / "model")  # as an export has it

@@ -1,0 +1,29 @@
+"""Calibrates the confidences of a finished run, as a run does at its end, without training it again.
+
+    swep-ds calibrate runs/swep-seed0
+    swep-ds evaluate runs/swep-seed0/model --data news=quickstart:news --output_dir scores
+
+The calibrator is fitted to the half of the source domain that the run scored its checkpoints on (eval.select_on), or
+chose on when to decline a question. It goes into model/reading.json, from where `evaluate` and `answer` take it.
+Nothing else of the run changes.
+Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
+Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
+"""
+
+from swep_ds.cli import Parser, add_launch_options, launch
+from swep_ds.files import path_of
+
+
+def calibrate() -> None:
+    parser = Parser(description=__doc__)
+    parser.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
+    add_launch_options(parser)
+    arguments = parser.parse_args()
+    launch(arguments.ranks, "calibrate")
+
+    from swep_ds.pipeline.calibrate import calibrate_run  # after the arguments: these imports take seconds
+    from swep_ds.ranks.group import process_group
+
+    with process_group():
+        calibrate_run(arguments.run, arguments.batch_size)

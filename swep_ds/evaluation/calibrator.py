@@ -1,0 +1,183 @@
+"""How likely is a model's best answer exactly right? A logistic regression on what the answers themselves show.
+
+It is fitted to questions that the model was not trained on and that no score is reported of. Three kinds compete:
+  - softmax: the answer's probability as it is;
+  - temperature: its log odds divided by one number, sigmoid(log odds / T), which keeps the order of the questions;
+  - features: a logistic regression on the probabilities of the five best answers and on the lengths of question, text
+    and answer, as Kamath, Jia and Liang (ACL 2020) have it with a random forest, and on the probability of the answer's
+    text, wherever it stands.
+The kind with the lowest cross-validated log loss is fitted to all questions. Questions of a cluster (an article or a
+paragraph) are left out together. All is deterministic.
+
+Shapes: N questions, F features.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit
+
+from swep_ds.data.answers import normalize_answer
+from swep_ds.data.readers import Example
+from swep_ds.settings import Section
+
+N_BEST = 5  # answers to a question that are kept, and that features are made of
+FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, N_BEST + 1)))
+FEATURES += ("log_question", "log_context", "log_answer")  # lengths in characters
+FOLDS = 5
+LEAST = 20  # right answers, and wrong ones
+MOST_ODDS = 1e6  # the probability 0 or 1 has this log odds' exponential
+RIDGE = 1.0  # penalty on half the squared weights of standardised features
+KINDS = ("softmax", "temperature", "features")
+
+
+class Candidate(Protocol):
+    """An answer, or none (text "")."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def probability(self) -> float: ...
+
+
+class Calibrator(Section):
+    """sigmoid(intercept + weights . features), and how it was chosen."""
+
+    kind: Literal[KINDS]
+    intercept: float
+    weights: dict[Literal[FEATURES], float]  # the others have none
+    log_loss: dict[Literal[KINDS], float]  # cross-validated, in nats
+    questions: int  # that it was fitted to
+
+    def confidence(self, features_NF: np.ndarray) -> np.ndarray:
+        """The probability that the best answer is exactly right: [N] float64 from `features` [N, F]."""
+        weights_F = np.array([self.weights.get(name, 0.0) for name in FEATURES])
+        return expit(self.intercept + features_NF @ weights_F)
+
+    def __str__(self) -> str:
+        losses = ", ".join(f"{kind} {loss:.4f}" for kind, loss in self.log_loss.items())
+        chosen = f"by {self.kind}, on {self.questions} questions (cross-validated log loss: {losses})"
+        return f"confidences are calibrated {chosen}"
+
+
+def features(example: Example, candidates: Sequence[Candidate]) -> list[float]:
+    """The F features of a question.
+
+    Args:
+        candidates: the answer that is given and the next best, `N_BEST` or fewer; none = no answer has a probability.
+    """
+    probabilities = [candidate.probability for candidate in candidates[:N_BEST]]
+    probabilities += [0.0] * (N_BEST - len(probabilities))
+    texts = [normalize_answer(candidate.text) for candidate in candidates[:N_BEST]]
+    same = sum(p for text, p in zip(texts, probabilities, strict=False) if text == texts[0])
+    lengths = map(len, (example.question, example.context, candidates[0].text if candidates else ""))
+    return [_log_odds(probabilities[0]), _log_odds(same), *probabilities[1:], *map(math.log1p, lengths)]
+
+
+def _log_odds(probability: float) -> float:
+    least = 1 / (1 + MOST_ODDS)
+    kept = min(max(probability, least), 1 - least)
+    return math.log(kept / (1 - kept))
+
+
+class TooFew(NamedTuple):
+    """Why there is no calibrator."""
+
+    right: int
+    wrong: int
+    texts: int
+
+    def __str__(self) -> str:
+        return (
+            f"confidences are softmax probabilities: {self.right} right and {self.wrong} wrong answers about "
+            f"{self.texts} texts are too few to calibrate them, which takes {LEAST}, {LEAST} and {FOLDS}"
+        )
+
+
+def fit(
+    features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Sequence[Hashable]
+) -> Calibrator | TooFew:
+    """The calibrator of the kind with the lowest cross-validated log loss; the simplest of equals.
+
+    Args:
+        right_N: whether the exact match is 1.
+        clusters_N: the article or paragraph of each question.
+    """
+    right_N = np.asarray(right_N, dtype=float)
+    few = TooFew(int(right_N.sum()), int((1 - right_N).sum()), len(set(clusters_N)))
+    if min(few.right, few.wrong) < LEAST or few.texts < FOLDS:
+        return few
+    fold_N = _folds(clusters_N)
+    log_loss = {kind: _cross_validated(kind, features_NF, right_N, fold_N) for kind in KINDS}
+    kind = min(KINDS, key=lambda name: log_loss[name])
+    intercept, weights_F = _fit(kind, features_NF, right_N)
+    weights = {name: float(weight) for name, weight in zip(FEATURES, weights_F, strict=True) if weight}
+    return Calibrator(kind=kind, intercept=intercept, weights=weights, log_loss=log_loss, questions=len(right_N))
+
+
+def _folds(clusters_N: Sequence[Hashable]) -> np.ndarray:
+    """The fold of each question [N]: clusters in random order, each to the fold with the fewest questions so far."""
+    names, cluster_N, sizes = np.unique(list(map(str, clusters_N)), return_inverse=True, return_counts=True)
+    folds, filled = np.empty(len(names), int), np.zeros(FOLDS, int)
+    for cluster in np.random.default_rng(0).permutation(len(names)):
+        folds[cluster] = fold = int(filled.argmin())
+        filled[fold] += sizes[cluster]
+    return folds[cluster_N]
+
+
+def _cross_validated(kind: str, features_NF: np.ndarray, right_N: np.ndarray, fold_N: np.ndarray) -> float:
+    """The mean log loss in nats over the questions, each scored by the fit to the other folds."""
+    loss_N = np.empty(len(right_N))
+    for fold in range(FOLDS):
+        left = fold_N == fold
+        intercept, weights_F = _fit(kind, features_NF[~left], right_N[~left])
+        loss_N[left] = _log_losses(intercept + features_NF[left] @ weights_F, right_N[left])
+    return float(loss_N.mean())
+
+
+def _log_losses(logit_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
+    return -log_expit(np.where(right_N > 0, logit_N, -logit_N))
+
+
+def _fit(kind: str, features_NF: np.ndarray, right_N: np.ndarray) -> tuple[float, np.ndarray]:
+    """(intercept, weights [F]) of one kind."""
+    weights_F = np.zeros(features_NF.shape[1])
+    weights_F[0] = 1.0  # the log odds of the softmax
+    if kind == "softmax":
+        return 0.0, weights_F
+    if kind == "temperature":
+        [weights_F[0]] = _minimum(features_NF[:, :1], right_N, start=[1.0], lowest=1e-3)  # T is positive
+        return 0.0, weights_F
+    mean_F, std_F = features_NF.mean(0), features_NF.std(0)
+    std_F[std_F < 1e-12] = np.inf  # a constant says nothing
+    scaled_NF = (features_NF - mean_F) / std_F
+    intercept, *scaled_F = _minimum(
+        np.column_stack([np.ones(len(right_N)), scaled_NF]), right_N, ridge=[0.0, *[RIDGE] * scaled_NF.shape[1]]
+    )
+    weights_F = np.array(scaled_F) / std_F
+    return float(intercept - mean_F @ weights_F), weights_F
+
+
+def _minimum(
+    columns_NP: np.ndarray,
+    right_N: np.ndarray,
+    start: Sequence[float] | None = None,
+    ridge: Sequence[float] | float = 0.0,
+    lowest: float | None = None,
+) -> np.ndarray:
+    """The P weights with the least summed log loss and ridge penalty; the problem is convex."""
+    ridge_P = np.broadcast_to(ridge, columns_NP.shape[1])
+
+    def loss(weights_P: np.ndarray) -> tuple[float, np.ndarray]:
+        logit_N = columns_NP @ weights_P
+        value = _log_losses(logit_N, right_N).sum() + ridge_P @ weights_P**2 / 2
+        return value, columns_NP.T @ (expit(logit_N) - right_N) + ridge_P * weights_P
+
+    begin = np.zeros(columns_NP.shape[1]) if start is None else np.array(start)
+    bounds = None if lowest is None else [(lowest, None)] * len(begin)
+    options = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-8}
+    return minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x

@@ -1,0 +1,50 @@
+"""Calibrates the confidences of a finished run."""
+
+from pathlib import Path
+
+from swep_ds import ranks
+from swep_ds.console import Console
+from swep_ds.data.readers import Example
+from swep_ds.errors import InputError
+from swep_ds.evaluation.evaluate import CACHE, Evaluation
+from swep_ds.evaluation.scores import Scorer
+from swep_ds.files import write_atomically
+from swep_ds.pipeline.examples import tested_on, validation_examples
+from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.pipeline.saved import READING, ReadingSettings, SavedModel, load_saved
+from swep_ds.ranks.writing import write_on_rank0
+from swep_ds.recipe import Recipe
+
+
+def calibrate_run(run: Path, batch_size: int) -> None:
+    """Fits a calibrator as the run itself would, and writes it into its model's `READING`. Collective.
+
+    Raises:
+        InputError: no finished run, or it held out no half of its source domain.
+        WriteFailed: a full disk or the like.
+    """
+    say, folder = Console(quiet=not ranks.is_main()).print, RunFolder(run)
+
+    def load() -> tuple[Recipe, list[Example], SavedModel]:
+        if not folder.results.is_file():
+            raise InputError(f"{run}: holds no results.json: name the folder of a finished run")
+        if batch_size < 1:
+            raise InputError(f"--batch_size {batch_size}: must be at least 1")
+        recipe = Recipe.load(str(run / RECIPE))
+        if recipe.halved is None or recipe.halved != tested_on(recipe)[0]:
+            raise InputError(
+                f"{run}: held out no half of its source domain to calibrate on: train it with eval.select_on "
+                f"{tested_on(recipe)[0] if tested_on(recipe) else 'held_out'}"
+            )
+        return recipe, validation_examples(recipe), load_saved(str(folder.model))
+
+    recipe, examples, saved = ranks.on_all_ranks(load)
+    rules = {recipe.halved: Scorer(recipe.eval.answer_language(recipe.halved))}
+    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, CACHE, rules, saved.null_threshold)
+    [validation] = ranks.local_rank_zero_first(lambda: evaluation.prepare({recipe.halved: examples}))
+    say(f"half of {validation.name}: {len(examples)} questions in {len(validation.features.dataset)} windows")
+    evaluation, line = evaluation.with_calibrator(evaluation.predict(saved.qa.predict, validation), validation)
+    say(line)
+    file = folder.model / READING
+    reading = ReadingSettings.load(file).model_copy(update={"calibrator": evaluation.calibrator})
+    write_on_rank0(lambda: write_atomically(file, reading.model_dump_json(indent=2) + "\n"), file)

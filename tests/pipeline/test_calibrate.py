@@ -1,0 +1,155 @@
+"""A run calibrates its confidences on held-out text, and `swep-ds calibrate` does so afterwards."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swep_ds.answering import QuestionAnswerer
+from swep_ds.data.batches import Padding
+from swep_ds.data.features import build_features
+from swep_ds.data.readers import read_examples
+from swep_ds.data.splits import clusters
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, calibrated_scores
+from swep_ds.evaluation.calibrator import N_BEST, Calibrator, features
+from swep_ds.evaluation.predict import decode_alone
+from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.spans import Answer, SpanDecoder
+from swep_ds.pipeline.examples import reported_examples, validation_examples
+from swep_ds.pipeline.saved import load_saved
+from swep_ds.recipe import Recipe
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
+
+SETTINGS = ["data.holdout_fraction=0.5", "eval.select_on=held_out", "train.max_updates=1"]
+SETTINGS += ["train.learning_rate=1e-20", "train.precision=fp32"]  # so that the run ends with the weights of its start
+
+
+def right_half(model: Path, file: Path) -> None:
+    """Has the model answer every second question right."""
+    document = json.loads(file.read_text())
+    saved, examples = load_saved(str(model)), read_examples(str(file), training=False)
+    decoder = SpanDecoder(examples, saved.spans)
+    windows = build_features(examples, saved.tokenizer, saved.windows, training=False, cache_dir=file.parent).dataset
+    padding = Padding.of(saved.tokenizer)
+    decode_alone(saved.qa.predict, decoder, windows, padding, 32, torch.device("cpu"))
+    best = decoder.n_best(1)
+    questions = [qa for article in document["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
+    for qa in questions[::2]:
+        [answer] = best[qa["id"]]
+        qa["answers"] = [{"text": answer.text, "answer_start": answer.start}]
+    file.write_text(json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """calibrated/; few/, whose held-out half has too few questions; plain/, which has no such half; and out."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    recipe = prepare(folder)
+    windows = {"max_length": 48, "doc_stride": 16, "max_query_length": 16}
+    (folder / "model" / "reading.json").write_text(json.dumps({"data": windows, "eval": {}}))
+    (folder / "few.json").write_text((folder / "train.json").read_text())
+    (folder / "train.json").write_text(json.dumps(squad(240)))
+    for name in ("train", "test"):
+        right_half(folder / "model", folder / f"{name}.json")
+    (folder / "model" / "reading.json").unlink()
+    listed = []
+    for name, more in (
+        ("calibrated", []),
+        ("few", [f"data.train={folder / 'few.json'}"]),
+        ("plain", ["eval.select_on=null"]),
+    ):
+        run = {"recipe": str(recipe), "set": [*SETTINGS, *more], "ds_config": str(ds_config(folder, 1))}
+        listed.append(run | {"output_dir": str(folder / name)})
+    (folder / "runs.json").write_text(json.dumps(listed))
+    (folder / "out").write_text(run_script(SEVERAL_RUNS, str(folder / "runs.json")).stdout)
+    return folder
+
+
+def read(file: Path) -> dict:
+    return json.loads(file.read_text())
+
+
+@pytest.mark.slow
+def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
+    run = runs / "calibrated"
+    results, reading = read(run / "results.json"), read(run / "model" / "reading.json")
+    calibrator = Calibrator.model_validate(reading["calibrator"])
+    assert results["calibrator"] == reading["calibrator"]
+    recipe = Recipe.load(str(run / "recipe.yaml"))
+    assert calibrator.questions == len(validation_examples(recipe))
+    for name, examples in reported_examples(recipe).items():
+        answers, softmax, sure, n_best = (
+            read(run / kind / f"{name}.json") for kind in ("predictions", "confidence", "calibrated", "n_best")
+        )
+        assert list(answers) == list(softmax) == list(sure) == list(n_best) == [example.id for example in examples]
+        seen = []
+        for example in examples:
+            best = [Answer(**answer) for answer in n_best[example.id]]
+            assert 1 <= len(best) <= N_BEST
+            assert (best[0].text, best[0].probability) == (answers[example.id], softmax[example.id])
+            assert all(example.context[answer.start : answer.end] == answer.text for answer in best)
+            seen.append(features(example, best))
+        expected = calibrator.confidence(np.array(seen))
+        assert list(sure.values()) == pytest.approx(expected.tolist())
+        right = [em for em, _ in SQUAD.by_question(answers, {e.id: e.answers for e in examples}).values()]
+        scores = calibrated_scores(list(softmax.values()), list(sure.values()), right, clusters(examples))
+        assert results["eval"][name].items() >= scores.items()
+        assert set(CALIBRATION) | set(CALIBRATED) < set(results["eval"][name])
+    assert "reading.json) that was fitted to" in (run / "model" / "README.md").read_text().replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_runs_without_a_calibrator_say_why(runs):
+    out = " ".join((runs / "out").read_text().split())
+    assert "texts are too few to calibrate them" in out
+    assert "no held-out half of the source domain calibrates them (eval.select_on)" in out
+    for name in ("few", "plain"):
+        assert "calibrator" not in read(runs / name / "results.json")
+        assert read(runs / name / "model" / "reading.json")["calibrator"] is None
+        assert not (runs / name / "calibrated").exists()
+        assert (runs / name / "n_best" / "test.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs):
+    run, command = runs / "calibrated", ROOT / "scripts" / "calibrate.py"
+    file = run / "model" / "reading.json"
+    kept = read(file)
+    file.write_text(json.dumps(kept | {"calibrator": None}))
+    ended = run_script(command, str(run))
+    assert "confidences are calibrated by" in ended.stdout
+    again = read(file)
+    assert {**again, "calibrator": None} == {**kept, "calibrator": None}
+    assert again["calibrator"]["kind"] == kept["calibrator"]["kind"]
+    assert again["calibrator"]["log_loss"] == pytest.approx(kept["calibrator"]["log_loss"], rel=1e-3)
+    refused = run_script(command, str(runs / "plain"), check=False)
+    assert refused.returncode == 2
+    assert "held out no half of its source domain to calibrate on: train it with eval.select_on held_out" in (
+        refused.stderr
+    )
+
+
+@pytest.mark.slow
+def test_answers_below_the_least_confidence_are_declined(runs):
+    model = runs / "calibrated" / "model"
+    [example, *_] = reported_examples(Recipe.load(str(runs / "calibrated" / "recipe.yaml")), ["test"])["test"]
+    asked = example.question, example.context
+    plain = QuestionAnswerer(model)
+    best, second = plain(*asked, n_best=2)
+    assert plain(*asked) == [best]
+    assert second.confidence is None
+    calibrator = load_saved(str(model)).calibrator
+    expected = calibrator.confidence(np.array([features(example, plain(*asked, n_best=N_BEST))]))
+    assert best.confidence == pytest.approx(float(expected[0]))
+    [given] = QuestionAnswerer(model, min_confidence=best.confidence - 1e-6)(*asked)
+    assert given.text == best.text
+    declined, withheld = QuestionAnswerer(model, min_confidence=best.confidence + 1e-6)(*asked, n_best=2)
+    assert (declined.text, declined.score, declined.confidence) == ("", None, pytest.approx(best.confidence))
+    assert (withheld.text, withheld.confidence) == (best.text, None)
+    other = QuestionAnswerer(model, null_threshold=1e9)  # under which the calibrator was not fitted
+    assert not other.calibrated
+    [reply] = other(*asked)
+    assert reply.confidence == reply.probability
