@@ -40,6 +40,7 @@ SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
     "owner/name[:config][@split], quickstart:<domain>, or NAME:ADDRESS of a reader that a package registers"
 )
+QUICKSTART = ("quickstart:", "quickstart_v2:")
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
@@ -72,7 +73,7 @@ def read_questions(source: str) -> list[Example]:
 
 
 def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
-    if source.startswith("quickstart:"):
+    if source.startswith(QUICKSTART):
         examples = _read_quickstart(source, training, wanted)
     elif read := find_reader(source):
         examples = list(layouts.rows(printable(source), read_rows(source, read), wanted))
@@ -101,9 +102,10 @@ def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
 def _read_quickstart(source: str, training: bool, wanted: Wanted) -> list[Example]:
     from swep_ds.data.quickstart import DOMAINS, SOURCE, corpus
 
-    domain, _, split = source.removeprefix("quickstart:").partition(".")
+    name, _, domain = source.partition(":")
+    domain, _, split = domain.partition(".")
     try:
-        document = corpus(domain, split or ("train" if training else "test"))
+        document = corpus(domain, split or ("train" if training else "test"), unanswerable=name == "quickstart_v2")
     except KeyError as error:
         raise InputError(
             f"{printable(source)}: the quick-start corpus has no such domain or split; name one of "

@@ -226,10 +226,15 @@ def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
     names = {test.name: evaluation.scorer(test.name).name(test.golds) for test in job.tests}
     with outcome.weights():
         if evaluation.null_threshold is not None:
-            if job.validation:
+            why = NO_VALIDATION
+            if job.validation and all(job.validation.golds.values()):
+                why = f"all questions that could choose another, half of {job.validation.name}, have an answer"
+            elif job.validation:
                 evaluation = replace(evaluation, null_threshold=evaluation.choose_threshold(engine, job.validation))
-            where = f"the best by F1 on half of {job.validation.name}" if job.validation else NO_VALIDATION
-            say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {where}")
+                why = f"the best by F1 on half of {job.validation.name}"
+            say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
+        elif recipe.data.unanswerable == "train":
+            say("no question is declined: all training questions have an answer, whatever data.unanswerable says")
         return Evaluated(evaluation.run(engine, job.tests, folder.path, say), names, evaluation.null_threshold)
 
 
