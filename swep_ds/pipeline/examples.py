@@ -55,6 +55,13 @@ def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dic
     return tests
 
 
+def choosing_examples(recipe: Recipe) -> list[Example]:
+    """The other half of `Recipe.halved`, which must be a test set. Raises InputError: a source cannot be read."""
+    data, name = recipe.data, recipe.halved
+    training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
+    return halves(_tests(data, training, [name])[1][name])[0]
+
+
 def _tests(
     data: DataSection, training: list[Example], names: Sequence[str]
 ) -> tuple[list[Example], dict[str, list[Example]]]:
