@@ -55,11 +55,16 @@ def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dic
     return tests
 
 
-def choosing_examples(recipe: Recipe) -> list[Example]:
-    """The other half of `Recipe.halved`, which must be a test set. Raises InputError: a source cannot be read."""
+def validation_examples(recipe: Recipe) -> list[Example]:
+    """The half of `Recipe.halved`, which is not None, that chooses.
+
+    Raises:
+        InputError: its source cannot be read.
+    """
     data, name = recipe.data, recipe.halved
     training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
-    return halves(_tests(data, training, [name])[1][name])[0]
+    _, tests = _tests(data, training, [name])
+    return halves(tests[name])[0]
 
 
 def _tests(

@@ -24,7 +24,7 @@ from swep_ds.evaluation.results import Results, read_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import read_bytes
 from swep_ds.models.folders import load_config, reading, weight_files
-from swep_ds.pipeline.examples import choosing_examples
+from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
@@ -158,7 +158,7 @@ def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, 
     if first.halved is None or any((run.data, run.halved) != (first.data, first.halved) for run in others):
         return mean, "the mean of the runs', which did not choose on the same questions"
     try:
-        examples = choosing_examples(first)
+        examples = validation_examples(first)
     except InputError as error:
         return mean, f"the mean of the runs', because what they chose on cannot be read ({error})"
     if all(example.answers for example in examples):
