@@ -121,7 +121,7 @@ def test_no_passage_answers_its_unanswerable_question(domain):
                 if question in [fill(template, record) for template in templates if slots(template)[0] <= stated]:
                     assert asked not in stated
             inside += record["name"] in question and "name" in stated
-    assert 0.4 < inside / 300 < 0.6  # the others ask about something else
+    assert 0.3 < inside / 300 < 0.6  # the others ask about something else
 
 
 def test_only_the_source_has_a_train_split():

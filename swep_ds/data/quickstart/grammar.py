@@ -175,9 +175,9 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
 def write_unanswerable(passage: Passage, kinds: Sequence[Kind], world: World) -> str:
     """A question that looks as if the passage answered it, and which it does not.
 
-    Half of the questions ask about a thing of the passage what is not stated of it. The others ask about a thing that
-    the passage does not mention: most about one of the same kind, in a relation that the passage states of its things
-    (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018, Table 3), and a fifth of those about any of `kinds`.
+    About half of the questions ask about a thing of the passage what is not stated of it. The others ask about a thing
+    that the passage does not mention: most about one of the same kind, in a relation that the passage states of its
+    things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), and a fifth of those about any of `kinds`.
     """
     rng = world.rng
     while True:
