@@ -371,14 +371,6 @@ def export(commit: str | None, folder: Path) -> None:
             shutil.copy2(Path(top, name), folder / name)
 
 
-def tolerance(text: str) -> float:
-    """Raises ValueError for NaN, within which all numbers would be equal, and for what is negative."""
-    value = float(text)
-    if not value >= 0:
-        raise ValueError(text)
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
@@ -389,7 +381,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--list", action="store_true", help="print the names of the runs, and make none")
     options.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
     options.add_argument(
-        "--tolerance", type=tolerance, default=0.0, help="relative of numbers, absolute of weights (default: 0)"
+        "--tolerance", type=float, default=0.0, help="relative of numbers, absolute of weights (default: 0)"
     )
     options.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the runs of commits here, and reuse them")
     return options
