@@ -42,7 +42,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    train: str  # a source: hub id ("owner/name[:config][@split]"), local file or folder, "quickstart:<domain>"
+    train: str  # a source: hub id ("owner/name[:config][@split]"), local file or folder, "quickstart_v2:<domain>"
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
     train_fraction: float = Field(1.0, gt=0, le=1)  # nested, seeded subset: the 10 % are inside the 30 %

@@ -14,7 +14,7 @@ from swep_ds.analysis.answers import Answered
 from swep_ds.analysis.crossed import effective_clusters
 from swep_ds.analysis.questions import Questions
 from swep_ds.analysis.significance import interval, resampled_means
-from swep_ds.evaluation.results import Results, out_of_domain_mean
+from swep_ds.evaluation.results import Results
 
 METRICS = ("exact_match", "f1")
 ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
@@ -76,31 +76,64 @@ class Domains(NamedTuple):
 def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Domains:
     """The domains of a run that tested on at least one.
 
+    The finding is about the questions that have an answer: a model that declines all questions answers none.
+
     Args:
         answered: by data set; its intervals are missing where this is.
     """
-    samples, notes = {}, []
+    told, notes = {}, []
     for name, score in results.eval.items():
         items = answered.get(name, ())
-        values = _scores(items)
-        means = values.mean(0) if len(items) else np.full(2, np.nan)
+        means = _scores(items).mean(0) if len(items) else np.full(2, np.nan)
         if len(items) == score.total and np.allclose(means, (score.exact_match, score.f1), atol=ROUNDING):
-            resampled = _resampled(values, items, name)
-            samples |= {} if resampled is None else {name: resampled}
+            told[name] = items
         elif len(items):
             notes.append(
                 f"{name} has no interval: on today's data the answers score {means[0]:.2f} / {means[1]:.2f} over "
                 f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
                 "results.json."
             )
-    names = list(results.eval)
-    scores = {name: np.array([score.exact_match, score.f1]) for name, score in results.eval.items()}
-    if (mean := out_of_domain_mean(results.model_dump()["eval"])) and len(names) > 2:
-        scores[MEAN] = np.array([mean[metric] for metric in METRICS])
-        if all(name in samples for name in names[1:]):
-            samples[MEAN] = np.mean([samples[name] for name in names[1:]], axis=0)
-    rows = [_domain(name, scores, samples, names[0], results) for name in scores]
-    return Domains(rows, *_finding(rows, scores, samples), notes)
+    measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, told)
+    rows = measured.rows(results)
+    if not any(score.no_answer_total for score in results.eval.values()):
+        return Domains(rows, *_finding(rows, measured), notes)
+    having = {name: [item for item in items if item.example.answers] for name, items in told.items()}
+    scores = {
+        name: (score.has_answer_exact_match, score.has_answer_f1)
+        if score.no_answer_total
+        else (score.exact_match, score.f1)
+        for name, score in results.eval.items()
+        if score.has_answer_total or not score.no_answer_total
+    }
+    source = next(iter(results.eval))
+    if source not in scores:
+        said = f"No question of {source}, the source domain, has an answer."
+        return Domains(rows, said, "So there is nothing to compare other domains with.", notes)
+    answerable = _Measured.of(scores, having)
+    return Domains(rows, *_finding(answerable.rows(results), answerable, " with an answer"), notes)
+
+
+class _Measured(NamedTuple):
+    """By data set and, of several others than the first, `MEAN`: EM and F1 in percent [2], and, where there are any,
+    their means over resampled questions [RESAMPLES, 2]."""
+
+    scores: dict[str, np.ndarray]
+    samples: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, scores: Mapping[str, tuple[float, float]], told: Mapping[str, Sequence[Answered]]) -> "_Measured":
+        scores = {name: np.array(pair) for name, pair in scores.items()}
+        drawn = {name: _resampled(_scores(told[name]), told[name], name) for name in scores if name in told}
+        samples = {name: values for name, values in drawn.items() if values is not None}
+        _, *others = scores
+        if len(others) > 1:
+            scores[MEAN] = np.mean([scores[name] for name in others], axis=0)
+            if all(name in samples for name in others):
+                samples[MEAN] = np.mean([samples[name] for name in others], axis=0)
+        return cls(scores, samples)
+
+    def rows(self, results: Results) -> list[Domain]:
+        return [_domain(name, self.scores, self.samples, next(iter(self.scores)), results) for name in self.scores]
 
 
 def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[Change]:
@@ -158,10 +191,10 @@ def _domain(name: str, scores: dict, samples: dict, source: str, results: Result
     return Domain(name, *_intervals(scores[name], samples.get(name)), total, gap)
 
 
-def _finding(rows: Sequence[Domain], scores: dict, samples: dict) -> tuple[str, str]:
-    """(headline, statement)."""
+def _finding(rows: Sequence[Domain], measured: _Measured, which: str = "") -> tuple[str, str]:
+    """(headline, statement). `which`: of the questions, those that are counted."""
     source, *others = rows
-    at_home = f"{source.exact_match.value:.1f} % of the questions of {source.name}"
+    at_home = f"{source.exact_match.value:.1f} % of the questions{which} of {source.name}"
     if not others:
         return f"The model answers {at_home} exactly.", "It was tested on no other domain."
     away = others[-1]  # the mean, or the only other domain
@@ -177,8 +210,8 @@ def _finding(rows: Sequence[Domain], scores: dict, samples: dict) -> tuple[str, 
             f"({least.exact_match.value:.1f} %)."
         )
     if not source.exact_match.value:
-        return f"The model answers no question of {source.name}, its source domain, exactly.", told
-    lost = _loss(scores, samples, source.name, away.name)
+        return f"The model answers no question{which} of {source.name}, its source domain, exactly.", told
+    lost = _loss(measured, source.name, away.name)
     if lost.low is not None:
         told += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
         if not lost.is_clear:
@@ -188,8 +221,9 @@ def _finding(rows: Sequence[Domain], scores: dict, samples: dict) -> tuple[str, 
     return f"On other domains the model loses {lost.value:.0f} % of the exact answers that it gives at home.", told
 
 
-def _loss(scores: dict, samples: dict, source: str, away: str) -> Interval:
+def _loss(measured: _Measured, source: str, away: str) -> Interval:
     """1 - EM away / EM at home, in percent."""
+    scores, samples = measured
     lost = 100 * (1 - scores[away][0] / scores[source][0])
     if source not in samples or away not in samples or not samples[source][:, 0].all():
         return Interval(lost)

@@ -49,7 +49,7 @@ def answer_windows(
     The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
 
     Raises:
-        InputError: a context without the answer, or an answer that no window holds.
+        InputError: a question without an answer, a context without it, or an answer that no window holds.
     """
     cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
     return [_window(example, cutter) for example in examples]
@@ -98,6 +98,8 @@ def _spans(tokens: TextTokens) -> list[tuple[int, int]]:
 
 
 def _find_answer(example: Example) -> tuple[int, int]:
+    if not example.answers:
+        raise InputError(f"question {example.id!r}: is unanswerable, so that no window holds its answer: name another")
     for answer in example.answers:
         if answer and (start := example.context.find(answer)) >= 0:
             return start, start + len(answer)

@@ -41,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
             chosen = sub.add_mutually_exclusive_group()
             chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
-            chosen.add_argument("--first", type=int, default=first, help=f"the first N questions (default: {first})")
+            chosen.add_argument(
+                "--first", type=int, default=first, help=f"the first N questions that have an answer (default: {first})"
+            )
         if name == "tsne":
             sub.add_argument("--max_tokens", type=int, default=500, help="more are sampled (default: 500)")
             sub.add_argument("--seed", type=int, default=0, help="seed of the sample and of t-SNE (default: 0)")
@@ -147,14 +149,17 @@ def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def load_questions(arguments: argparse.Namespace):
-    """The run and the chosen questions."""
+    """The run and the chosen questions, by default the first that have an answer."""
     from swep_ds.analysis.saved_run import SavedRun
 
     check_least(arguments, first=1)
     run = SavedRun.load(arguments.run)
     examples = run.test_examples(arguments.data)
     if not arguments.questions:
-        return run, examples[: arguments.first]
+        answerable = [example for example in examples if example.answers]
+        if not answerable:
+            raise InputError(f"{arguments.run}: no question of {arguments.data or 'its source domain'} has an answer")
+        return run, answerable[: arguments.first]
     by_id = {example.id: example for example in examples}
     if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
         raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")

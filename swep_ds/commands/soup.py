@@ -20,6 +20,8 @@ def soup() -> None:
     check_output_folder("--output", arguments.output)
 
     from swep_ds.pipeline.soup import make_soup  # takes seconds: after the arguments are checked
+    from swep_ds.ranks.group import process_group
 
-    make_soup(arguments.runs, arguments.output)
+    with process_group():
+        make_soup(arguments.runs, arguments.output)
     print(f"soup of {len(arguments.runs)} models in {arguments.output}")

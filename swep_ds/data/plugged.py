@@ -29,8 +29,10 @@ def reader(name: str) -> Callable[[R], R]:
     """
 
     def register(function: R) -> R:
-        if not name.isidentifier() or name == "quickstart":
-            raise TypeError(f"reader {name!r}: name it with letters, digits and '_', and not quickstart")
+        if not name.isidentifier() or name in ("quickstart", "quickstart_v2"):
+            raise TypeError(
+                f"reader {name!r}: name it with letters, digits and '_', and not quickstart or quickstart_v2"
+            )
         check_free(name, _readers.get(name), function)
         _readers[name] = function
         return function

@@ -38,8 +38,10 @@ __all__ = ["Example", "read_examples", "read_questions"]
 
 SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
-    "owner/name[:config][@split], quickstart:<domain>, or NAME:ADDRESS of a reader that a package registers"
+    "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader that a "
+    "package registers"
 )
+QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
@@ -50,9 +52,9 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False) ->
 
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
-            else its data files in name order), `quickstart:<domain>[.<split>]`, or `NAME:ADDRESS` of a registered
-            reader (`plugged.reader`). A source with named splits gives "train" for training, else "validation" or,
-            without it, "test" (the quick start has "train" and "test").
+            else its data files in name order), `quickstart:<domain>[.<split>]`, `quickstart_v2:...` with unanswerable
+            questions, or `NAME:ADDRESS` of a registered reader (`plugged.reader`). A source with named splits gives
+            "train" for training, else "validation" or, without it, "test" (the quick start has "train" and "test").
         training: the first answer of each question must be at its offset or, without one, occur exactly once in the
             context; it becomes `Example.span`.
         unanswerable: reads questions without an answer, too, which are an error otherwise.
@@ -72,7 +74,7 @@ def read_questions(source: str) -> list[Example]:
 
 
 def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
-    if source.startswith("quickstart:"):
+    if source.startswith(QUICKSTART):
         examples = _read_quickstart(source, training, wanted)
     elif read := find_reader(source):
         examples = list(layouts.rows(printable(source), read_rows(source, read), wanted))
@@ -101,9 +103,10 @@ def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
 def _read_quickstart(source: str, training: bool, wanted: Wanted) -> list[Example]:
     from swep_ds.data.quickstart import DOMAINS, SOURCE, corpus
 
-    domain, _, split = source.removeprefix("quickstart:").partition(".")
+    domain, _, split = source.partition(":")[2].partition(".")
     try:
-        document = corpus(domain, split or ("train" if training else "test"))
+        v2 = source.startswith("quickstart_v2:")
+        document = corpus(domain, split or ("train" if training else "test"), unanswerable=v2)
     except KeyError as error:
         raise InputError(
             f"{printable(source)}: the quick-start corpus has no such domain or split; name one of "

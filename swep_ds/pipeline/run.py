@@ -228,22 +228,28 @@ def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
         say(f"with train.average {recipe.train.average}, in {folder.path}:")
     names = {test.name: job.evaluation.scorer(test.name).name(test.golds) for test in job.tests}
     with outcome.weights():
-        evaluation = _tuned(engine, job, say) if job.tests else job.evaluation
+        evaluation = _tuned(engine, job, recipe, say) if job.tests else job.evaluation
         scores = evaluation.run(engine, job.tests, folder.path, say)
     return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator)
 
 
-def _tuned(engine, job: Job, say: Say) -> Evaluation:
+def _tuned(engine, job: Job, recipe: Recipe, say: Say) -> Evaluation:
     """The evaluation with what the validation data choose: when the model declines; of source text, a calibrator."""
     evaluation, validation, confidences = job.evaluation, job.validation, NO_CALIBRATOR
-    where = f"the best by F1 on half of {validation.name}" if validation else NO_VALIDATION
+    why = NO_VALIDATION
     if validation:
         predictions = evaluation.predict(engine, validation)
-        evaluation = evaluation.with_threshold(predictions, validation)
+        if all(validation.golds.values()):
+            why = f"all questions that could choose another, half of {validation.name}, have an answer"
+        else:
+            evaluation = evaluation.with_threshold(predictions, validation)
+            why = f"the best by F1 on half of {validation.name}"
         if validation.name == job.tests[0].name:
             evaluation, confidences = evaluation.with_calibrator(predictions, validation)
     if evaluation.null_threshold is not None:
-        say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {where}")
+        say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
+    elif recipe.data.unanswerable == "train":
+        say("no question is declined: all training questions have an answer, whatever data.unanswerable says")
     say(confidences)
     return evaluation
 

@@ -1,5 +1,6 @@
 """Saved models: loads them, and evaluates them on data sets."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,9 +78,11 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     Args:
         null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
-    Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or its
-    reading.json is damaged.
+    Raises InputError: the threshold is no finite number; the model cannot be loaded or has no trained head; its
+    tokenizer is another model's; or its reading.json is damaged.
     """
+    if null_threshold is not None and not math.isfinite(null_threshold):
+        raise InputError(f"null_threshold {null_threshold}: is no finite number: give one, such as 0.0")
     source, label = resolve_model(name, "model"), f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")

@@ -7,7 +7,7 @@ the soup.
 
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from swep_ds.console import Console
 from swep_ds.errors import InputError, WriteFailed, reason
+from swep_ds.evaluation.evaluate import CACHE, Evaluation
 from swep_ds.evaluation.results import Results, read_results
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import read_bytes
 from swep_ds.models.folders import load_config, reading, weight_files
+from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
-from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings
+from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings, load_saved
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
 
@@ -91,7 +95,7 @@ class Ingredient:
 
 
 def make_soup(runs: Sequence[Path], output: Path) -> None:
-    """Writes the mean of the runs' models as a plain Hugging Face folder.
+    """Writes the mean of the runs' models as a plain Hugging Face folder. Collective, on one rank.
 
     Raises:
         InputError: fewer than two runs; a run that is not finished, damaged, or unlike the first in task, start,
@@ -108,7 +112,7 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     try:
         shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
         unfinished.mkdir(parents=True)
-        _write(ingredients, unfinished)
+        _write(ingredients, unfinished, Console().print)
         unfinished.rename(output)
     except (OSError, SafetensorError) as error:
         raise WriteFailed(f"--output {output}: cannot be written ({reason(error)})") from None
@@ -125,7 +129,7 @@ def _check_alike(ingredients: Sequence[Ingredient]) -> None:
                 raise InputError(f"{file}: is unlike {first_file} ({differing}): {FIX}")
 
 
-def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
+def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str], None]) -> None:
     first = ingredients[0]
     files = list(dict.fromkeys(first.weights.values()))
     for file in first.model.iterdir():
@@ -136,12 +140,37 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
         save_file({name: _mean(ingredients, name) for name in names}, folder / file.name, metadata={"format": "pt"})
     reading = first.reading
     if reading.null_threshold is not None:
-        mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
-        reading = reading.model_copy(update={"null_threshold": mean})
+        threshold, why = _threshold(ingredients, folder)
+        say(f"questions are declined at null odds above {threshold:.2f}: {why}")
+        reading = reading.model_copy(update={"null_threshold": threshold})
     reading = reading.model_copy(update={"calibrator": None})  # it was fitted to an ingredient's answers
     if reading != first.reading:
         (folder / READING).write_text(f"{reading.model_dump_json(indent=2)}\n", encoding="utf-8")
     (folder / "README.md").write_text(_card(ingredients, reading), encoding="utf-8")
+
+
+def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, str]:
+    """The null odds above which the model in `folder` declines a question, and where they are from. Collective.
+
+    They are chosen on the half of a data set on which all of its runs chose theirs. Without such a half they are the
+    mean of the runs', which is right where these are equal (no run chose its own), and otherwise a guess.
+    """
+    first, *others = (ingredient.recipe for ingredient in ingredients)
+    mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
+    if first.halved is None or any((run.data, run.halved) != (first.data, first.halved) for run in others):
+        return mean, "the mean of the runs', which did not choose on the same questions"
+    try:
+        examples = validation_examples(first)
+    except InputError as error:
+        return mean, f"the mean of the runs', because what they chose on cannot be read ({error})"
+    if all(example.answers for example in examples):
+        return mean, f"the mean of the runs', because all questions in half of {first.halved} have an answer"
+    saved, scorer = load_saved(str(folder), mean), Scorer(first.eval.answer_language(first.halved))
+    rules = {first.halved: scorer}
+    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, first.eval.batch_size, CACHE, rules, mean)
+    [chosen_on] = evaluation.prepare({first.halved: examples})
+    chosen = evaluation.with_threshold(evaluation.predict(saved.qa.predict, chosen_on), chosen_on)
+    return chosen.null_threshold, f"the best by F1 on half of {first.halved}"
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:

@@ -26,7 +26,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.data.readers import DATA_SUFFIXES
+from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.files import user_path
@@ -102,7 +102,7 @@ def _ds_config(source: str) -> str:
 
 
 def _data(source: str) -> str:
-    if source.startswith("quickstart:"):
+    if source.startswith(QUICKSTART):
         return "in this package"
     if files := _local(user_path(source, "data")):
         return files

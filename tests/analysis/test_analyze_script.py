@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import pandas as pd
@@ -11,9 +12,12 @@ import torch
 
 from swep_ds.analysis.mechanism import sample_windows
 from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.commands.analyze import load_questions
+from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import squad
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +72,23 @@ def test_heatmap(run):
     assert page.count('class="heatmap"') == 2
     assert page.index("<h2>q1-3</h2>") < page.index("<h2>q1-0</h2>")
     assert f"<h1>swep, {run / 'model'}, seed 0</h1>" in page
+
+
+def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
+    folder = finished(tmp_path)
+    document, overrides = squad(9, seed=1), ["data.unanswerable=train"]
+    asked = [qa for article in document["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
+    for qa in asked[::2]:
+        qa |= {"answers": [], "is_impossible": True}
+    (folder / "test.json").write_text(json.dumps(document))
+    (folder / "recipe.yaml").write_text(Recipe.load(str(folder / "recipe.yaml"), overrides).dump())
+    chosen = Namespace(run=folder, data=None, questions=None, first=3)
+    assert [example.id for example in load_questions(chosen)[1]] == [qa["id"] for qa in asked[1:6:2]]
+    for qa in asked:
+        qa |= {"answers": []}
+    (folder / "test.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="no question of its source domain has an answer"):
+        load_questions(chosen)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import answer_windows, windows_if_any
 from swep_ds.data.features import WindowSettings, build_features
-from swep_ds.data.readers import read_examples
+from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import Template
 from swep_ds.errors import InputError
@@ -125,6 +125,9 @@ def test_the_window_holds_the_whole_answer_with_most_context():
     assert min(first, len(window.input_ids) - last) > 10
     assert [word.text for word in window.words if word.answer] == ["1998"]
     assert len(window.input_ids) <= 40
+    unanswerable = Example("q", "When?", context, (), None, "t")
+    with pytest.raises(InputError, match="question 'q': is unanswerable, so that no window holds its answer"):
+        answer_windows([unanswerable], tiny.wordpiece(), WindowSettings(40, 8, 16))
     with pytest.raises(InputError, match="question 'q': no window of 40 tokens holds its answer"):
         answer_windows([tiny.example("When?", context, context)], tiny.wordpiece(), WindowSettings(40, 8, 16))
 

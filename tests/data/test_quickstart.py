@@ -4,13 +4,14 @@ import dataclasses
 import hashlib
 import json
 import random
+import re
 
 import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, corpus, pretrain
-from swep_ds.data.quickstart.grammar import load_kinds, slots, write_passage, write_questions
+from swep_ds.data.quickstart.grammar import load_kinds, slots, write_passage, write_questions, write_unanswerable
 from swep_ds.data.quickstart.world import World
 
 KINDS = [kind for domain in DOMAINS for kind in load_kinds(domain)]
@@ -21,6 +22,11 @@ SHA256 = {
     ("forum", "test"): "ce6ae2ef18634bf4ba5acd46b5726e988fa9bfcc5871958ceac365de5399c15a",
     ("reviews", "test"): "d0a1c34b7e4b314137a89cf3ca6c425ffb6ea3eaf40be3653241e79ea7e5a08b",
     ("biomedicine", "test"): "f55990823f65f219e15b4ee2fa1f3dc270049e01c18e31d1f3b62c9ca5476852",
+}
+
+SHA256_OF_V2 = {
+    "train": "b2ecab2eb794c980a4153d65319b1e437dec3130d5ffb7bdf77125a8d746a33d",
+    "test": "097f1be1738403fbd67f7b74f8c57f6f3074fab035f9a15008400e2844066572",  # of all domains
 }
 
 
@@ -62,9 +68,60 @@ def test_every_answer_is_at_its_offset(corpora, domain, split):
         assert "{" not in qa["question"] + context
 
 
-def test_ids_are_unique(corpora):
-    ids = [qa["id"] for data in corpora.values() for qa, _ in questions(data)]
-    assert len(set(ids)) == len(ids)
+def test_ids_are_unique(corpora, corpora_v2):
+    for each in (corpora, corpora_v2):
+        ids = [qa["id"] for data in each.values() for qa, _ in questions(data)]
+        assert len(set(ids)) == len(ids)
+
+
+@pytest.fixture(scope="module")
+def corpora_v2():
+    return {pair: corpus(*pair, unanswerable=True) for pair in SHA256}
+
+
+def test_v2_adds_unanswerable_questions_and_short_texts(corpora, corpora_v2):
+    for pair, data in corpora_v2.items():
+        plain = paragraphs(corpora[pair])
+        for old, new in zip(plain, paragraphs(data), strict=False):
+            assert new["context"] == old["context"]
+            assert [qa for qa in new["qas"] if qa["answers"]] == old["qas"]
+        short = paragraphs(data)[len(plain) :]
+        mean = sum(len(paragraph["context"]) for paragraph in plain) / len(plain)
+        assert sum(len(paragraph["context"]) for paragraph in short) / len(short) < mean / 2
+        asked = questions(data)
+        for qa, context in asked:
+            assert all(context[a["answer_start"] :].startswith(a["text"]) for a in qa["answers"])
+            assert bool(qa["answers"]) != qa.get("is_impossible", False)
+        assert sum(not qa["answers"] for qa, _ in asked) / len(asked) == pytest.approx(0.21, abs=0.005)
+
+
+def test_v2_is_the_same_on_every_platform(corpora_v2):
+    for split, expected in SHA256_OF_V2.items():
+        chosen = {f"{domain}.{name}": data for (domain, name), data in corpora_v2.items() if name == split}
+        text = json.dumps(chosen, ensure_ascii=True, sort_keys=True)
+        assert hashlib.sha256(text.encode()).hexdigest() == expected
+
+
+def fill(template, record):
+    return re.sub(r"\{(\w+?)2?\}", lambda slot: record["name" if slot[1] == "short" else slot[1]], template)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_no_passage_answers_its_unanswerable_question(domain):
+    """Of all questions that the templates ask about the things of a passage, it is none whose answer is stated."""
+    world, kinds = World(random.Random(5), "test"), load_kinds(domain)
+    inside = 0
+    for number in range(300):
+        passage = write_passage(kinds[number % len(kinds)], world, most=2 if number % 2 else None)
+        question = write_unanswerable(passage, kinds, world)
+        assert "{" not in question
+        for thing, record in enumerate(passage.records):
+            stated = passage.stated(thing)
+            for asked, templates in passage.kind.questions.items():
+                if question in [fill(template, record) for template in templates if slots(template)[0] <= stated]:
+                    assert asked not in stated
+            inside += record["name"] in question and "name" in stated
+    assert 0.3 < inside / 300 < 0.6  # the others ask about something else
 
 
 def test_only_the_source_has_a_train_split():

@@ -12,13 +12,20 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForQuestionAnswering
 
+from swep_ds.answering import QuestionAnswerer
+from swep_ds.data.readers import read_examples
+from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.evaluation.results import PACKAGES
+from swep_ds.evaluation.scores import score
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
+from swep_ds.recipe import Recipe
 from tests.support import tiny
 from tests.support.bad_input import change_json, refused
 from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script
+from tests.support.one_rank import one_rank
+from tests.support.tiny_run import squad
 
 WEIGHT = "bert.embeddings.word_embeddings.weight"
 MODEL, CONFIG = "model/model.safetensors", "model/config.json"
@@ -76,6 +83,44 @@ def test_a_soup_declines_at_the_mean_of_the_thresholds(runs, tmp_path):
     assert ReadingSettings.load(tmp_path / "soup" / "reading.json").null_threshold == pytest.approx(0.5)
     change_json(runs[1] / "model" / "reading.json", null_threshold=None)
     assert "null_threshold, whether there is one" in refused(make_soup, runs, tmp_path / "other")
+
+
+def test_a_soup_declines_at_a_threshold_of_its_own(runs, tmp_path, capsys):
+    """It is the one with the best F1 on the half that its runs chose on, of all that its own null odds allow."""
+    document = squad(24)
+    for qa in [qa for article in document["data"] for p in article["paragraphs"] for qa in p["qas"]][::2]:
+        qa |= {"answers": [], "is_impossible": True}
+    (tmp_path / "v2.json").write_text(json.dumps(document))
+    chosen = [f"data.train={tmp_path / 'v2.json'}", "data.unanswerable=train", "data.holdout_fraction=0.6"]
+    for run, threshold in zip(runs, (-99.0, 50.0, 99.0), strict=True):
+        recipe = Recipe.load(str(run / "recipe.yaml"), chosen)
+        (run / "recipe.yaml").write_text(recipe.dump())
+        change_json(run / "model" / "reading.json", null_threshold=threshold)
+    with one_rank():
+        make_soup(runs, tmp_path / "soup")
+        said = capsys.readouterr().out
+        half, _ = halves(hold_out_articles(read_examples(recipe.data.train, training=True, unanswerable=True), 0.6)[1])
+        answerer = QuestionAnswerer(tmp_path / "soup")
+        replies = answerer.answer([(example.question, example.context) for example in half], 1000)
+        odds, best = [], []
+        for given in replies:
+            [null] = [reply for reply in given if not reply.text]
+            [top, *_] = [reply for reply in given if reply.text]
+            odds.append(null.score - top.score)
+            best.append(top.text)
+    threshold = ReadingSettings.load(tmp_path / "soup" / "reading.json").null_threshold
+    assert f"at null odds above {threshold:.2f}: the best by F1 on half of held_out" in said
+
+    def total_f1(at: float) -> float:
+        golds = {example.id: example.answers for example in half}
+        texts = ["" if value > at else text for value, text in zip(odds, best, strict=True)]
+        return score(dict(zip(golds, texts, strict=True)), golds)["f1"]
+
+    assert total_f1(threshold + 1e-4) == pytest.approx(max(map(total_f1, [-1e6, *(value + 1e-4 for value in odds)])))
+    (tmp_path / "v2.json").unlink()
+    make_soup(runs, tmp_path / "other")
+    assert "the mean of the runs', because what they chose on cannot be read (data.train: " in capsys.readouterr().out
+    assert ReadingSettings.load(tmp_path / "other" / "reading.json").null_threshold == pytest.approx(50 / 3)
 
 
 def other_shape(run: Path) -> None:

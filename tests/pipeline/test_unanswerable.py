@@ -1,6 +1,7 @@
 """Questions without an answer, end to end: read, trained, declined above a chosen threshold, scored, exported."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def folder(tmp_path_factory) -> Path:
         prepare(home, architecture=architecture)
         (home / "train.json").write_text(json.dumps(with_unanswerable(42)))
         (home / "test.json").write_text(json.dumps(with_unanswerable(9, seed=1)))
+    (path / "answered.json").write_text(json.dumps(squad(20, seed=2)))
     return path
 
 
@@ -98,12 +100,16 @@ def test_every_method_trains_on_them(method):
 
 @pytest.fixture(scope="module")
 def runs(folder) -> Path:
-    """extractive and generative, with held-out articles; plain, without."""
+    """extractive and generative, with held-out articles; plain, without; two of too few unanswerable questions."""
+    alone = TRAIN | {"data.holdout_fraction": 0}
+    answered = folder / "answered.json"
     listed = []
     for name, home, settings in (
         ("extractive", folder, TRAIN),
         ("generative", folder / "t5", TRAIN),
-        ("plain", folder, TRAIN | {"data.holdout_fraction": 0}),
+        ("plain", folder, alone),
+        ("half", folder, alone | {"data.eval": f"{{test: {answered}}}", "eval.select_on": "test"}),
+        ("answerable", folder, alone | {"data.train": answered}),
     ):
         overrides = [f"{field}={value}" for field, value in settings.items()]
         run = {"recipe": str(home / "recipe.yaml"), "set": overrides, "ds_config": str(ds_config(folder, 1))}
@@ -140,6 +146,29 @@ def test_a_run_declines_what_is_above_its_threshold(runs, name):
     if name == "plain":
         assert threshold == 0
         assert "at null odds above 0.00: no held-out articles choose another" in (runs / "out").read_text()
+
+
+@pytest.mark.slow
+def test_questions_that_all_have_an_answer_choose_no_threshold(runs):
+    assert json.loads((runs / "half" / "results.json").read_text())["null_threshold"] == 0
+    said = (runs / "out").read_text()
+    assert "above 0.00: all questions that could choose another, half of test, have an answer" in said
+
+
+@pytest.mark.slow
+def test_a_model_that_did_not_learn_to_decline_does_not(runs):
+    results = json.loads((runs / "answerable" / "results.json").read_text())
+    assert "null_threshold" not in results
+    assert load_saved(str(runs / "answerable" / "model")).null_threshold is None
+    assert all(json.loads((runs / "answerable" / "predictions" / "test.json").read_text()).values())
+    assert results["eval"]["test"]["no_answer_exact_match"] == 0  # of questions that it should have declined
+    assert "no question is declined: all training questions have an answer" in (runs / "out").read_text()
+
+
+@pytest.mark.parametrize("threshold", [math.nan, math.inf, -math.inf])
+def test_a_threshold_is_a_finite_number(threshold):
+    with pytest.raises(InputError, match=r"null_threshold -?(nan|inf): is no finite number"):
+        load_saved("quickstart:encoder", threshold)
 
 
 @pytest.mark.slow

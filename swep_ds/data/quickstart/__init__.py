@@ -21,7 +21,14 @@ import random
 from pathlib import Path
 from typing import Literal
 
-from swep_ds.data.quickstart.grammar import load_kinds, write_passage, write_questions
+from swep_ds.data.quickstart.grammar import (
+    Mention,
+    Passage,
+    load_kinds,
+    write_passage,
+    write_questions,
+    write_unanswerable,
+)
 from swep_ds.data.quickstart.world import World
 
 SOURCE = "encyclopedia"
@@ -30,40 +37,63 @@ ENCODER = Path(__file__).parent / "encoder"
 T5 = Path(__file__).parent / "t5"
 
 _ARTICLES = {"train": 1800, "test": 120}
-_QUESTIONS_PER_PASSAGE = 4
+_SHORT_ARTICLES = {"train": 240, "test": 16}  # only beside unanswerable questions
 
 
-def corpus(domain: str, split: Literal["train", "test"]) -> dict:
-    """The quick-start corpus of one domain in SQuAD v1.1 layout.
+def corpus(domain: str, split: Literal["train", "test"], unanswerable: bool = False) -> dict:
+    """The quick-start corpus of one domain in SQuAD's layout.
 
     Args:
         domain: one of `DOMAINS`. Only the source, "encyclopedia", has a "train" split.
         split: "train" (about 7,000 questions) or "test" (about 450).
+        unanswerable: gives each passage one more question, which it does not answer, and adds passages of at most two
+            sentences. The other passages and questions are those without it.
 
     Returns:
         `{"version", "data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text",
-        "answer_start"}]}]}]}]}`, one answer per question; `answer_start` counts characters of the context.
+        "answer_start"}]}]}]}]}`, one answer per question or, with `is_impossible`, none; `answer_start` counts
+        characters of the context.
 
     Raises:
         KeyError: there is no such domain, or no such split of it.
     """
     if domain not in DOMAINS or split not in _ARTICLES or (split == "train" and domain != SOURCE):
         raise KeyError(f"no quick-start corpus {domain}.{split}: only {SOURCE!r} has a train split")
-    kinds = load_kinds(domain)
+    kinds, name = load_kinds(domain), f"{domain}-{split}"
     world = World(random.Random(f"swep-ds quickstart {domain} {split}"), split)
-    data = []
+    articles = []
     for number in range(_ARTICLES[split]):
-        kind = kinds[number % len(kinds)]
-        passage = write_passage(kind, world)
-        questions = write_questions(passage, world, _QUESTIONS_PER_PASSAGE)
-        qas = [
-            {
-                "id": f"{domain}-{split}-{number:04d}-{letter}",
-                "question": question,
-                "answers": [{"text": passage.text[answer.start : answer.end], "answer_start": answer.start}],
-            }
-            for letter, (question, answer) in zip("abcd", questions, strict=False)
-        ]
-        title = f"{kind.title}: {', '.join(record['name'] for record in passage.records)}"
-        data.append({"title": title, "paragraphs": [{"context": passage.text, "qas": qas}]})
-    return {"version": "swep-ds quickstart 1", "data": data}
+        passage = write_passage(kinds[number % len(kinds)], world)
+        articles.append((passage, write_questions(passage, world, 4)))
+    impossible = [[] for _ in articles]
+    if unanswerable:
+        # random numbers of their own, so that what stands above is the same with them and without
+        world = World(random.Random(f"swep-ds quickstart unanswerable {domain} {split}"), split)
+        for number in range(_SHORT_ARTICLES[split]):
+            passage = write_passage(kinds[number % len(kinds)], world, most=2)
+            articles.append((passage, write_questions(passage, world, 2)))
+        impossible = [[write_unanswerable(passage, kinds, world)] for passage, _ in articles]
+    data = [
+        _article(f"{name}-{number:04d}", *article, unanswered)
+        for number, (article, unanswered) in enumerate(zip(articles, impossible, strict=True))
+    ]
+    return {"version": f"swep-ds quickstart {2 if unanswerable else 1}", "data": data}
+
+
+def _article(name: str, passage: Passage, questions: list[tuple[str, Mention]], unanswered: list[str]) -> dict:
+    """A SQuAD article of one paragraph. `unanswered`: questions that the passage does not answer."""
+    text = passage.text
+    qas = [
+        {
+            "id": f"{name}-{letter}",
+            "question": question,
+            "answers": [{"text": text[answer.start : answer.end], "answer_start": answer.start}],
+        }
+        for letter, (question, answer) in zip("abcd", questions, strict=False)
+    ]
+    qas += [
+        {"id": f"{name}-{letter}", "question": question, "answers": [], "is_impossible": True}
+        for letter, question in zip("z", unanswered, strict=False)
+    ]
+    title = f"{passage.kind.title}: {', '.join(record['name'] for record in passage.records)}"
+    return {"title": title, "paragraphs": [{"context": text, "qas": qas}]}

@@ -5,7 +5,9 @@ and questions that ask for one field. A passage is about two or three things of 
 relations of each, so the relation narrows the answer to a few candidates and the entity decides between them.
 """
 
+import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -57,6 +59,11 @@ class Passage:
     mentions: list[Mention] = field(default_factory=list)
     used: set[str] = field(default_factory=set)  # templates of its sentences
 
+    @property
+    def fields(self) -> set[str]:
+        """Those that the text states of any thing."""
+        return {mention.field for mention in self.mentions}
+
     def stated(self, record: int) -> set[str]:
         return {mention.field for mention in self.mentions if mention.record == record}
 
@@ -96,10 +103,11 @@ def draw_records(kind: Kind, world: World, count: int) -> list[dict[str, str]]:
     return records
 
 
-def write_passage(kind: Kind, world: World, brief: bool = False) -> Passage:
+def write_passage(kind: Kind, world: World, brief: bool = False, most: int | None = None) -> Passage:
     """A passage of three to seven sentences about two or three things of one kind.
 
-    A `brief` passage states a single relation of two things and nothing else, in one or two sentences.
+    A `brief` passage states a single relation of two things and nothing else, in one or two sentences. `most` keeps
+    that many sentences at most, all of which state something, so that its things may differ in their relations.
     """
     rng = world.rng
     count = 2 if brief else rng.choice((2, 3, 3))
@@ -127,9 +135,10 @@ def write_passage(kind: Kind, world: World, brief: bool = False) -> Passage:
             for i in subjects:
                 stated[i] |= slots(template)[0]
     rng.shuffle(plan)
-    if kind.asides and not brief and (len(plan) < 3 or (len(plan) < 6 and rng.random() < 0.5)):
+    plan, padded = plan[:most], not brief and most is None
+    if kind.asides and padded and (len(plan) < 3 or (len(plan) < 6 and rng.random() < 0.5)):
         plan.insert(rng.randint(0, len(plan)), (rng.choice(kind.asides), ()))
-    if kind.openers and not brief and len(plan) < 7:
+    if kind.openers and padded and len(plan) < 7:
         plan.insert(0, (rng.choice(kind.openers), ()))
     passage = Passage(kind, records)
     for number, (template, subjects) in enumerate(plan):
@@ -154,11 +163,64 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
                 beside = {m.sentence for m in passage.mentions if m.record == record and m.field in slots(template)[0]}
                 where = [m for m in where if m.sentence in beside and m.end - m.start == len(values["name"])]
             if where:
-                text = _SLOT.sub(lambda slot, values=values: values[slot[1].replace("short", "name")], template)
-                candidates.append((text, where[0]))
+                candidates.append((_fill(template, values), where[0]))
     rng.shuffle(candidates)
     names = [c for c in candidates if c[1].field == "name"][:1]
     others = [c for c in candidates if c[1].field != "name"][: limit - len(names)]
     chosen = names + others
     rng.shuffle(chosen)
     return chosen
+
+
+def write_unanswerable(passage: Passage, kinds: Sequence[Kind], world: World) -> str:
+    """A question that looks as if the passage answered it, and which it does not.
+
+    About half of the questions ask about a thing of the passage what is not stated of it. The others ask about a thing
+    that the passage does not mention: most about one of the same kind, in a relation that the passage states of its
+    things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), and a fifth of those about any of `kinds`.
+    """
+    rng = world.rng
+    while True:
+        if rng.random() < 0.5:
+            question = _ask_unstated(passage, rng)
+        else:
+            kind = rng.choice(kinds) if rng.random() < 0.2 else passage.kind
+            question = _ask_elsewhere(passage, kind, world)
+        if question:
+            return question
+
+
+def _ask_unstated(passage: Passage, rng: random.Random) -> str | None:
+    """A question about a thing of the passage whose answer it does not state, or None.
+
+    In half of the cases it is a relation that the passage states of another thing, so that there is an answer to
+    confuse it with; None if there is no such relation.
+    """
+    record = rng.choice(sorted({mention.record for mention in passage.mentions if mention.field == "name"}))
+    stated = passage.stated(record)
+    confusing = rng.random() < 0.5
+    templates = [
+        template
+        for asked, templates in passage.kind.questions.items()
+        for template in templates
+        if asked not in stated and slots(template)[0] <= stated and (not confusing or asked in passage.fields)
+    ]
+    return _fill(rng.choice(templates), passage.records[record]) if templates else None
+
+
+def _ask_elsewhere(passage: Passage, kind: Kind, world: World) -> str | None:
+    """A question about a thing that the passage does not mention; None if it mentions what the question states."""
+    [record] = draw_records(kind, world, 1)
+    templates = [
+        (template, slots(template)[0] | ({"name"} if asked != "name" else set()))
+        for asked, templates in kind.questions.items()
+        for template in templates
+        if kind is not passage.kind or (asked in passage.fields and slots(template)[0] <= passage.fields)
+    ]
+    template, told = world.rng.choice(templates)
+    text = passage.text.lower()
+    return None if any(record[name].lower() in text for name in told) else _fill(template, record)
+
+
+def _fill(template: str, record: dict[str, str]) -> str:
+    return _SLOT.sub(lambda slot: record[slot[1].replace("short", "name")], template)
