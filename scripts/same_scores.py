@@ -114,7 +114,9 @@ def compare(title: str, ours: dict, theirs: dict, predictions: int) -> bool:
     differing = {name: pair for name, pair in pairs.items() if abs(pair[0] - pair[1]) > ROUNDING}
     widest = max(abs(a - b) for a, b in pairs.values())
     print(f"{title:48} {predictions:6} predictions  EM {ours['exact_match']:5.2f}  F1 {ours['f1']:5.2f}  ", end="")
-    print(f"{len(pairs):2} scores, largest difference {widest:.1g}", *([f"DIFFERENT: {differing}"] if differing else []))
+    print(f"{len(pairs):2} scores, largest difference {widest:.1g}")
+    for name, (our, their) in differing.items():
+        print(f"    {name}: {our} here, {their} there")
     return not differing
 
 
