@@ -98,11 +98,11 @@ def official(script: Path, golds: dict, predictions: dict, *options: str, odds: 
         contents = {"data": document, "predictions": predictions} | ({"odds": odds} if odds else {})
         paths = [str(Path(folder, name)) for name in contents]
         for path, content in zip(paths, contents.values(), strict=True):
-            Path(path).write_text(json.dumps(content))
+            Path(path).write_text(json.dumps(content), encoding="utf-8")
         if odds:  # a threshold of v2.0's scorer applies to its probabilities; these odds decline nothing
             paths[2:] = ["--na-prob-file", paths[2], "--na-prob-thresh", "inf"]
         command = [sys.executable, "-X", "utf8", str(script), *paths, *options]
-        run = subprocess.run(command, capture_output=True, text=True)
+        run = subprocess.run(command, capture_output=True, encoding="utf-8")
     if run.returncode:
         raise InputError(f"{script}: fails ({run.stderr.strip().splitlines()[-1]}): fetch the published script")
     return json.loads(run.stdout)
