@@ -26,7 +26,7 @@ from swep_ds.settings import flatten
 
 TEMPLATE = "report.html.jinja"
 WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
-OPEN_DOMAINS = 3  # data sets whose answers and heat maps are not folded
+OPEN_DOMAINS, OPEN_MAPS = 3, 2  # data sets whose answers, and whose heat maps, are not folded
 MORE = 4  # answers of each kind and data set that are folded
 OPEN_CHARTS = ("Loss", "Validation", "Deviation of the noise")  # the first two of these are not folded
 LONGEST = 400  # characters that are shown of a text
@@ -91,6 +91,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         **_counts(answered),
         "answers": [_answers(name, items) for name, items in answered.items()],
         "open_domains": OPEN_DOMAINS,
+        "open_maps": OPEN_MAPS,
         "missing": missing,
         "confidence": _confidence(answered, results),
         "maps": heat_maps(folder, recipe, answered),

@@ -16,6 +16,7 @@ Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything
 """
 
 import json
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -115,7 +116,7 @@ def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best
         examples = read_questions(source)
     except InputError as error:
         raise InputError(f"--questions: {error}") from None
-    console = Console()
+    console, began = Console(), time.monotonic()
 
     def lines() -> Iterator[str]:
         with Progress(console, "questions", len(examples)) as progress:
@@ -133,4 +134,5 @@ def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best
         write_atomically(output, lines())
     except OSError as error:
         raise InputError(f"--output {output}: cannot be written ({error.strerror})") from None
-    console.print(f"{len(examples)} answers in {output}")
+    rate = 60 * len(examples) / (time.monotonic() - began)
+    console.print(f"{len(examples)} answers in {output}: {rate:,.0f} questions a minute")

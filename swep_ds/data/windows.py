@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.readers import Example
@@ -86,6 +86,35 @@ def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 def empty_answer(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """The ids that a generative model learns to write where a context holds no answer: special tokens alone."""
     return plain_backend(tokenizer).encode("").ids
+
+
+def separate_texts(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Puts a newline between the two texts of a pair where a tokenizer puts no token, as those of many decoders do.
+
+    Nothing else would tell a model where the question ends. The tokenizer keeps the newline where it is saved, so that
+    the trained model is asked as it was trained.
+    """
+    backend, text = plain_backend(tokenizer), "text"
+    pair, newline = backend.encode(text, text), backend.encode("\n", add_special_tokens=False)
+    if pair.sequence_ids[pair.sequence_ids.index(1) - 1] is None or not newline.ids:
+        return
+    used = {"\n": {"id": "\n", "ids": newline.ids, "tokens": newline.tokens}}
+
+    def pieces(encoding: Encoding) -> list[str]:
+        """The template that gives this encoding: its special tokens, and $A and $B for the texts."""
+        template = []
+        for token, id_, part in zip(encoding.tokens, encoding.ids, encoding.sequence_ids, strict=True):
+            if part is None:
+                template.append(token)
+                used[token] = {"id": token, "ids": [id_], "tokens": [token]}
+            elif (sequence := ("$A:0", "$B:1")[part]) not in template:
+                template.append(sequence)
+        return template
+
+    double = pieces(pair)
+    double.insert(double.index("$B:1"), "\n:1")
+    template = processors.TemplateProcessing(pieces(backend.encode(text)), double, list(used.values()))
+    tokenizer.backend_tokenizer.post_processor = template
 
 
 class Template(NamedTuple):

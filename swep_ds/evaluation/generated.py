@@ -1,7 +1,10 @@
 """Turns generated token ids into answer texts: the most probable answer of a context's windows wins.
 
-A model that was trained with unanswerable questions gives each window's probability p of the empty answer. A question's
-null score is the log odds log(p / (1 - p)) of its window with the lowest: all of its windows must find no answer.
+A blank text wins only where no window wrote another: one part of a context may well hold no answer.
+
+A model that was trained with unanswerable questions gives each window's probability p of the empty answer. The window
+with the lowest p decides, since all of them must find no answer: log p is the question's null score, and
+log(p / (1 - p)) its null odds.
 """
 
 import math
@@ -33,8 +36,8 @@ class GeneratedAnswers:
 
     def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast):
         self.examples, self.tokenizer = examples, tokenizer
-        # by example: negative log probability per token, text, tokens
-        self._best: dict[int, tuple[float, str, int]] = {}
+        # by example: whether it is blank, negative log probability per token, text, tokens
+        self._best: dict[int, tuple[bool, float, str, int]] = {}
         self._null: dict[int, float] = {}  # by example: the lowest log probability of the empty answer
 
     def add(
@@ -49,7 +52,7 @@ class GeneratedAnswers:
         texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
         counts, scores = (token_ids_NK != IGNORED).sum(1).tolist(), log_probability_N.tolist()
         for example, text, score, count in zip(map(int, columns["example"]), texts, scores, counts, strict=True):
-            proposal = (-score, text.strip(), count)
+            proposal = (not text.strip(), -score, text.strip(), count)
             self._best[example] = min(self._best.get(example, proposal), proposal)
         if null_N is not None:
             for example, null in zip(map(int, columns["example"]), null_N.tolist(), strict=True):
@@ -64,16 +67,16 @@ class GeneratedAnswers:
         return {id_: best[0].probability for id_, best in self.n_best().items()}
 
     def nulls(self) -> dict[str, Null]:
-        """The empty answer by example id, its score and odds being its log odds."""
+        """The empty answer by example id: its log probability, probability and log odds."""
         nulls = {}
         for row, log_p in sorted(self._null.items()):
             odds = log_p - math.log(max(-math.expm1(log_p), SMALLEST))
-            nulls[self.examples[row].id] = Null(odds, math.exp(log_p), odds)
+            nulls[self.examples[row].id] = Null(log_p, math.exp(log_p), odds)
         return nulls
 
     def n_best(self, count: int | None = None) -> dict[str, list[GeneratedAnswer]]:
         """The best answer by example id, in a list as from `SpanDecoder`, whatever `count`: a window has one answer."""
         return {
             self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count), -loss * count)]
-            for row, (loss, text, count) in sorted(self._best.items())
+            for row, (_, loss, text, count) in sorted(self._best.items())
         }

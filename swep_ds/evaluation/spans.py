@@ -4,7 +4,8 @@ The rule is that of Google's BERT for SQuAD: every window pairs its `n_best` bes
 keeps the pairs with start <= end < start + max_answer_tokens, and scores them by start logit + end logit; the pairs of
 all windows of an example compete. A start counts only in the window that owns its token (the maximum-context rule,
 columns own_begin and own_end), so no pair of tokens competes twice. A span's probability is its share of the sum of
-exp(score) over all allowed spans of its example, in all windows and whatever `n_best`.
+exp(score) over all allowed spans of its example, in all windows and whatever `n_best`. No span begins or ends at a
+token of white space alone, such as a byte-level tokenizer's second space in a row: an answer is never blank.
 
 A model that was trained with unanswerable questions points at position 0 where a window has no answer: at [CLS], or at
 a decoder's first token, which is the question's if the tokenizer begins with no special token. A window's null score is
@@ -29,6 +30,8 @@ LOW = 0xFFFFFFFF  # the low 32 bits
 NEVER = np.float32(-np.inf)
 LARGEST = float(np.finfo(np.float32).max)
 LOWEST = -4 * LARGEST  # below any span's score
+OFFSETS = ("offset_start", "offset_end")  # columns: each context token's characters
+BLANK = np.array([chr(point).isspace() for point in range(0x3001)] + [False])  # by code point; there are none above
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,16 @@ def log_normaliser(
         return np.log((start_BT * reach_BT).sum(axis=1)) + start_B + end_B
 
 
+def _blank_tokens(context: str, starts_T: np.ndarray, ends_T: np.ndarray) -> list[int]:
+    """Those of T >= 1 tokens whose characters [start, end) are white space alone, or none."""
+    begin = int(starts_T.min())
+    points = np.frombuffer(context[begin : int(starts_T.max()) + 1].encode("utf-32-le"), np.uint32)
+    first_T = points[np.minimum(starts_T - begin, len(points) - 1)]
+    # most tokenizers give a token no white space, so that its first character decides
+    perhaps_T = BLANK[np.minimum(first_T, len(BLANK) - 1)] | (starts_T == ends_T)
+    return [t for t in np.flatnonzero(perhaps_T).tolist() if not context[starts_T[t] : ends_T[t]].strip()]
+
+
 def _top(score: np.ndarray, count: int) -> np.ndarray:
     """Columns of the `count` largest float32 values of every row, best first; ties go to the first columns.
 
@@ -198,9 +211,10 @@ class SpanDecoder:
         """
         bounds = [columns[name] for name in ("own_begin", "own_end", "context_begin", "context_end")]
         logits = torch.stack((start_logits_BT, end_logits_BT)).cpu()
+        self._exclude_blanks(columns, logits)
         window, score, *spans = window_candidates(*logits, *bounds, self.settings, best_only=self.best_only)
         characters = []
-        for name, position in zip(("offset_start", "offset_end"), spans, strict=True):
+        for name, position in zip(OFFSETS, spans, strict=True):
             # token t of window b is flat[first[b] + t]
             first = columns[name].offsets.to_numpy()[:-1] - columns["context_begin"]
             flat = columns[name].values.to_numpy()
@@ -213,6 +227,14 @@ class SpanDecoder:
             for row, null in zip(columns["example"].tolist(), null_2B.sum(0).tolist(), strict=True):
                 self._null_scores[row] = min(self._null_scores.get(row, null), null)
         self._parts.append((columns["example"][window], score, *characters))
+
+    def _exclude_blanks(self, columns: Mapping[str, np.ndarray | pa.ListArray], logits_2BT: Tensor) -> None:
+        """Sets the logits of tokens that are white space alone to -inf."""
+        bounds = [(columns[name].offsets.to_numpy(), columns[name].values.to_numpy()) for name in OFFSETS]
+        for window, row in enumerate(columns["example"].tolist()):
+            starts, ends = (flat[places[window] : places[window + 1]] for places, flat in bounds)
+            for token in _blank_tokens(self.examples[row].context, starts, ends):
+                logits_2BT[:, window, columns["context_begin"][window] + token] = -torch.inf
 
     def answers(self) -> dict[str, str]:
         """The best answer's text by example id."""

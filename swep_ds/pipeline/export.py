@@ -173,11 +173,8 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
 
 def usage(recipe: Recipe, null_threshold: float | None) -> dict[str, Any]:
     """What usage.md.jinja, which shows how to ask the model, takes."""
-    data = recipe.data
-    # a tokenizer's stride is the overlap of windows; 4 special tokens
-    overlap = max(0, data.max_length - data.max_query_length - 4 - data.doc_stride)
-    settings = {"overlap": overlap, "max_answer_tokens": recipe.eval.max_answer_tokens}
-    return settings | {"generative": recipe.task == "generative", "data": data, "null_threshold": null_threshold}
+    settings = {"data": recipe.data, "max_answer_tokens": recipe.eval.max_answer_tokens}
+    return settings | {"generative": recipe.task == "generative", "null_threshold": null_threshold}
 
 
 def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:

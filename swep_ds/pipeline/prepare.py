@@ -14,7 +14,7 @@ from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import halves
-from swep_ds.data.windows import empty_answer
+from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.errors import InputError, parsing
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.scores import Scorer
@@ -81,7 +81,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
 
     def load() -> tuple:
         set_deterministic(recipe.train.deterministic)
-        tokenizer = load_tokenizer(recipe.model.name)
+        tokenizer = run_tokenizer(recipe)
         sharded = read_ds_config(ds_config).get("zero_optimization", {}).get("stage") == 3
         qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
@@ -140,6 +140,14 @@ def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: 
     slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
     if slow and ranks.is_main():
         log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
+
+
+def run_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """The tokenizer that a run uses and saves. Raises InputError: as `load_tokenizer`."""
+    tokenizer = load_tokenizer(recipe.model.name)
+    if recipe.task == "extractive":
+        separate_texts(tokenizer)
+    return tokenizer
 
 
 def window_settings(recipe: Recipe) -> WindowSettings:

@@ -25,7 +25,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError, printable
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
-from swep_ds.models.hub import load_tokenizer, resolve_model
+from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.planning.activations import Activations, Generation, count_activations
@@ -129,7 +129,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: S
     """Prints what one training takes; returns the ds_configs that fit, and whether the model can checkpoint."""
     train = recipe.train
     try:
-        tokenizer, missing = load_tokenizer(recipe.model.name), ""
+        tokenizer, missing = prepare.run_tokenizer(recipe), ""
     except InputError as error:
         tokenizer, missing = None, str(error)
     objective = _objective(recipe, tokenizer)

@@ -18,6 +18,7 @@ from tests.support import browser
 from tests.support.report_runs import Page, write_runs
 
 DOMAINS = ("encyclopedia", "news", "forum", "reviews", "biomedicine")
+NAMES = ("exact_match", "f1")
 LONGEST = 6000  # pixels of a page 1400 wide
 STYLE = Path(report.__file__).with_name("report.css.jinja")
 
@@ -51,6 +52,9 @@ def page(tmp_path_factory) -> str:
             answers = {example.id: answer(example, run) for example in examples}
             (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
             scores[name] = score(answers, {example.id: example.answers for example in examples})
+            # as of a set with unanswerable questions, which has one more table
+            parts = {f"{part}{metric}": 50.0 for part in ("has_answer_", "no_answer_") for metric in NAMES}
+            scores[name] |= parts | {"has_answer_total": 40, "no_answer_total": 20}
             sure = {id_: crc32(id_.encode()) % 100 / 100 for id_ in answers}
             (folder / "confidence" / f"{name}.json").write_text(json.dumps(sure))
         results = json.loads((folder / "results.json").read_text())

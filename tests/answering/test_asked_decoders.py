@@ -1,14 +1,12 @@
 """Decoders with a head for spans: position 0 is no [CLS] but their first token, and stands for the null answer."""
 
-import copy
 import json
 import math
 import re
 
 import pytest
 import torch
-from tokenizers import processors
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, LlamaConfig, Qwen2Config
 
 import swep_ds as sd
 from swep_ds.answering import QuestionAnswerer
@@ -23,22 +21,13 @@ SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "nu
 SIZE |= {"intermediate_size": 32, "max_position_embeddings": 96, "vocab_size": 400, "pad_token_id": 1}
 
 
-def tokenizer(begin: str = "") -> PreTrainedTokenizerFast:
-    """Like a decoder's: no token between or after two texts, padding on the left; `begin` before the first one."""
-    backend = copy.deepcopy(tiny.byte_bpe().backend_tokenizer)
-    specials = [(begin, backend.token_to_id(begin))] if begin else []
-    single = f"{begin} $A".strip()
-    backend.post_processor = processors.TemplateProcessing(single, f"{single} $B:1", specials)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", padding_side="left")
-
-
 @pytest.fixture(scope="module", params=[(Qwen2Config, ""), (LlamaConfig, "<s>")], ids=["qwen2", "llama"])
 def folder(request, tmp_path_factory) -> str:
     config, begin = request.param
     path = tmp_path_factory.mktemp("decoder")
     torch.manual_seed(0)
     AutoModelForQuestionAnswering.from_config(config(**SIZE)).save_pretrained(path)
-    tokenizer(begin).save_pretrained(path)
+    tiny.decoder_bpe(begin).save_pretrained(path)
     (path / "reading.json").write_text(json.dumps({"data": WINDOWS, "eval": {}}))
     return str(path)
 
@@ -47,10 +36,12 @@ def folder(request, tmp_path_factory) -> str:
 def by_hand(folder: str) -> tuple[float, float, list[float]]:
     """The scores of the null answer and of the best span, and all allowed spans' scores, in a single window."""
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
-    tokens = AutoTokenizer.from_pretrained(folder)(QUESTION, TEXT, return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(folder)(QUESTION, TEXT, return_tensors="pt", return_offsets_mapping=True)
     output = model(tokens.input_ids)
     starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
-    places = [k for k, part in enumerate(tokens.sequence_ids(0)) if part == 1]
+    offsets = zip(tokens.sequence_ids(0), tokens.offset_mapping[0].tolist(), strict=True)
+    # a token of white space alone, such as a lone space before digits, neither begins nor ends an answer
+    places = [k for k, (part, (begin, end)) in enumerate(offsets) if part == 1 and TEXT[begin:end].strip()]
     spans = [starts[a] + ends[b] for a in places for b in places if a <= b < a + 30]
     return starts[0] + ends[0], max(spans), spans
 

@@ -27,3 +27,18 @@ def test_the_most_probable_window_wins_whatever_the_order():
         lengths = {"a": len(rows[1]), "b": len(rows[0])}
         expected = {"a": math.exp(-0.1 * lengths["a"]), "b": math.exp(-0.5 * lengths["b"])}
         assert decoder.confidences() == pytest.approx(expected)
+
+
+def test_a_window_that_writes_nothing_does_not_silence_another():
+    tokenizer, asked = tiny.wordpiece(), [tiny.example("Who?", "an abbot", "an abbot", id_="a")]
+    end, blank = tokenizer.sep_token_id, tokenizer.pad_token_id
+    word = tokenizer("abbot", add_special_tokens=False).input_ids
+    rows = [[blank, end], [*word, end]]
+    for order in ([0, 1], [1, 0]):
+        decoder = GeneratedAnswers(asked, tokenizer)
+        for row in order:
+            decoder.add({"example": [0]}, torch.tensor([rows[row]]), torch.tensor([(-0.01, -3.0)[row]]))
+        assert decoder.answers() == {"a": "abbot"}
+    alone = GeneratedAnswers(asked, tokenizer)
+    alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([-0.01]))
+    assert alone.answers() == {"a": ""}

@@ -117,7 +117,7 @@ def test_the_window_that_finds_most_decides_whether_there_is_an_answer():
     for p in (0.9, 0.25):
         decoder.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([math.log(p)]))
     [null] = decoder.nulls().values()
-    assert null == Null(pytest.approx(math.log(1 / 3)), pytest.approx(0.25), pytest.approx(math.log(1 / 3)))
+    assert null == Null(pytest.approx(math.log(0.25)), pytest.approx(0.25), pytest.approx(math.log(1 / 3)))
     certain = GeneratedAnswers(asked, tokenizer)
     certain.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([0.0]))
     assert math.isfinite(certain.nulls()["a"].odds)

@@ -66,11 +66,22 @@ def candidates_by_loops(window, sizes):
         for end in ends
         if start <= end < start + sizes.max_answer_tokens
     ]
+    candidates = [candidate for candidate in candidates if candidate[0] > -math.inf]
     return sorted(candidates, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
 
 
+def without_blanks(window):
+    """The same window; no span begins or ends at a token of spaces."""
+    changed = {name: list(window[name]) for name in ("start_logits", "end_logits")}
+    for token, (start, end) in enumerate(zip(window["offset_start"], window["offset_end"], strict=True)):
+        if not CONTEXT[start:end].strip():
+            for logits in changed.values():
+                logits[window["context_begin"] + token] = -math.inf
+    return window | changed
+
+
 def answers_by_loops(windows, sizes, example):
-    spans = []
+    spans, windows = [], [without_blanks(window) for window in windows]
     for window in windows:
         if window["example"] == example:
             for score, start, end in candidates_by_loops(window, sizes):
@@ -171,6 +182,24 @@ def test_question_and_separator_are_never_answers_and_white_space_is_stripped():
     others = sum(math.exp(s) for s in (3, 2, 1, 1, 0, 0))  # start and end logits of the six pairs
     assert best == Answer("cd ef", 3, 8, 3.0, pytest.approx(math.exp(3) / others))
     assert (second.text, second.score) == ("cd", 2.0)
+
+
+def test_a_token_of_spaces_is_no_answer_and_neither_begins_nor_ends_one():
+    context = "ab \u3000cd\U0001f600 ef"
+    asked = [Example("id0", "?", context, ("ab",), None, "a")]
+    tokens = {"offset_start": [0, 2, 3, 4, 6, 7], "offset_end": [2, 3, 4, 6, 7, 10]}
+    logits = {name: [9.0, 0.0, 9.0, 9.0, 1.0, 2.0, 0.0, 9.0] for name in ("start_logits", "end_logits")}
+    window_of_spaces = window(context_end=7, own_end=7, **tokens, **logits)
+    for sizes in (SpanSettings(20, 2), SpanSettings(1, 2)):
+        decoder = SpanDecoder(asked, sizes)
+        decoder.add(columns_of([window_of_spaces]), *logits_of([window_of_spaces]))
+        answers = decoder.n_best()["id0"]
+        texts = [answer.text for answer in answers]
+        assert texts == ["\U0001f600", "cd\U0001f600", "cd", "\U0001f600 ef", "ab", "ef"][: sizes.n_best]
+    everything = SpanDecoder(asked, SpanSettings(20, 2))
+    only_spaces = window(context_begin=1, context_end=3, own_end=3, offset_start=[2, 3], offset_end=[3, 4])
+    everything.add(columns_of([only_spaces]), *logits_of([only_spaces]))
+    assert (everything.answers(), everything.confidences()) == ({"id0": ""}, {"id0": 0.0})
 
 
 def test_answers_have_at_most_max_answer_tokens_and_start_in_the_window_that_owns_the_start():

@@ -3,6 +3,7 @@
 They are the same in every process, although the tokenizers library breaks ties by the order of a hash table.
 """
 
+import copy
 import functools
 import json
 from collections import Counter
@@ -71,6 +72,15 @@ def byte_bpe() -> PreTrainedTokenizerFast:
         mask_token="<mask>",
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def decoder_bpe(begin: str = "") -> PreTrainedTokenizerFast:
+    """Like a decoder's: no token between or after two texts, padding on the left; `begin` before the first one."""
+    backend = copy.deepcopy(byte_bpe().backend_tokenizer)
+    specials = [(begin, backend.token_to_id(begin))] if begin else []
+    single = f"{begin} $A".strip()
+    backend.post_processor = processors.TemplateProcessing(single, f"{single} $B:1", specials)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", padding_side="left")
 
 
 @functools.cache

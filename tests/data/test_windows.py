@@ -1,0 +1,38 @@
+"""What stands between the question and the text of a window."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from swep_ds.data.windows import WindowCutter, WindowSettings, separate_texts
+from tests.support import tiny
+
+
+@pytest.mark.parametrize("begin", ["", "<s>"])
+def test_a_decoders_question_ends_with_a_newline_that_is_saved(begin, tmp_path):
+    tokenizer = tiny.decoder_bpe(begin)
+    newline = tokenizer("\n", add_special_tokens=False).input_ids
+    question, text = (tokenizer(part, add_special_tokens=False).input_ids for part in ("Who?", "an abbot"))
+    first = [tokenizer.convert_tokens_to_ids(begin)] if begin else []
+    assert tokenizer("Who?", "an abbot").input_ids == [*first, *question, *text]
+    separate_texts(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    for there in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        pair = there("Who?", "an abbot")
+        assert pair.input_ids == [*first, *question, *newline, *text]
+        assert pair.sequence_ids() == [*[None] * len(first), *[0] * len(question), None, *[1] * len(text)]
+        assert there("Who?").input_ids == [*first, *question]
+        cutter = WindowCutter(there, WindowSettings(), tiny.example("Who?", "an abbot", "an abbot"))
+        assert cutter.template.middle.tolist() == newline
+    before = tokenizer.backend_tokenizer.to_str()
+    separate_texts(tokenizer)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize("make", [tiny.wordpiece, tiny.byte_bpe, tiny.unigram])
+def test_a_tokenizer_that_separates_texts_is_left_alone(make):
+    before = make().backend_tokenizer.to_str()
+    separate_texts(make())
+    assert make().backend_tokenizer.to_str() == before
