@@ -25,7 +25,7 @@ def main() -> None:
 
     accelerator = Accelerator()
     tokenizer = AutoTokenizer.from_pretrained(ENCODER)
-    model = AutoModelForQuestionAnswering.from_pretrained(ENCODER)
+    model = AutoModelForQuestionAnswering.from_pretrained(ENCODER, dtype=torch.float32)  # its files are float16
     robust = sd.wrap(model, sd.Swep(beta=1e-4), seed=0, updates=updates)
     optimizer = torch.optim.AdamW(robust.parameter_groups(), lr=3e-4)
     rows = windows(tokenizer, 8 * updates * accelerator.num_processes)
