@@ -117,7 +117,8 @@ class RobustMixin:
 
     def get_batch_samples(self, *args, **kwargs) -> tuple[list, Any]:
         samples, items = super().get_batch_samples(*args, **kwargs)
-        self.robust.begin_update(samples)
+        if samples:  # none at the end of data whose length is not known
+            self.robust.begin_update(samples)
         return samples, items
 
     def training_step(self, *args, **kwargs) -> Tensor:

@@ -132,14 +132,13 @@ class Robust(nn.Module):
         `kl_reduction: mean` whatever its tokens. Collective.
 
         Args:
-            micro_batches: the inputs of all calls of the update on this rank; on every rank as many.
+            micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
 
         Raises:
             InputError: an input is unknown or missing.
         """
-        counts = torch.zeros(2, dtype=torch.int64, device=self.model.device)
-        for inputs in micro_batches:
-            counts += torch.stack(_counts(inputs, self._is_generative)).sum(1)
+        parts = [torch.stack(_counts(inputs, self._is_generative)).sum(1) for inputs in micro_batches]
+        counts = torch.stack(parts).sum(0)
         ranks = 1
         if dist.is_initialized():
             dist.all_reduce(counts)
