@@ -39,7 +39,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if update % 10 == 0:
-            parts = ", ".join(f"{name} {value.item():.3f}" for name, value in output.metrics.items())
+            parts = ", ".join(f"{name} {value.item():.3g}" for name, value in output.metrics.items())
             accelerator.print(f"update {update}: loss {output.loss.item():.3f} ({parts})")
 
     robust.eval()  # from here on the bare model
