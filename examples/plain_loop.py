@@ -25,7 +25,7 @@ def main() -> None:
 
     accelerator = Accelerator()
     tokenizer = AutoTokenizer.from_pretrained(ENCODER)
-    model = AutoModelForQuestionAnswering.from_pretrained(ENCODER)
+    model = AutoModelForQuestionAnswering.from_pretrained(ENCODER, dtype=torch.float32)  # its files are float16
     robust = sd.wrap(model, sd.Swep(beta=1e-4), seed=0, updates=updates)
     optimizer = torch.optim.AdamW(robust.parameter_groups(), lr=3e-4)
     rows = windows(tokenizer, 8 * updates * accelerator.num_processes)
@@ -39,7 +39,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if update % 10 == 0:
-            parts = ", ".join(f"{name} {value.item():.3f}" for name, value in output.metrics.items())
+            parts = ", ".join(f"{name} {value.item():.3g}" for name, value in output.metrics.items())
             accelerator.print(f"update {update}: loss {output.loss.item():.3f} ({parts})")
 
     robust.eval()  # from here on the bare model

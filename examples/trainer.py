@@ -9,6 +9,7 @@ AutoModelForQuestionAnswering loads, and beside it the noise generator, with whi
 
 import argparse
 
+import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, Trainer, TrainingArguments
 
 import swep_ds as sd
@@ -40,7 +41,7 @@ def main() -> None:
     given = options.parse_args()
 
     tokenizer = AutoTokenizer.from_pretrained(ENCODER)
-    model = AutoModelForQuestionAnswering.from_pretrained(ENCODER)
+    model = AutoModelForQuestionAnswering.from_pretrained(ENCODER, dtype=torch.float32)  # its files are float16
     if given.lora:
         from peft import LoraConfig, TaskType, get_peft_model
 

@@ -9,6 +9,7 @@ Notable:
   for training, DDP's or DeepSpeed's module, is the wrapped model, so that the noise generator's parameters are in the
   optimizer and in all that the ranks reduce.
 - The update's number is the Trainer's `global_step`, so that gradient accumulation and resuming need no counting.
+- The loss of an update is the mean over its windows on all ranks, also where micro-batches differ in size.
 """
 
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from swep_ds.api.wrap import Robust, RobustOutput
+from swep_ds.api.wrap import Robust, RobustOutput, check_trained_dtypes
 from swep_ds.errors import InputError
 from swep_ds.methods.base import Settings
 
@@ -64,6 +65,8 @@ class RobustMixin:
         )
         for fault in (text for wrong, text in refused if wrong):
             raise InputError(f"method {method.name} does not go with {fault}")
+        if not self.is_deepspeed_enabled:
+            check_trained_dtypes(self.model)
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
         self.add_callback(_EndUpdate(self))
 
@@ -111,6 +114,12 @@ class RobustMixin:
                 if mine:
                     optimizer.add_param_group(group | {"params": mine, "lr": rate})
         return optimizer
+
+    def get_batch_samples(self, *args, **kwargs) -> tuple[list, Any]:
+        samples, items = super().get_batch_samples(*args, **kwargs)
+        if samples:  # none at the end of data whose length is not known
+            self.robust.begin_update(samples)
+        return samples, items
 
     def training_step(self, *args, **kwargs) -> Tensor:
         self.robust.update = self.state.global_step

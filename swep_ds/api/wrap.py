@@ -5,6 +5,7 @@ the same passes, the same noise, the same loss.
 """
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,7 @@ class Robust(nn.Module):
         self.update, self.updates, self.accumulation = 0, updates, accumulation
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
+        self._shares: Tensor | None = None  # of a window and of a token in the update's loss, from `begin_update`
 
     @property
     def model(self) -> nn.Module:
@@ -98,8 +100,9 @@ class Robust(nn.Module):
                 changes.
 
         Returns:
-            In training a `RobustOutput`. The loss is the mean over the call's windows; as in Hugging Face's heads
-            windows with a position outside of the batch's width do not count. In evaluation what the model returns.
+            In training a `RobustOutput`. The loss is the mean over the call's windows, or after `begin_update` the
+            call's part of the mean over the update's windows. As in Hugging Face's heads windows with a position
+            outside of the batch's width do not count. In evaluation what the model returns.
 
         Raises:
             InputError: in training, an input is unknown or missing.
@@ -107,7 +110,7 @@ class Robust(nn.Module):
         if not self.training:
             inputs.pop("sample_id", None)
             return self.model(**inputs)
-        batch = _batch(inputs, generative=isinstance(self.objective.qa, Seq2SeqQA))
+        batch = _batch(inputs, self._is_generative, self._shares)
         progress = min(self.update / self.updates, 1.0) if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
         if self.method.watches:
@@ -116,6 +119,31 @@ class Robust(nn.Module):
         if self._calls == self.accumulation:
             self.end_update()
         return RobustOutput(loss, metrics)
+
+    @property
+    def _is_generative(self) -> bool:
+        return isinstance(self.objective.qa, Seq2SeqQA)
+
+    def begin_update(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """Makes the coming update's loss the mean over all of its windows, for micro-batches of unequal sizes.
+
+        The losses of the calls, divided by `len(micro_batches)` and averaged over ranks, then add up to the loss of
+        the whole batch, as in the engine. Without it each call has the same weight, whatever its windows, and with
+        `kl_reduction: mean` whatever its tokens. Collective.
+
+        Args:
+            micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
+
+        Raises:
+            InputError: an input is unknown or missing.
+        """
+        parts = [torch.stack(_counts(inputs, self._is_generative)).sum(1) for inputs in micro_batches]
+        counts = torch.stack(parts).sum(0)
+        ranks = 1
+        if dist.is_initialized():
+            dist.all_reduce(counts)
+            ranks = dist.get_world_size()
+        self._shares = ranks * len(micro_batches) / counts.clamp(min=1)
 
     def end_update(self) -> None:
         """Moves to the next update's noise. `forward` calls it after `accumulation` calls, unless that is None.
@@ -128,7 +156,7 @@ class Robust(nn.Module):
                 dist.all_reduce(mean)
                 mean = mean / dist.get_world_size()
             self.method.observe(mean)
-        self._watched, self._calls, self.update = [], 0, self.update + 1
+        self._watched, self._calls, self._shares, self.update = [], 0, None, self.update + 1
 
     def get_extra_state(self) -> Tensor:
         """The update's number and what the method learned by `observe`, float64."""
@@ -137,7 +165,7 @@ class Robust(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         update, *values = state.tolist()
-        self.update, self._watched, self._calls = int(update), [], 0
+        self.update, self._watched, self._calls, self._shares = int(update), [], 0, None
         if values:
             self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
 
@@ -163,15 +191,17 @@ def wrap(
 
     Raises:
         InputError: the model is of another kind or has embeddings of an odd width, or the method needs more than one
-            backward in an update.
+            backward in an update, or weights that are trained are float16.
     """
-    return Robust(model, method, seed, updates, accumulation)
+    robust = Robust(model, method, seed, updates, accumulation)
+    check_trained_dtypes(model)
+    return robust
 
 
 def _interface(model: nn.Module) -> QAModel:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
-    takes = inspect.signature(base.forward).parameters
-    if isinstance(base, PreTrainedModel) and "inputs_embeds" in takes:
+    takes = inspect.signature(base.forward).parameters if isinstance(base, PreTrainedModel) else {}
+    if "inputs_embeds" in takes:
         if set(SPAN) <= set(takes) and not base.config.is_encoder_decoder:
             return ExtractiveQA(model)
         if set(TARGET) <= set(takes) and hasattr(base, "prepare_decoder_input_ids_from_labels"):
@@ -180,6 +210,20 @@ def _interface(model: nn.Module) -> QAModel:
         f"model {type(base).__name__}: a method takes transformers' models for question answering: load one with "
         "AutoModelForQuestionAnswering (not an encoder-decoder) or AutoModelForSeq2SeqLM"
     )
+
+
+def check_trained_dtypes(model: nn.Module) -> None:
+    """
+    Raises:
+        InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there.
+            ZeRO-3's may be, because DeepSpeed keeps float32 copies.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.float16 and not hasattr(parameter, "ds_id"):
+            raise InputError(
+                f"model: its trained weights are float16 (such as {name}), which from_pretrained takes from the files: "
+                "load it with dtype=torch.float32, and give the loop fp16 or bf16 for the computation"
+            )
 
 
 def _check_offered(settings: Settings) -> None:
@@ -208,32 +252,46 @@ def _depends_on_progress(method: Method) -> bool:
     return any(weights(progress) != weights(0.0) for progress in (0.25, 0.5, 0.75, 0.999))
 
 
-def _batch(inputs: dict[str, Tensor], *, generative: bool) -> Batch:
+def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Tensor]:
+    """Windows and tokens of each row that count in the loss, [N] int64 each: 1 and its tokens, or 0 and 0."""
     labels = TARGET if generative else SPAN
     takes = [name for name in TAKES if name not in (SPAN if generative else TARGET)]
     if unknown := [name for name in inputs if name not in takes]:
         raise InputError(f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out")
     if missing := [name for name in ("input_ids", *labels) if inputs.get(name) is None]:
         raise InputError(f"inputs: {', '.join(missing)} must be given to train")
-    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-    mask = torch.ones_like(ids) if mask is None else mask.long()
-    weight = ids.new_ones(len(ids), dtype=torch.float32)
+    ids = inputs["input_ids"]
+    windows_N = ids.new_ones(len(ids))
+    if not generative:
+        for positions_N in (inputs[name].view(-1) for name in SPAN):
+            windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
+    return windows_N, windows_N * _mask(inputs).sum(1)
+
+
+def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
+    mask = inputs.get("attention_mask")
+    return torch.ones_like(inputs["input_ids"]) if mask is None else mask.long()
+
+
+def _batch(inputs: Mapping[str, Tensor], generative: bool, shares: Tensor | None) -> Batch:
+    """`shares`: of a window and of a token in the loss; None = equal ones, which add up to 1 over the batch."""
+    windows_N, tokens_N = _counts(inputs, generative)
+    if shares is None:
+        shares = 1 / torch.stack([windows_N.sum(), tokens_N.sum()]).clamp(min=1)
+    ids, mask, last = inputs["input_ids"], _mask(inputs), inputs["input_ids"].shape[1] - 1
     if generative:
         targets = {"target_ids": inputs["labels"]}
     else:
-        last = ids.shape[1] - 1
-        start, end = (inputs[name].view(-1) for name in SPAN)
-        weight = weight * ((start >= 0) & (start <= last) & (end >= 0) & (end <= last))
-        targets = {"start_position": start.clamp(0, last), "end_position": end.clamp(0, last)}
-    lengths = mask.sum(1)
+        start, end = (inputs[name].view(-1).clamp(0, last) for name in SPAN)
+        targets = {"start_position": start, "end_position": end}
     sample_id = inputs.get("sample_id")
     return Batch(
         ids,
         mask,
         inputs.get("token_type_ids"),
         sample_id=sample_ids(ids, mask) if sample_id is None else sample_id.view(-1),
-        weight=weight / weight.sum().clamp(min=1),
-        token_weight=weight / (weight * lengths).sum().clamp(min=1),
+        weight=windows_N * shares[0],
+        token_weight=windows_N * shares[1],
         **targets,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swep_ds.cli import Parser, names_of
+from swep_ds.console import Console
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.files import path_of
 from swep_ds.shipped import ds_config_path, shipped
@@ -85,7 +86,9 @@ def sweep() -> None:
     if arguments.cell is not None:
         done = chosen[0].results() is not None
         sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if done else chosen[0].exit_code() or EXIT_FAULT)
-    if stopped:  # a table can take minutes: --table makes it
+    if stopped:  # a table can take minutes
+        done = sum(cell.results() is not None for cell in cells)
+        Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")
         sys.exit(EXIT_STOPPED)
     from swep_ds.analysis.publish import publish
     from swep_ds.analysis.runs import refs_of_cells

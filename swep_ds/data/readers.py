@@ -215,7 +215,8 @@ def _json_values(source: str, text: str) -> Iterator[tuple[int, Any]]:
     if line.lstrip()[0] not in "{[":
         raise InputError(
             f"{source}: holds neither JSON nor Parquet, Arrow or CSV (whose first line names the columns question, "
-            "context and answers); save it as SQuAD or MRQA JSON, or as rows in one of these"
+            f"context and answers), but begins with {excerpt(line.strip())}; save it as SQuAD or MRQA JSON, or as rows "
+            "in one of these"
         )
     try:
         first = _json(source, line, number)

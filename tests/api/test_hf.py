@@ -55,6 +55,19 @@ def test_losses_are_the_engines(variant, architecture, accumulation, expected, t
     assert losses(run) == pytest.approx(expected[variant, architecture, accumulation], rel=1e-5)
 
 
+def test_micro_batches_of_unequal_sizes_add_up_to_the_whole_batch(tmp_path):
+    method = sd.Swep(beta=1e-2, kl_reduction="mean", initialisation="default")
+
+    def train(windows: int, calls: int) -> list[float]:
+        changes = {"per_device_train_batch_size": windows, "gradient_accumulation_steps": calls, "max_steps": 2}
+        run = trainer(tmp_path, method, **changes)
+        run.train_dataset = run.train_dataset[:7]
+        run.train()
+        return losses(run)
+
+    assert train(4, 2) == pytest.approx(train(7, 1), rel=1e-5)  # an epoch: micro-batches of 4 and 3, or one of 7
+
+
 def test_the_parts_of_the_loss_are_logged(tmp_path):
     run = trainer(tmp_path, "swep", accumulation=2)
     run.train()
@@ -117,3 +130,9 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
 def test_arguments_that_do_not_go_with_a_method_are_named(changes, tmp_path):
     with pytest.raises(InputError, match=next(iter(changes))):
         trainer(tmp_path, "swep", **changes)
+
+
+def test_weights_in_half_precision_are_refused(tmp_path):
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(InputError, match=r"load it with dtype=torch\.float32"):
+        RobustTrainer(model=tiny_models.model().half(), args=args, method=sd.Mle())

@@ -32,7 +32,8 @@ def test_there_are_no_others():
 
 def test_trainer(example, tmp_path):
     example("trainer.py", "--output_dir", str(tmp_path), "--max_steps", "2")
-    AutoModelForQuestionAnswering.from_pretrained(tmp_path)
+    trained = AutoModelForQuestionAnswering.from_pretrained(tmp_path)
+    assert all(weights.isfinite().all() for weights in trained.parameters())
     assert (tmp_path / "checkpoint-2" / sd.hf.FILE).is_file()
 
 
@@ -47,6 +48,7 @@ def test_plain_loop(example, capsys):
     example("plain_loop.py", "--updates", "10")
     printed = capsys.readouterr().out
     assert "update 10: loss" in printed
+    assert "nan" not in printed
     assert "of the starts of one training batch are right" in printed
 
 

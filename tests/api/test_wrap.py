@@ -45,6 +45,37 @@ def test_losses_are_the_engines(variant, architecture, accumulation, expected):
     assert len(set(losses)) == UPDATES
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("kind", [tiny_batches.batch, tiny_batches.generative], ids=lambda kind: kind.__name__)
+def test_micro_batches_of_unequal_sizes_add_up_to_the_whole_batch(kind, reduction):
+    method = sd.Swep(beta=1e-2, kl_reduction=reduction, initialisation="default")
+    architecture = "t5" if kind is tiny_batches.generative else "bert"
+    whole = inputs(kind((12, 7, 9), dtype=torch.float32))
+    if "start_positions" in whole:
+        whole["start_positions"][1] = 12  # outside: counts neither in its micro-batch nor in the whole
+    parts = [{name: value[rows] for name, value in whole.items()} for rows in (slice(0, 2), slice(2, 3))]
+
+    def gradients(robust, losses):
+        (sum(losses) / len(losses)).backward()
+        return [sum(losses).item() / len(losses), *(p.grad for p in robust.parameters() if p.grad is not None)]
+
+    one_call, calls = (
+        sd.wrap(tiny_models.model(architecture).train(), method, accumulation=accumulation) for accumulation in (1, 2)
+    )
+    expected = gradients(one_call, [one_call(**whole).loss])
+    calls.begin_update(parts)
+    torch.testing.assert_close(gradients(calls, [calls(**part).loss for part in parts]), expected)
+    assert calls(**parts[1]).loss.item() != pytest.approx(expected[0])  # the next update has a mean of its own
+
+
+def test_weights_in_half_precision_are_refused():
+    model = tiny_models.model().half()
+    with pytest.raises(InputError, match=r"load it with dtype=torch\.float32"):
+        sd.wrap(model, sd.Mle())
+    model.requires_grad_(False).qa_outputs.float().requires_grad_(True)  # as adapters on a frozen model
+    sd.wrap(model, sd.Mle())
+
+
 @pytest.mark.parametrize("method", ["freelb", "fgm", "ssmba"])
 def test_methods_that_one_backward_cannot_compute_are_refused(method):
     with pytest.raises(InputError, match=f"method {method}: "):
@@ -140,8 +171,9 @@ def test_settings_that_the_loop_decides_are_refused():
         sd.wrap(model, "swep")
     with pytest.raises(InputError, match="noise_max_grad_norm"):
         sd.wrap(model, sd.Swep(noise_max_grad_norm=1.0))
-    with pytest.raises(InputError, match="BertModel: "):
-        sd.wrap(AutoModel.from_config(model.config), sd.Swep())
+    for other in (AutoModel.from_config(model.config), "a name"):
+        with pytest.raises(InputError, match=f"model {type(other).__name__}: "):
+            sd.wrap(other, sd.Swep())
 
 
 def test_nothing_of_its_host_changes():

@@ -266,7 +266,7 @@ def test_empty_folder(tmp_path):
         (json.dumps(squad(WHEN), indent=1) + "\n{}", "not JSON: line 26, column 1: Extra data"),
         (json.dumps(squad(WHEN))[:-9], "not JSON: line 1, column"),
         ("3", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
-        ('"id","question"\n"1","When?"\n', "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
+        ('"id","question"\n"1","When?"\n', """context and answers), but begins with '"id","question"'; save it"""),
         ("[3]", "row 0: expected an object with the field 'id', found 3"),
         (b"\xff\xfe\x00", "neither UTF-8 text (byte 0)"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
