@@ -60,7 +60,8 @@ class QuestionAnswerer:
         if batch_size < 1:
             raise InputError(f"batch_size {batch_size}: must be at least 1")
         self.name, self.batch_size = str(model), batch_size
-        self._saved = load_saved(self.name, null_threshold)
+        with ranks.quiet():
+            self._saved = load_saved(self.name, null_threshold)
 
     @property
     def generative(self) -> bool:
