@@ -13,6 +13,9 @@ _NAMES |= {"quiet", "step_listeners", "watch_stalls", "synchronize", "gather", "
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swep_ds.ranks import group
+    from swep_ds.ranks.launch import quiet_about_cpu
+
+    with quiet_about_cpu():
+        from swep_ds.ranks import group
 
     return getattr(group, name)
