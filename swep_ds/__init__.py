@@ -8,7 +8,7 @@ Importing this costs next to nothing: each name below is imported when it is use
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from swep_ds.version import __version__
 
 if TYPE_CHECKING:
     from swep_ds.answering import QuestionAnswerer as QuestionAnswerer
@@ -80,8 +80,11 @@ __all__ = ["__version__", *_NAMES]
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from swep_ds.ranks.launch import quiet_about_cpu
+
     module, attribute = _NAMES[name]
-    value = import_module(module)
+    with quiet_about_cpu():
+        value = import_module(module)
     value = value if attribute is None else getattr(value, attribute)
     globals()[name] = value
     return value

@@ -5,8 +5,9 @@ import importlib
 import os
 import sys
 
-from swep_ds import __version__, cli
+from swep_ds import cli
 from swep_ds.errors import InputError
+from swep_ds.version import __version__
 
 COMMANDS = {
     "train": "train, test and export a model, as a recipe says",

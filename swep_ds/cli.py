@@ -4,6 +4,7 @@ Scripts import this module first: from then on a failed print ends no run, and C
 """
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import NoReturn
 
 from swep_ds.console import protect, warn
 from swep_ds.errors import EXIT_DONE, InputError, RunExit
-from swep_ds.ranks.launch import check_libraries, is_alone, keep_quiet_about_cpu, read_launch, report
+from swep_ds.ranks.launch import check_libraries, is_alone, is_no_cpu_notice, read_launch, report
 from swep_ds.ranks.signals import request
 from swep_ds.shipped import PACKAGE, shipped
 
@@ -107,6 +108,6 @@ def _ignore_interrupt(unraisable) -> None:
 
 
 protect()
-keep_quiet_about_cpu()
+logging.getLogger("DeepSpeed").addFilter(is_no_cpu_notice)
 sys.excepthook = _report_interrupt
 sys.unraisablehook = _ignore_interrupt

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from swep_ds.errors import InputError, parsing, printable, reason
 
+HUB_SECONDS = 10.0  # for the hub to answer
 LONGEST_NAME = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
 
 
@@ -171,6 +172,31 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and type(update := line.get("update")) is int and 0 <= update < 2**63:
             lines.append(line)
     return lines
+
+
+def check_hub(repository: str, file: str, label: str, kind: str | None = None) -> None:
+    """Asks the hub once for a file that is not in the cache. Hugging Face's libraries ask six times for each of several
+    files, which takes minutes where there is no network.
+
+    A file that does not exist passes, as do offline mode and what is no hub id: the libraries name those faults.
+
+    Args:
+        label: how the user named the repository, as in "model.name google-t5/t5-base".
+        kind: "dataset", or None for a model.
+
+    Raises:
+        InputError: the hub cannot be reached.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    with suppress(HFValidationError, HfHubHTTPError):  # an HTTP error is an answer
+        if constants.is_offline_mode() or try_to_load_from_cache(repository, file, repo_type=kind):
+            return
+        fix = "name a local folder, or set HF_HUB_OFFLINE=1 to use what was fetched before"
+        but = (HFValidationError, HfHubHTTPError)
+        with parsing(f"{label}: the hub {constants.ENDPOINT} cannot be reached", fix, but=but):
+            get_hf_file_metadata(hf_hub_url(repository, file, repo_type=kind), timeout=HUB_SECONDS)
 
 
 LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe would wait for a writer

@@ -265,7 +265,7 @@ class Recipe(Section):
         return self
 
     @staticmethod
-    def load(name_or_path: str, overrides: Sequence[str] = ()) -> "Recipe":
+    def load(name_or_path: str, overrides: Sequence[str] = (), option: str = "--recipe") -> "Recipe":
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
@@ -274,11 +274,14 @@ class Recipe(Section):
         Setting `method.name` to another method, in either way, drops the settings of the former method, so that
         `--set method.name=mle` compares methods under one recipe.
 
+        Args:
+            option: what the user named the recipe with.
+
         Raises:
             InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
                 that do not say which of them is the source domain (`_check_source_domain`).
         """
-        return load(Recipe, name_or_path, RECIPES, "--recipe", overrides, _check_source_domain)
+        return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain)
 
     @staticmethod
     def make(base: "str | Recipe", **sections: Any) -> "Recipe":
@@ -301,8 +304,8 @@ class Recipe(Section):
             for name, section in sections.items()
         }
         merged = lay_sections(Recipe, tree, sections)
-        _check_source_domain(tree, given, merged)
-        return validate(Recipe, merged, path)
+        _check_source_domain(tree, given, merged, in_python=True)
+        return validate(Recipe, merged, path, sections)
 
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.
@@ -336,7 +339,9 @@ class Recipe(Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
+def _check_source_domain(
+    base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any], *, in_python: bool = False
+) -> None:
     """Where a `layer` over a recipe changes data.train, is the first test set, the source domain, still the recipe's?
 
     Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
@@ -362,7 +367,8 @@ def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: di
             f"data.eval.{name}={shown(source, str)} if it is of that domain"
         )
     if is_first_on_node():
-        _warn_once(f"{kept}: if it is of another domain, replace it: --set 'data.eval={{NAME: FILE}}'")
+        fix = 'data={"eval": {NAME: FILE}}' if in_python else "--set 'data.eval={NAME: FILE}'"
+        _warn_once(f"{kept}: if it is of another domain, replace it: {fix}")
 
 
 @cache

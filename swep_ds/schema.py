@@ -74,11 +74,19 @@ def _describe(section: Schema, values: dict[str, Any], definitions: Schema, pref
         value = values[name]
         below = [definitions[part["$ref"].rpartition("/")[2]] for part in _parts(field) if "$ref" in part]
         if below and isinstance(value, dict):
-            kind = next(s for s in below if len(below) == 1 or s["properties"]["name"]["const"] == value["name"])
+            kind = next(section for section in below if _is_kind(section, value))
             yield from _describe(kind, value, definitions, f"{prefix}{name}.")
         else:
             default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "required"
             yield Field(prefix + name, value, default, _type(field), field.get("description", ""))
+
+
+def _is_kind(section: Schema, values: dict[str, Any]) -> bool:
+    """Whether all fields of a section of this kind, and no others, have these values, as one of several kinds may."""
+    fields = section["properties"]
+    return fields.keys() == values.keys() and all(
+        field.get("const", values[name]) == values[name] for name, field in fields.items()
+    )
 
 
 def _parts(field: Schema) -> list[Schema]:

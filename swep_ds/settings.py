@@ -10,7 +10,7 @@ Notable:
 import copy
 import difflib
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -37,7 +37,7 @@ class _Settings(type(BaseModel)):
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
-            raise InputError(f"{cls.__name__}: {_explain_all(error, cls)}") from None
+            raise InputError(f"{cls.__name__}: {_explain_all(error.errors(), cls, _argument)}") from None
 
 
 class Section(BaseModel, metaclass=_Settings):
@@ -63,6 +63,7 @@ class FieldFault(ValueError):
 
 
 S = TypeVar("S", bound=Section)
+Advice = Callable[[str, str], str]  # how to give a field, by its dotted name, a value
 CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
 
 
@@ -330,41 +331,64 @@ def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = 
 # Validation and its messages
 
 
-def validate(model: type[S], tree: dict[str, Any], path: Path) -> S:
-    """`tree`, read from `path`, as typed settings. Raises InputError that lists all unknown fields and wrong values."""
+def validate(model: type[S], tree: dict[str, Any], path: Path, arguments: Collection[str] | None = None) -> S:
+    """`tree` as typed settings.
+
+    Args:
+        path: of the file that the settings were read from, for messages.
+        arguments: the sections that a call in Python gave in place of the file's; None = no such call.
+
+    Raises:
+        InputError: lists all unknown fields and wrong values, and names the file of those that are not in `arguments`.
+    """
     for name, value in flatten(tree).items():
         if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
             raise InputError(f"{path}: {shown(name, str)}: a whole number of more than 30 digits: correct it")
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"{path}: {_explain_all(error, model)}") from None
+        advise = _option if arguments is None else _argument
+        faults: dict[str, list[Any]] = {}
+        for fault in error.errors():
+            mine = arguments and (not fault["loc"] or fault["loc"][0] in arguments)
+            faults.setdefault(model.__name__ if mine else str(path), []).append(fault)
+        said = (f"{where}: {_explain_all(part, model, advise)}" for where, part in faults.items())
+        raise InputError("; ".join(said)) from None
 
 
-def _explain_all(error: ValidationError, model: type[BaseModel]) -> str:
-    faults = [_explain(fault, model) for fault in error.errors()]
+def _option(field: str, value: str) -> str:
+    return f"--set {field}={value}"
+
+
+def _argument(field: str, value: str) -> str:
+    section, _, name = field.partition(".")
+    return f'{section}={{"{name}": {value}}}' if name else f"{section}={value}"
+
+
+def _explain_all(faults: Sequence[Any], model: type[BaseModel], advise: Advice) -> str:
+    said = [_explain(fault, model, advise) for fault in faults[:MOST_FAULTS]]
     more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-    return f"{'; '.join(faults[:MOST_FAULTS])}{more}"
+    return f"{'; '.join(said)}{more}"
 
 
-def _explain(error: Any, model: type[BaseModel]) -> str:
+def _explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
     """One pydantic error as field, fault and fix."""
     location = [str(part) for part in error["loc"]]
     kinds = _kinds(model, location[0]) if location else {}
     # pydantic inserts the kind behind the section's name
     kind = location.pop(1) if len(location) > 1 and location[1] in kinds else None
     field = shown(".".join(location), str)
+    if isinstance(error["input"], type):
+        return f"{field}: {error['input'].__name__} is a class: call it, with its settings in parentheses"
     match error["type"]:
         case "extra_forbidden" if kind:
             return f"{field}: {_no_setting(location[-1], kind, kinds)}"
         case "extra_forbidden":
-            section = _section(location[0], model) if len(location) > 1 else model
-            return f"{field} is not a field{suggest(location[-1], section.model_fields)}"
+            return f"{field} is not a field{_suggest_field(location, model)}"
         case "model_type" | "model_attributes_type":
-            return f"{field}: {_no_section(field, error['input'], model)}"
+            return f"{field}: {_no_section(field, error['input'], model, advise)}"
         case "missing" if isinstance(error["loc"][-1], str):
-            kind = model.__name__.lower()
-            return f"{field} is required: give it in the {kind}" + f" or with --set {field}=..." * (kind == "recipe")
+            return f"{field} is required: {_required(field, model, advise)}"
         case "union_tag_invalid":
             name = shown(error["input"].get("name"), str)
             return f"{field}.name: {name!r} is not a {field}{suggest(name, kinds)}"
@@ -380,6 +404,27 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
             return f"{field}: {shown(error['input'])}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
+def _required(field: str, model: type[BaseModel], advise: Advice) -> str:
+    kind = model.__name__.lower()
+    if advise is _argument:
+        return f"give {advise(field, '...')}"
+    return f"give it in the {kind}" + f" or with {advise(field, '...')}" * (kind == "recipe")
+
+
+def _suggest_field(location: Sequence[str], model: type[BaseModel]) -> str:
+    """The end of a message about an unknown field: where a field of that name is, else the nearest name here."""
+    *parents, name = location
+    owners = [
+        f"{section}.{name}"
+        for section in model.model_fields
+        if any(name in kind.model_fields for kind in _kinds(model, section).values() or _sections(section, model))
+    ]
+    if owners:
+        return f"; did you mean {' or '.join(map(repr, owners))}?"
+    here = next(iter(_sections(parents[0], model)), model) if parents else model
+    return suggest(name, here.model_fields)
+
+
 def _kinds(model: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
     """The kinds of a section by the `name` that selects each; empty for a section of one kind."""
     info = model.model_fields.get(section)
@@ -388,17 +433,19 @@ def _kinds(model: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
     return {kind.model_fields["name"].default: kind for kind in get_args(info.annotation)}
 
 
-def _section(name: str, model: type[BaseModel]) -> type[BaseModel]:
-    """The type of a section; the first of several kinds."""
+def _sections(name: str, model: type[BaseModel]) -> list[type[BaseModel]]:
+    """The types of a section, the first of several kinds first; [] for a field that is no section."""
     annotation = model.model_fields[name].annotation
-    return next(part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields"))
+    return [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
 
 
-def _no_section(field: str, value: Any, model: type[BaseModel]) -> str:
-    name = next(iter(_section(field, model).model_fields))
+def _no_section(field: str, value: Any, model: type[BaseModel], advise: Advice) -> str:
+    name = next(iter(_sections(field, model)[0].model_fields))
     given = shown(value, str) if _kinds(model, field) and isinstance(value, str) else "..."
     what = "is empty" if value is None else f"{shown(value)} is no section"
-    return f"{what}: write it as a section: {field}: {{{name}: {given}}}, or --set {field}.{name}={given}"
+    if advise is _argument:
+        return f"{what}: give {advise(f'{field}.{name}', shown(value) if given != '...' else given)}"
+    return f"{what}: write it as a section: {field}: {{{name}: {given}}}, or {advise(f'{field}.{name}', given)}"
 
 
 def _no_setting(name: str, kind: str, kinds: dict[str, type[BaseModel]]) -> str:

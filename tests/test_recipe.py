@@ -258,6 +258,8 @@ def test_an_override_below_a_value(path):
         # unknown names
         ("modle.name=m", "modle is not a field; did you mean 'model'?"),
         ("sed=1", "sed is not a field; did you mean 'seed'?"),
+        ("beta=1", "beta is not a field; did you mean 'method.beta'?"),
+        ("train.max_length=64", "train.max_length is not a field; did you mean 'data.max_length'?"),
         ("data.max_lenght=1", "data.max_lenght is not a field; did you mean 'max_length'?"),
         ("train.learnin_rate=1", "train.learnin_rate is not a field; did you mean 'learning_rate'?"),
         ("model.nam=1", "model.nam is not a field; did you mean 'name'?"),

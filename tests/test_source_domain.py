@@ -41,6 +41,11 @@ def test_the_recipes_source_domain_stays_with_a_warning(child, caplog):
         )
 
 
+def test_in_python_the_warning_names_an_argument(caplog):
+    Recipe.make("bert_base_squad", data={"train": "mine.json"})
+    assert caplog.records[0].message.endswith('replace it: data={"eval": {NAME: FILE}}')
+
+
 def test_test_sets_that_are_added_would_count_as_out_of_domain(child):
     added = "data.eval.own=dev.json"
     for name, overrides in (

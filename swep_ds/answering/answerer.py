@@ -78,7 +78,8 @@ class QuestionAnswerer:
         if not 0 <= min_confidence <= 1:
             raise InputError(f"min_confidence {min_confidence}: must be a probability, from 0 to 1")
         self.name, self.batch_size, self.min_confidence = str(model), batch_size, min_confidence
-        self._saved = load_saved(self.name, null_threshold)
+        with ranks.quiet():
+            self._saved = load_saved(self.name, null_threshold)
 
     @property
     def generative(self) -> bool:

@@ -18,9 +18,10 @@ import textwrap
 from pathlib import Path
 
 from swep_ds.cli import Parser, names_of
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, printable
 from swep_ds.files import read_text
 from swep_ds.schema import describe, for_editors
+from swep_ds.settings import suggest
 
 FOLDERS = {kind: Path(__file__).parents[1] / kind for kind in ("recipes", "sweeps")}
 
@@ -65,7 +66,8 @@ def list_all() -> None:
 def print_file(name: str) -> None:
     files = [file for named in shipped().values() for file in named.values() if file.stem == name]
     if not files:
-        raise InputError(f"{name}: no such recipe or sweep: `swep-ds recipes` lists them")
+        names = {name for named in shipped().values() for name in named}
+        raise InputError(f"NAME {printable(name)}: no such recipe or sweep{suggest(name, names)}")
     print(*(f"# {file}\n{read_text(file)}" for file in files), sep="\n", end="")
 
 
@@ -73,7 +75,7 @@ def explain(name: str) -> None:
     """Prints every field of a recipe, as its JSON schema describes it."""
     from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
 
-    recipe = Recipe.load(name)
+    recipe = Recipe.load(name, option="NAME")
     for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
         print(f"{field.name}: {json.dumps(field.value, ensure_ascii=False)}")
         print(f"    {field.type}; default: {field.default}")

@@ -32,7 +32,7 @@ from swep_ds.data.tables import (
     table_rows,
 )
 from swep_ds.errors import InputError, parsing, printable
-from swep_ds.files import parse_json, read_bytes, user_path
+from swep_ds.files import check_hub, parse_json, read_bytes, user_path
 
 __all__ = ["Example", "read_examples", "read_questions"]
 
@@ -134,6 +134,7 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: Wanted
     from swep_ds.data.cache import CACHE_FIX
 
     fix = "correct the id, or download the data set and name its local file or folder instead"
+    check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
     with parsing(f"{source}: not a local file, and the hub cannot give it", fix):
         try:
             loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])

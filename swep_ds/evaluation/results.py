@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.table import Table
 from rich.text import Text
 
-import swep_ds
 from swep_ds.console import Console
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.files import read_json, write_atomically
+from swep_ds.version import __version__
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 FAULTS_SHOWN = 3
@@ -157,7 +157,7 @@ def describe_faults(error: ValidationError) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide numbers."""
-    ours = {"python": platform.python_version(), "swep-ds": swep_ds.__version__}
+    ours = {"python": platform.python_version(), "swep-ds": __version__}
     return ours | {name: version(name) for name in PACKAGES}
 
 
@@ -176,7 +176,7 @@ def provenance() -> dict[str, str]:
 
 def _git(*arguments: str) -> str:
     """What git prints in this package's folder; "" if it fails or is not installed."""
-    command = ["git", "-C", str(Path(swep_ds.__file__).parent), *arguments]
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
         done = subprocess.run(command, **pipes, encoding="utf-8", errors="replace")

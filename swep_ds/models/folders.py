@@ -15,7 +15,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 
 from swep_ds.errors import InputError, parsing
-from swep_ds.files import open_input, read_json
+from swep_ds.files import check_hub, open_input, read_json
 
 # JSON objects that transformers reads beside weights and vocabularies
 SETTINGS = (
@@ -123,6 +123,8 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     check_folder(name, label)
     if not Path(name, "config.json").is_file():
         fault, fix = "neither a model on the hub that can be reached nor a local folder with a config.json", "name one"
+        if not Path(name).is_dir():
+            check_hub(name, "config.json", label)
     with reading(label, fault, fix):
         settings, _ = PreTrainedConfig.get_config_dict(name)
     for field, value in _fields(settings):

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
-from swep_ds.files import user_path
+from swep_ds.files import check_hub, user_path
 from swep_ds.models.folders import check_folder, load_config, reading
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
@@ -42,6 +42,8 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     check_folder(source, label)
     if Path(source, "config.json").is_file():
         load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
+    if not Path(source).is_dir():
+        check_hub(source, "tokenizer_config.json", label)
     fix = "give a hub id that can be reached or a local folder with tokenizer files"
     with reading(label, "no tokenizer to load there", fix):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)

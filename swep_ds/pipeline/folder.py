@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -117,9 +118,24 @@ class RunFolder:
         self.model = path / "model"
         self.results = path / "results.json"
         self.report = path / "report.html"
+        self._made: list[Path] = []  # folders that `take` made, the innermost first
+        self._lock: BinaryIO | None = None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_) -> None:
+        """Unlocks the folder. A start that was refused, so that the run never wrote its recipe, leaves nothing new."""
+        if self._lock and not (self.path / RECIPE).exists():
+            (self.path / LOCK).unlink(missing_ok=True)
+        for folder in self._made:
+            with suppress(OSError):  # it holds something: a run, or what others have put there
+                folder.rmdir()
+        if self._lock:
+            self._lock.close()
 
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
-        """Locks the folder until the process ends, and checks that the run will be able to write all its files.
+        """Locks the folder until `__exit__`, and checks that the run will be able to write all its files.
 
         Args:
             resume: "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used.
@@ -133,10 +149,7 @@ class RunFolder:
         """
         user_path(str(self.path / DEEPEST), "--output_dir")
         self._check_owner(recipe, resume)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--output_dir {self.path}: cannot be written to ({error.strerror})") from None
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._lock = _lock(self.path)
         self._check_owner(recipe, resume)  # another process may have held the lock until now
         self._check_names(recipe)
@@ -241,19 +254,33 @@ def _is_left(path: Path) -> bool:
     return name in FILES and name != RECIPE and path.is_file() and path.stat().st_size == 0
 
 
+def _open_lock(folder: Path) -> BinaryIO:
+    """Makes the folder of a run, and opens its lock. Raises InputError if either cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
+    return open_lock(folder / LOCK)
+
+
 def _lock(folder: Path) -> BinaryIO:
-    """Locks a run's folder, and waits a little for a process that was killed and is still ending.
+    """Makes and locks a run's folder, and waits a little for a process that was killed and is still ending.
 
     Raises:
-        InputError: another process holds the lock, the file cannot be opened, or its file system has no locks.
+        InputError: another process holds the lock, folder or file cannot be made, or its file system has no locks.
     """
-    file, where = open_lock(folder / LOCK), f"--output_dir {folder}"
+    file, where = _open_lock(folder), f"--output_dir {folder}"
     seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
     deadline, warned = time.monotonic() + seconds, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
+                    return file
+            file.close()  # a start that was refused has deleted it in the meantime
+            file = _open_lock(folder)
+            continue
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise InputError(f"{where}: another process is writing to it: name another folder") from None

@@ -80,9 +80,13 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
     torch.manual_seed(recipe.seed)
 
     def load() -> tuple:
+        # what takes least comes first: a missing file is told before gigabytes of weights are read
+        sharded = read_ds_config(ds_config).get("zero_optimization", {}).get("stage") == 3
         set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
-        sharded = read_ds_config(ds_config).get("zero_optimization", {}).get("stage") == 3
+        training, tests = load_examples(recipe, training_source)
+        texts = [example.context[:1000] for example in training[:20]]
+        check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source)
         qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
         config = resolve_ds_config(
@@ -94,9 +98,6 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
             on_cpu=ranks.device().type == "cpu",
         )
         _check_environment(recipe, qa, config)
-        training, tests = load_examples(recipe, training_source)
-        texts = [example.context[:1000] for example in training[:20]]
-        check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source)
         validation = {}
         if name := recipe.halved:
             validation[name], tests[name] = halves(tests[name])

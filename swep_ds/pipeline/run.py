@@ -67,20 +67,19 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
         WriteFailed: a full disk, an unwritable folder.
     """
     say = Console(quiet=not ranks.is_main()).print
-    folder = RunFolder(output_dir)
-    say(recipe.dump().rstrip(), style="dim")
-    tags, split = _take(folder, recipe, resume, say)
-    start = recipe.model.name
-    if recipe.pretrain and not tags:
-        start = str(pretrain(recipe, split, ds_config, folder, resume, say))
-    tracker = _run_stage(recipe, prepare(split, ds_config, start), folder, tags, say)
-    if report:
-        _report(report, folder, tracker, say)
-    else:
-        tracker.finish()
+    with RunFolder(output_dir) as folder:
+        tags, split = _take(folder, recipe, resume)
+        start = recipe.model.name
+        if recipe.pretrain and not tags:
+            start = str(pretrain(recipe, split, ds_config, folder, resume, say))
+        tracker = _run_stage(recipe, prepare(split, ds_config, start), folder, tags, say)
+        if report:
+            _report(report, folder, tracker, say)
+        else:
+            tracker.finish()
 
 
-def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Say) -> tuple[list[Path], Recipe]:
+def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
 
     def take() -> tuple[list[Path], Recipe] | None:
@@ -90,17 +89,7 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str, say: Say) -> tuple[lis
         began = folder.began(tags)
         return tags, began.keep(recipe, ranks.world_size()) if began else recipe
 
-    tags, split = ranks.gather(ranks.on_all_ranks(take))[0]
-    if split != recipe:
-        micro, steps = split.train.micro_batch_size, split.train.gradient_accumulation_steps
-        tokens = split.train.max_tokens
-        whole = steps * ranks.world_size() * (1 if tokens else micro)
-        say(
-            f"{folder.path} began with a global batch of {whole}{f' x {tokens} positions' if tokens else ''}: kept, on "
-            f"{ranks.world_size()} rank(s), by micro-batches of {f'{tokens} positions' if tokens else micro} and an "
-            f"accumulation of {steps}"
-        )
-    return tags, split
+    return ranks.gather(ranks.on_all_ranks(take))[0]
 
 
 def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:
@@ -109,23 +98,24 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     Args:
         split: the recipe as the second stage will run it.
     """
-    first, first_folder = recipe.first_stage(), RunFolder(folder.path / PRETRAIN)
-    tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto", say)
-    if not ranks.gather(first_folder.results.is_file())[0]:
-        second = prepare(split, ds_config)  # an error of the second stage must not show hours later
-        batch = Batch.of(recipe, second.batches.global_batch)
-        del second
-        say(f"first stage, in {first_folder.path}:")
-        try:
-            job = prepare(first_split, ds_config, training_source="pretrain.train")
-        except InputError as error:
-            raise InputError(f"first stage (pretrain): {error}") from None
-        write_on_rank0(lambda: folder.keep(batch), folder.path)
-        _run_stage(first, job, first_folder, tags, say, keep_fp32=True).finish()
-        del job
-        gc.collect()  # the engine's reference cycles hold the device's memory
-        get_accelerator().empty_cache()
-        get_accelerator().reset_peak_memory_stats()
+    first = recipe.first_stage()
+    with RunFolder(folder.path / PRETRAIN) as first_folder:
+        tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
+        if not ranks.gather(first_folder.results.is_file())[0]:
+            second = prepare(split, ds_config)  # an error of the second stage must not show hours later
+            batch = Batch.of(recipe, second.batches.global_batch)
+            del second
+            try:
+                job = prepare(first_split, ds_config, training_source="pretrain.train")
+            except InputError as error:
+                raise InputError(f"first stage (pretrain): {error}") from None
+            say(f"first stage, in {first_folder.path}:")
+            write_on_rank0(lambda: folder.keep(batch), folder.path)
+            _run_stage(first, job, first_folder, tags, say, keep_fp32=True).finish()
+            del job
+            gc.collect()  # the engine's reference cycles hold the device's memory
+            get_accelerator().empty_cache()
+            get_accelerator().reset_peak_memory_stats()
     ranks.progress("second stage")
     say(f"second stage, from {first_folder.model}:")
     return first_folder.model
@@ -142,7 +132,7 @@ def _run_stage(
     """
     (setup, layout), updates = resume_setup(recipe, job), job.batches.updates
     check_alike(setup | layout)
-    _say_job(recipe, job, say)
+    _say_job(recipe, job, folder, say)
     ranks.progress("engine")
     with _engine(recipe, job) as engine, naming_operation():
         average = WeightAverage.of(engine, recipe.train, updates)
@@ -295,15 +285,24 @@ def _engine(recipe: Recipe, job: Job) -> Iterator[Any]:
     engine.destroy()
 
 
-def _say_job(recipe: Recipe, job: Job, say: Say) -> None:
-    windows = job.features
+def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
+    """Shows the resolved recipe and what it comes to. A start that is refused before shows its error alone."""
+    say(recipe.dump().rstrip(), style="dim")
+    windows, batches, world, train = job.features, job.batches, ranks.world_size(), recipe.train
+    steps, width = batches.accumulation, batches.micro_batch // world
+    positions = f" x {train.max_tokens} positions" if train.max_tokens else ""
+    if (steps, width) != (train.gradient_accumulation_steps, 1 if train.max_tokens else train.micro_batch_size):
+        micro = positions.removeprefix(" x ") or width
+        say(
+            f"{folder.path} began with a global batch of {batches.global_batch}{positions}: kept, on {world} rank(s), "
+            f"by micro-batches of {micro} and an accumulation of {steps}"
+        )
     targets = f", {windows.targets_cut} answers cut" if recipe.task == "generative" else ""
     say(
         f"training {recipe.method.name} on {job.questions} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{targets}): "
-        f"{job.batches.updates} updates of {job.batches.size}, ZeRO-{zero_stage(job.config)}, "
-        f"{ranks.world_size()} rank(s) on {ranks.device().type}, {recipe.train.precision}, "
-        f"{recipe.train.execution} execution"
+        f"{batches.updates} updates of {batches.size}, ZeRO-{zero_stage(job.config)}, "
+        f"{world} rank(s) on {ranks.device().type}, {train.precision}, {train.execution} execution"
     )
 
 

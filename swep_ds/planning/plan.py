@@ -25,6 +25,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError, printable
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
+from swep_ds.models.folders import load_config
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
@@ -128,6 +129,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: Say) -> tuple[list[str], bool]:
     """Prints what one training takes; returns the ds_configs that fit, and whether the model can checkpoint."""
     train = recipe.train
+    load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
     try:
         tokenizer, missing = prepare.run_tokenizer(recipe), ""
     except InputError as error:

@@ -7,12 +7,15 @@ scripts need `launch.py` and `signals.py`, which import neither, before.
 from typing import Any
 
 _NAMES = {"process_group", "wait_long", "free_port", "rank", "world_size", "is_main", "device", "host", "progress"}
-_NAMES |= {"step_listeners", "watch_stalls", "synchronize", "gather", "on_all_ranks", "local_rank_zero_first"}
+_NAMES |= {"quiet", "step_listeners", "watch_stalls", "synchronize", "gather", "on_all_ranks", "local_rank_zero_first"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swep_ds.ranks import group
+    from swep_ds.ranks.launch import quiet_about_cpu
+
+    with quiet_about_cpu():
+        from swep_ds.ranks import group
 
     return getattr(group, name)

@@ -58,7 +58,7 @@ def process_group() -> Iterator[None]:
             reach each other.
         RunExit: from the block, which must raise it on all ranks alike (`on_all_ranks`).
     """
-    with _named_rank() as launch, _quiet(), _restored():
+    with _named_rank() as launch, quiet(), _restored():
         _join(launch)
         try:
             _connect(launch)
@@ -80,7 +80,7 @@ def process_group() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Libraries log errors alone, and show no progress bars, inside."""
     logger, level = logging.getLogger("DeepSpeed"), logging.getLogger("DeepSpeed").level
     verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()

@@ -9,8 +9,8 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -119,13 +119,21 @@ def _first_host(env: Mapping[str, str]) -> str:
         raise InputError(f"{' '.join(command)} failed ({why}): export MASTER_ADDR in the job script") from None
 
 
-def keep_quiet_about_cpu() -> None:
-    """Drops DeepSpeed's notice that it has taken the CPU, which each process prints when it imports DeepSpeed.
+def is_no_cpu_notice(record: logging.LogRecord) -> bool:
+    """A filter of DeepSpeed's logger that drops its notice that it has taken the CPU, which each process prints when it
+    imports DeepSpeed. A run's own lines name its device. Other messages of DeepSpeed are shown."""
+    return not str(record.msg).startswith("Setting accelerator to CPU")
 
-    A run's own lines name its device. Other messages of DeepSpeed are shown.
-    """
-    notice = "Setting accelerator to CPU"
-    logging.getLogger("DeepSpeed").addFilter(lambda record: not str(record.msg).startswith(notice))
+
+@contextmanager
+def quiet_about_cpu() -> Iterator[None]:
+    """`is_no_cpu_notice` around an import in a process that is not this package's."""
+    logger = logging.getLogger("DeepSpeed")
+    logger.addFilter(here := lambda record: is_no_cpu_notice(record))
+    try:
+        yield
+    finally:
+        logger.removeFilter(here)
 
 
 def is_first_on_node() -> bool:

@@ -31,7 +31,8 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
     accelerator, processes = get_accelerator(), jobs * ranks
     threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}
     if accelerator.device_name() == "cpu":
-        return [threads] * jobs
+        # named, so that DeepSpeed's launcher does not print in each of its processes that it takes the CPU
+        return [threads | {"DS_ACCELERATOR": "cpu"}] * jobs
     count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
     groups = count // ranks
     if jobs > groups * sharing:

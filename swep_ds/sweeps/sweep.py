@@ -270,7 +270,7 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         options += [*overrides, f"seed={seed}"]
         place = f"{path}: variants.{variant}" + "".join(f", across.{axis}.{label}" for axis, label in labels.items())
         try:
-            recipe = Recipe.load(sweep.recipe, options)
+            recipe = Recipe.load(sweep.recipe, options, "recipe")
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
@@ -314,11 +314,16 @@ def _check_primary(cells: Sequence[Cell], path: Path) -> None:
         averaged = [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
         rows = list(dict.fromkeys([*(cell.variant for cell in cells), *averaged]))
         if row == base or not {row, base} <= set(rows):
-            raise InputError(f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}")
+            raise InputError(
+                f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}, or write primary: null"
+            )
         tests = [HOLDOUT] * bool(data.holdout_fraction) + list(data.eval)
         known = [*tests, *([SHIFTED] if len(tests) > 1 else [])]
         if primary[3] not in known:
-            raise InputError(f"{path}: primary {primary[3]!r}: no such data set: name one of {', '.join(known)}")
+            raise InputError(
+                f"{path}: primary {primary[3]!r}: no such data set: name one of {', '.join(known)}, or write primary: "
+                "null"
+            )
 
 
 def _check_override(override: str, sweep: Sweep, path: Path) -> None:

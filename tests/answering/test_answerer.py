@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,11 @@ def test_a_file_of_questions_becomes_lines_of_answers(model, tmp_path):
         assert [a["text"] for a in line["answers"]] == [r.text for r in replies]
     again = run_script(*command, check=False)
     assert (again.returncode, again.stderr) == (2, f"error: --output {output}: exists already: name another file\n")
+
+
+@pytest.mark.slow
+def test_a_question_from_python_prints_nothing(model):
+    code = f"import swep_ds as sd; sd.QuestionAnswerer({model!r})('Who?', 'An abbot.')"
+    env = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}  # DeepSpeed looks for a GPU
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")

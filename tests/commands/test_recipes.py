@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from swep_ds.commands import recipes as command
+from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import RECIPES, Recipe
 from swep_ds.schema import describe, for_editors, meanings
@@ -43,6 +44,18 @@ def test_a_name_prints_its_files(printed):
     assert all((folder / "quickstart.yaml").read_text() in both for folder in (RECIPES, SWEEPS))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ofical"], "^NAME ofical: no such recipe or sweep; did you mean 'official'?"),
+        (["paper_bert", "--fields"], "^NAME paper_bert: no such recipe; known are"),
+    ],
+)
+def test_a_wrong_name_is_told_as_the_user_gave_it(printed, words, said):
+    with pytest.raises(InputError, match=said):
+        printed(*words)
+
+
 @functools.cache
 def schema() -> dict:
     return Recipe.model_json_schema()
@@ -64,6 +77,29 @@ def test_fields_are_printed_with_value_type_default_and_meaning(printed):
     text = printed("official", "--fields")
     assert 'data.windows_without_answer: "cls"\n    cls | drop; default: "cls"\n    extractive: train them' in text
     assert "method.beta: 2.0\n    number, at least 0; default: 1.0\n" in text
+
+
+class Fixed(Section):
+    value: float = 0.5  # of the scale
+
+
+class Cosine(Section):
+    first: float = 1.0  # at the beginning
+    last: float = 0.0  # at the end
+
+
+class WithKinds(Section):
+    scale: Fixed | Cosine | None = None  # without a name that tells them apart
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"), [(Fixed(), ["scale.value"]), (Cosine(), ["scale.first", "scale.last"]), (None, ["scale"])]
+)
+def test_kinds_of_a_section_without_a_name_are_told_apart_by_their_fields(scale, expected):
+    settings = WithKinds(scale=scale)
+    fields = list(describe(WithKinds.model_json_schema(), settings.model_dump(mode="json")))
+    assert [field.name for field in fields] == expected
+    assert all(field.meaning for field in fields)
 
 
 class Base(Section):

@@ -54,11 +54,33 @@ def used(tmp_path) -> Path:
     return path
 
 
-def test_a_new_folder_is_made_with_its_parents_and_a_start_that_failed_early_leaves_it_free(tmp_path):
+def test_a_new_folder_is_made_with_its_parents_and_a_start_that_is_refused_leaves_nothing(tmp_path):
     path = tmp_path / "a" / "b"
-    for settings, resume in [(recipe(), "auto"), (recipe(), "auto"), (recipe(train__learning_rate=1.0), "never")]:
-        assert take(path, settings, resume)[1] is None  # leaves nothing but its lock
-    assert [file.name for file in path.iterdir()] == [".lock"]
+    for settings, resume in [(recipe(), "auto"), (recipe(train__learning_rate=1.0), "never")]:
+        with RunFolder(path) as folder:
+            assert folder.take(settings, resume) == []
+            assert [file.name for file in path.iterdir()] == [".lock"]
+        assert list(tmp_path.iterdir()) == []
+    path.mkdir(parents=True)
+    with pytest.raises(InputError, match="no such folder"), RunFolder(path) as folder:
+        folder.take(recipe(), "nowhere")
+    assert list(path.iterdir()) == []  # a folder that was there stays
+    with RunFolder(path) as folder:
+        folder.take(recipe(), "auto")
+        (path / "recipe.yaml").write_text(recipe().dump())  # the run begins
+    assert sorted(file.name for file in path.iterdir()) == [".lock", "recipe.yaml"]
+    assert not is_locked(path / ".lock")
+
+
+def test_a_start_that_waited_for_one_that_is_refused_holds_a_lock_of_its_own(tmp_path, monkeypatch):
+    path, first = tmp_path / "a" / "b", RunFolder(tmp_path / "a" / "b")
+    first.take(recipe(), "auto")
+    monkeypatch.setattr(run_folder, "LOCK_EVERY", 0.05)
+    Timer(0.2, first.__exit__).start()
+    with RunFolder(path) as second:
+        second.take(recipe(), "auto")
+        assert is_locked(path / ".lock")
+    assert not (path / ".lock").exists()
 
 
 def test_what_is_no_folder_or_holds_other_files(tmp_path):

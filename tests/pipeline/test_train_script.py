@@ -135,8 +135,8 @@ def test_bad_settings_name_the_field_and_the_fix(errors, name):
 
 
 @pytest.mark.slow
-def test_a_start_that_failed_leaves_the_folder_free(errors, folder):
-    assert [file.name for file in (folder / "offset").iterdir()] == [".lock"]
+def test_a_start_that_is_refused_leaves_nothing(errors, folder):
+    assert [name for name in (*DATA, *SETTINGS) if (folder / name).exists()] == ["files"]
     assert [file.name for file in (folder / "files").iterdir()] == ["thesis.tex"]
 
 
@@ -146,6 +146,8 @@ def test_bad_data_under_the_deepspeed_launcher_with_two_ranks(folder):
     ended = launch(2, TRAIN, *arguments(folder, "bad", f"data.train={folder / 'bad.json'}"), check=False)
     assert ended.returncode == 2
     assert "bad.json: not JSON: line 1" in error_line(ended.stderr)
+    assert "task: extractive" not in ended.stdout  # no recipe, of a run that does not begin
+    assert not (folder / "bad").exists()
 
 
 # Good ends, and a bad one

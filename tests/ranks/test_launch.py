@@ -15,7 +15,7 @@ from swep_ds.ranks.launch import (
     LaunchError,
     check_libraries,
     is_first_on_node,
-    keep_quiet_about_cpu,
+    quiet_about_cpu,
     read_launch,
     report,
     visible_devices,
@@ -182,10 +182,11 @@ def test_visible_devices_are_those_that_there_are(given, monkeypatch):
 def test_of_deepspeeds_messages_only_the_notice_about_the_cpu_is_dropped(monkeypatch):
     logger = logging.getLogger("DeepSpeed")
     monkeypatch.setattr(logger, "filters", [])
-    keep_quiet_about_cpu()
     notice = "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it."
-    shown = [
-        logger.filter(logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, text, (), None))
+    records = [
+        logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, text, (), None)
         for text in (notice, "CUDA is out of memory")
     ]
-    assert [bool(value) for value in shown] == [False, True]
+    with quiet_about_cpu():
+        assert [bool(logger.filter(record)) for record in records] == [False, True]
+    assert [bool(logger.filter(record)) for record in records] == [True, True]

@@ -53,6 +53,11 @@ def test_several_processes_start_under_deepspeed(monkeypatch):
     assert len(ports) == 2
     monkeypatch.setattr(module, "get_accelerator", Gpus)  # the environment names the devices
     assert "--num_accelerators" not in launcher(2)
+    assert "DS_ACCELERATOR" not in environments(1, 2)[0]
+
+
+def test_on_a_cpu_the_launcher_need_not_say_that_it_found_none():
+    assert {job["DS_ACCELERATOR"] for job in environments(2, 2)} == {"cpu"}
 
 
 def test_ranks_become_the_launcher_of_the_script_with_the_same_options(monkeypatch):

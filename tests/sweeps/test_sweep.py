@@ -237,7 +237,7 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ),
         ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder 'a-b': it must be unique"),
         ({"variants": {"β": {}}}, "variants: 'β' becomes the folder '': it must be"),
-        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: --recipe quickstrat: no such recipe; known are"),
+        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; known are"),
         ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'epochs'?"),
         (
             {"variants": {"MLE": {"method.name": "mle"}, "Bad": {"method.name": "swepp"}}},
