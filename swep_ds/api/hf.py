@@ -65,8 +65,6 @@ class RobustMixin:
         )
         for fault in (text for wrong, text in refused if wrong):
             raise InputError(f"method {method.name} does not go with {fault}")
-        if not self.is_deepspeed_enabled:
-            check_trained_dtypes(self.model)
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
         self.add_callback(_EndUpdate(self))
 
@@ -74,6 +72,8 @@ class RobustMixin:
         bare = self.model
         if self.robust is None or self.robust.model is not bare:
             self.robust = Robust(bare, self.method, self.args.seed, max_steps, accumulation=None)
+        if not self.is_deepspeed_enabled:  # which keeps float32 copies
+            check_trained_dtypes(self.robust)
         self.robust.updates, self.robust.update = max_steps, 0
         if self.model_wrapped is bare:
             self.model_wrapped = self.robust

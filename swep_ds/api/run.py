@@ -9,6 +9,7 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Results, Scores, read_results
 from swep_ds.files import user_path
 from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.ranks.launch import quiet_about_cpu
 from swep_ds.recipe import Recipe
 
 
@@ -74,9 +75,10 @@ def train(
         TrainingDiverged: the loss is no longer finite.
         WriteFailed: a file of the run cannot be written.
     """
-    from swep_ds.analysis.report import write_report
-    from swep_ds.pipeline.run import run
-    from swep_ds.ranks.group import process_group
+    with quiet_about_cpu():
+        from swep_ds.analysis.report import write_report
+        from swep_ds.pipeline.run import run
+        from swep_ds.ranks.group import process_group
 
     whole = Recipe.make(recipe, **sections)
     folder = user_path(str(output_dir), "output_dir")

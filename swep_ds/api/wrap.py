@@ -135,8 +135,13 @@ class Robust(nn.Module):
             micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
 
         Raises:
-            InputError: an input is unknown or missing.
+            InputError: an input is unknown or missing, or the micro-batches are not as many as `accumulation`.
         """
+        if not micro_batches or self.accumulation not in (None, len(micro_batches)):
+            raise InputError(
+                f"micro_batches: there are {len(micro_batches)}, and accumulation is {self.accumulation}: give the "
+                "inputs of each call of the update, and wrap accumulation=None if the number of calls differs"
+            )
         parts = [torch.stack(_counts(inputs, self._is_generative)).sum(1) for inputs in micro_batches]
         counts = torch.stack(parts).sum(0)
         ranks = 1
@@ -194,7 +199,7 @@ def wrap(
             backward in an update, or weights that are trained are float16.
     """
     robust = Robust(model, method, seed, updates, accumulation)
-    check_trained_dtypes(model)
+    check_trained_dtypes(robust)
     return robust
 
 
@@ -212,17 +217,18 @@ def _interface(model: nn.Module) -> QAModel:
     )
 
 
-def check_trained_dtypes(model: nn.Module) -> None:
+def check_trained_dtypes(robust: Robust) -> None:
     """
     Raises:
-        InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there.
-            ZeRO-3's may be, because DeepSpeed keeps float32 copies.
+        InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there. The
+            method's have the dtype of the embeddings, also where these are frozen, as under adapters.
+            ZeRO-3's may be float16, because DeepSpeed keeps float32 copies.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in (*robust.model.named_parameters(), *robust.method.named_parameters("method")):
         if parameter.requires_grad and parameter.dtype == torch.float16 and not hasattr(parameter, "ds_id"):
             raise InputError(
-                f"model: its trained weights are float16 (such as {name}), which from_pretrained takes from the files: "
-                "load it with dtype=torch.float32, and give the loop fp16 or bf16 for the computation"
+                f"model: float16 weights cannot be trained (such as {name}); from_pretrained takes the dtype from the "
+                "files: load it with dtype=torch.float32, and give the loop fp16 or bf16 for the computation"
             )
 
 

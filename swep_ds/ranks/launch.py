@@ -129,6 +129,7 @@ def is_no_cpu_notice(record: logging.LogRecord) -> bool:
 def quiet_about_cpu() -> Iterator[None]:
     """`is_no_cpu_notice` around an import in a process that is not this package's."""
     logger = logging.getLogger("DeepSpeed")
+    # another function, so that the filter that cli.py adds for the whole process stays
     logger.addFilter(here := lambda record: is_no_cpu_notice(record))
     try:
         yield

@@ -28,6 +28,14 @@ def test_importing_imports_nothing_else():
     assert done.stdout == "\n"
 
 
+def test_a_call_that_is_refused_prints_nothing():
+    call = "sd.train('quickstart', metod=sd.Swep(), output_dir='none')"
+    code = f"import swep_ds as sd\ntry: {call}\nexcept sd.InputError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "Recipe: metod is not a field; did you mean 'method'?\n"
+    assert done.stderr == ""
+
+
 def test_every_name_can_be_imported():
     for name in sd.__all__:
         assert getattr(sd, name) is not None

@@ -74,6 +74,15 @@ def test_weights_in_half_precision_are_refused():
         sd.wrap(model, sd.Mle())
     model.requires_grad_(False).qa_outputs.float().requires_grad_(True)  # as adapters on a frozen model
     sd.wrap(model, sd.Mle())
+    with pytest.raises(InputError, match=r"such as method\.noise\.inner\.weight"):
+        sd.wrap(model, sd.Swep())  # its generator has the dtype of the embeddings
+
+
+@pytest.mark.parametrize(("accumulation", "calls"), [(1, 2), (3, 2), (None, 0)])
+def test_an_update_of_another_number_of_micro_batches_is_refused(accumulation, calls):
+    robust = sd.wrap(tiny_models.model().train(), sd.Swep(), accumulation=accumulation)
+    with pytest.raises(InputError, match=f"micro_batches: there are {calls}, and accumulation is {accumulation}"):
+        robust.begin_update([inputs(tiny_batches.batch((12, 7), dtype=torch.float32))] * calls)
 
 
 @pytest.mark.parametrize("method", ["freelb", "fgm", "ssmba"])
