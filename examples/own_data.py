@@ -29,8 +29,8 @@ def main() -> None:
     options.add_argument("--max_updates", type=int, default=200)
     given = options.parse_args()
     data = {"train": f"tabs:{given.train}", "eval": {"test": f"tabs:{given.test}"}}
-    train = {"max_updates": given.max_updates}
-    run = sd.train("quickstart", data=data, train=train, method=sd.Swep(beta=1e-4), output_dir=given.output_dir)
+    train, method = {"max_updates": given.max_updates}, sd.Swep(beta=1e-4)
+    run = sd.train("quickstart_answerable", data=data, train=train, method=method, output_dir=given.output_dir)
     print(run.scores["test"])
 
 

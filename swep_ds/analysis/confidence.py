@@ -103,9 +103,8 @@ def _statement(groups: Mapping[str, np.ndarray], calibrated: Mapping[str, np.nda
     ]
     kept = [f"{covered:.0f} % of the questions of {name}" for name, (*_, covered) in rows.items()]
     after = [f"{_row(values)[-1]:.0f} % of those of {name}" for name, values in calibrated.items()]
-    then = (
-        f" By its calibrator, which held-out text of {next(iter(groups))} fitted, it can answer {' and '.join(after)}."
-    )
+    source = next(iter(groups))
+    then = f" By its calibrator, which was fitted to held-out text of {source}, it can answer {' and '.join(after)}."
     return (
         f"{'. '.join(told)}. If it may decline, it can answer {' and '.join(kept)} with at least "
         f"{COVERED_ACCURACY} % of these answers right.{then if after else ''}"

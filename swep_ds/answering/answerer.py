@@ -39,7 +39,8 @@ class Reply:
     all spans of the text and, if the model may decline, no answer; of a generated answer, that of its tokens.
     `confidence`, of the first reply alone, is the probability that the best answer is exactly right: by the model's
     calibrator if it has one, else the softmax's `probability`. A reply "" that `min_confidence` puts first has the
-    confidence of the answer that it withholds; of a model that never declines, it has no score.
+    confidence of the answer that it withholds; of a model that never declines, it has no score, nor has the reply "" of
+    a model whose logits are not numbers.
     """
 
     text: str
@@ -136,9 +137,7 @@ class QuestionAnswerer:
 
     def _replies(self, example: Example, answers: Sequence[Candidate], null: Null | None) -> list[Reply]:
         """Best first, after the decision whether to decline."""
-        candidates = with_null(answers, null, self._saved.null_threshold)
-        if not candidates:
-            return []
+        candidates = with_null(answers, null, self._saved.null_threshold) or [Reply("", 0.0, None)]
         confidence = candidates[0].probability
         if self.calibrated:
             [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
@@ -159,7 +158,7 @@ def _example(number: int, asked: tuple[str, str]) -> Example:
             raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
         require_text(text, name, f"question {number + 1}")
     question, context = asked
-    return Example(str(number), question, context, (), None, context)
+    return Example(str(number + 1), question, context, (), None, context)
 
 
 def _reply(answer: Candidate) -> Reply:

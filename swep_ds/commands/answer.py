@@ -7,8 +7,8 @@
 MODEL is a Hugging Face folder or hub id, of spans or generative. Of one question it prints the best answers, each with
 its probability among all spans of the text, and the text around it. The probability of a generated answer is that of
 its tokens. A model that was trained with unanswerable questions may find that there is no answer.
---min_confidence declines a question whose best answer is less likely to be exactly right, as the calibrator says that a
-run fitted to held-out text, or else the softmax.
+--min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the
+model has one, else by the softmax.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
 ignored. Each line of --output has id, question, answer ("" = none), probability, confidence, start and end in the
 context, and with --n_best above 1 the list `answers`.
@@ -109,7 +109,6 @@ def _context(arguments: Namespace) -> str:
 
 
 def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best: int) -> None:
-    from swep_ds.answering import Reply
     from swep_ds.data.readers import read_questions
 
     try:
@@ -122,7 +121,7 @@ def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best
         with Progress(console, "questions", len(examples)) as progress:
             asked = ((example.question, example.context) for example in examples)
             for number, (example, replies) in enumerate(zip(examples, answerer.answer(asked, n_best), strict=True), 1):
-                best = asdict(replies[0] if replies else Reply("", 0.0, None, confidence=0.0))
+                best = asdict(replies[0])
                 line = {"id": example.id, "question": example.question, "answer": best["text"]}
                 line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
                 if n_best > 1:

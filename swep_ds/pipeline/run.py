@@ -218,7 +218,7 @@ def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
         say(f"with train.average {recipe.train.average}, in {folder.path}:")
     names = {test.name: job.evaluation.scorer(test.name).name(test.golds) for test in job.tests}
     with outcome.weights():
-        evaluation = _tuned(engine, job, recipe, say) if job.tests else job.evaluation
+        evaluation = _tuned(engine, job, recipe, say)
         scores = evaluation.run(engine, job.tests, folder.path, say)
     return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator)
 

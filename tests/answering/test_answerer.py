@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,21 @@ def test_the_threshold_is_the_models_own(model, tmp_path):
     finally:
         write_sizes(Path(model))
     assert QuestionAnswerer(model)(*ASKED[0])[0].text
+
+
+def test_a_model_that_may_decline_withholds_what_it_is_not_sure_of(model):
+    plain = QuestionAnswerer(model, null_threshold=1e6)(*ASKED[0], n_best=100)
+    [null] = [reply for reply in plain if not reply.text]
+    declined, *others = QuestionAnswerer(model, null_threshold=1e6, min_confidence=1.0)(*ASKED[0], n_best=100)
+    assert declined == replace(null, confidence=plain[0].confidence)
+    assert [reply.text for reply in others] == [reply.text for reply in plain if reply.text]
+
+
+def test_logits_that_are_no_numbers_give_no_answer(model):
+    asks = QuestionAnswerer(model)
+    predict = asks._saved.qa.predict
+    asks._saved.qa.predict = lambda batch: tuple(values * math.nan for values in predict(batch))
+    assert list(asks.answer(ASKED)) == [[Reply("", 0.0, None, confidence=0.0)]] * len(ASKED)
 
 
 def test_a_generative_model_gives_one_answer(generative):

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from swep_ds.answering import QuestionAnswerer
+from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.results import Evaluated
 from swep_ds.pipeline.export import model_card
 from swep_ds.pipeline.saved import READING, ReadingSettings, load_saved
 from swep_ds.recipe import Recipe
+from tests.support import tiny
 from tests.support.tiny_run import prepare
 
 QUESTION, TEXT = "Who founded it?", "It was founded in 1204 by an abbot."
@@ -49,3 +51,19 @@ def test_both_ways_to_ask_give_the_same_answer(folder, threshold, capsys):
     assert shown == (reply.text or "no answer")
     if threshold is not None:
         assert (shown == "no answer") == (threshold < 0)
+
+
+def test_the_code_cuts_a_long_text_as_the_run_did(folder):
+    _, plain = code_blocks(folder, None)
+    saved, text = load_saved(str(folder / "model")), " ".join(tiny.SENTENCES)
+    if saved.windows.task == "generative":
+        pytest.skip("the code for generative models takes the first window alone")
+    there = {}
+    exec(plain.replace(TEXT, text), there)
+    cutter = WindowCutter(saved.tokenizer, saved.windows, tiny.example(QUESTION, text, text))
+    tokens = cutter.encode(text)
+    windows = list(cutter.windows(len(cutter.encode(QUESTION).ids), len(tokens.ids)))
+    assert len(windows) > 2
+    begins = [there["windows"].sequence_ids(number).index(1) for number in range(len(there["offsets"]))]
+    cut = [there["offsets"][number, place, 0].item() for number, place in enumerate(begins)]
+    assert cut == [int(tokens.starts[begin]) for begin, *_ in windows]
