@@ -22,7 +22,7 @@ from swep_ds.version import __version__
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 FAULTS_SHOWN = 3
-CALIBRATED_HEADS = [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"change, {LEVEL} % interval"]
+CALIBRATED_HEADS = [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
 Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
 Scores = dict[str, Score]  # by data set
 Percent = Annotated[float, Field(ge=0, le=100)]
