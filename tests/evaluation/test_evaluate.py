@@ -130,7 +130,8 @@ def test_table_has_the_source_first_and_the_mean_last(capsys):
     assert "mean" not in capsys.readouterr().out
 
 
-def test_a_calibrator_shows_what_it_changes(capsys):
+def test_a_calibrator_shows_what_it_changes(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     change = {"coverage_at_80": 20.0, "calibrated_ece": 1.0, "calibrated_coverage_at_80": 30.0}
     change |= {"coverage_at_80_change_low": -1.25, "coverage_at_80_change_high": 21.0}
     print_scores({"wiki": SCORES["wiki"] | change, "news": SCORES["news"]}, "mle")
