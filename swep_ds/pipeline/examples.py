@@ -87,12 +87,11 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
         examples = read_examples(source, training=training, unanswerable=data.unanswerable != "error")
     except InputError as error:
         raise InputError(f"{field}: {error}") from None
-    if data.unanswerable != "drop":
-        return examples
     kept = [example for example in examples if example.answers]
-    if not kept:
+    drops, without = data.unanswerable == "drop", len(examples) - len(kept)
+    if drops and not kept:
         raise InputError(f"{field}: {source}: no question has an answer, and data.unanswerable drops the others")
-    if len(kept) < len(examples) and is_first_on_node():
-        dropped = len(examples) - len(kept)
-        log.warning("%s: %d of %d questions have no answer and are left out", field, dropped, len(examples))
-    return kept
+    if without and (drops or training) and is_first_on_node():
+        end = "are left out" if drops else "teach the model to decline (data.unanswerable)"
+        log.warning("%s: %d of %d questions have no answer and %s", field, without, len(examples), end)
+    return kept if drops else examples

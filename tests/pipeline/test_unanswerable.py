@@ -60,7 +60,12 @@ def test_they_are_an_error_or_dropped_or_kept(folder, caplog):
         "data.train: 14 of 42 questions have no answer and are left out",
         "data.eval.test: 3 of 9 questions have no answer and are left out",
     ]
+    caplog.clear()
     training, tests = load_examples(recipe(folder, "data.unanswerable=train"))
+    [told] = caplog.records
+    assert told.message == (
+        "data.train: 14 of 42 questions have no answer and teach the model to decline (data.unanswerable)"
+    )
     assert (len(training), len(tests["test"])) == (42, 9)
     assert [example.span is None for example in training] == [not example.answers for example in training]
 
