@@ -168,6 +168,7 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
             "batch.json",
             "predictions",
             "confidence",
+            "n_best",
             "results.json",
             "report.html",
             "noise.safetensors",

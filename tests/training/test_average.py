@@ -124,12 +124,13 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
 
 
 def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path, monkeypatch):
-    """By the weights that a run has whenever it scores: at three checkpoints, then in both tests."""
+    """By the weights that a run has whenever it scores: at three checkpoints, then for the calibrator and in the test of
+    each outcome."""
     seen = []
 
-    def record(evaluation: Evaluation, engine, test, predict=Evaluation.predict):
+    def record(evaluation: Evaluation, engine, test, predict=Evaluation.predict, **options):
         seen.append(engine.module.get_parameter(WORD).detach().flatten().clone())
-        return predict(evaluation, engine, test)
+        return predict(evaluation, engine, test, **options)
 
     monkeypatch.setattr(Evaluation, "predict", record)
     settings = {
@@ -145,8 +146,8 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     means = [torch.load(tag / FILE)[WORD]["mean"] for tag in tags]
     last = [torch.load(tag / "mp_rank_00_model_states.pt", weights_only=False)["module"][WORD] for tag in tags]
     chosen = read_results(tmp_path / "run" / "results.json").selection.update - 1
-    expected = [*means, last[chosen].flatten(), means[chosen]]
-    assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 5
+    expected = [*means, *[last[chosen].flatten()] * 2, *[means[chosen]] * 2]
+    assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 7
     assert not torch.equal(means[2], last[2].flatten())
 
 
