@@ -103,26 +103,36 @@ def window_candidates(
     position_T = np.arange(score_2BT.shape[1], dtype=np.int32)
     inside_2BT = (position_T >= begin_2B[:, None]) & (position_T < end_2B[:, None])
     score_2BT = np.where(inside_2BT & ~np.isnan(score_2BT), score_2BT, NEVER)
-    best = min(settings.n_best, score_2BT.shape[1])
-    position_2BN = np.sort(_top(score_2BT, best))  # from left to right: equal pairs are then in the order of ties
-    best_2BN = np.take_along_axis(score_2BT, position_2BN, axis=1)
-    (start_BN, start_score_BN), (end_BN, end_score_BN) = (
-        (position_2BN[half], best_2BN[half]) for half in np.s_[: len(start_logits_BT), len(start_logits_BT) :]
-    )
+    count, width = len(start_logits_BT), score_2BT.shape[1]
+    best = min(settings.n_best, width)
+    if best == width:  # all starts and ends: of each start, only the ends within reach are looked at
+        reach = min(settings.max_answer_tokens, width)
+        start_BN, start_score_BN = np.broadcast_to(np.arange(width), (count, width)), score_2BT[:count]
+        beyond = np.full((count, reach - 1), NEVER)
+        end_score_BT = np.concatenate((score_2BT[count:], beyond), axis=1)
+        end_score_BNM = np.lib.stride_tricks.sliding_window_view(end_score_BT, reach, axis=1)
+        end_BNM = start_BN[:, :, None] + np.arange(reach)
+    else:
+        position_2BN = np.sort(_top(score_2BT, best))  # from left to right: equal pairs are then in the order of ties
+        best_2BN = np.take_along_axis(score_2BT, position_2BN, axis=1)
+        start_BN, start_score_BN = position_2BN[:count], best_2BN[:count]
+        end_score_BNM = np.broadcast_to(best_2BN[count:, None], (count, best, best))
+        end_BNM = np.broadcast_to(position_2BN[count:, None], (count, best, best))
 
     with np.errstate(over="ignore", invalid="ignore"):  # infinite logits
-        score_BNN = start_score_BN[:, :, None] + end_score_BN[:, None, :]
-    length_BNN = end_BN[:, None, :] - start_BN[:, :, None]  # less one; as unsigned, a negative length is very long
-    allowed_BNN = (length_BNN.view(np.uint64) < settings.max_answer_tokens) & (score_BNN > -np.inf)  # also no NaN
-    score_BP = np.where(allowed_BNN, score_BNN, NEVER).reshape(len(score_BNN), best * best)  # P = N * N
+        score_BNM = start_score_BN[:, :, None] + end_score_BNM
+    length_BNM = end_BNM - start_BN[:, :, None]  # less one; as unsigned, a negative length is very long
+    allowed_BNM = (length_BNM.view(np.uint64) < settings.max_answer_tokens) & (score_BNM > -np.inf)  # also no NaN
+    score_BP = np.where(allowed_BNM, score_BNM, NEVER).reshape(count, -1)  # P = N * M pairs
     if best_only:
         unbeaten_BP = (score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > -np.inf)
         window, pair = np.divmod(np.flatnonzero(unbeaten_BP), score_BP.shape[1])
     else:
-        pair_BK = _top(score_BP, min(settings.n_best, best * best))
+        pair_BK = _top(score_BP, min(settings.n_best, score_BP.shape[1]))
         window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > -np.inf)
         pair = pair_BK[window, k]
-    return Candidates(window, score_BP[window, pair], start_BN[window, pair // best], end_BN[window, pair % best])
+    start, end = np.divmod(pair, end_BNM.shape[2])
+    return Candidates(window, score_BP[window, pair], start_BN[window, start], end_BNM[window, start, end])
 
 
 def log_normaliser(

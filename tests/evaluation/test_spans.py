@@ -25,7 +25,7 @@ logit = st.integers(-3, 3).map(float)  # few values: many ties
 @st.composite
 def decodings(draw):
     """Settings, and windows of two examples: bounds, characters of the context tokens, logits."""
-    sizes = SpanSettings(draw(st.integers(1, 5)), draw(st.integers(1, 4)))
+    sizes = SpanSettings(draw(st.integers(1, 10)), draw(st.integers(1, 4)))  # also more than a window has tokens
     windows = []
     for example in (0, 1):
         character = 0  # tokens of later windows start after those that earlier ones own
