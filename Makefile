@@ -1,7 +1,8 @@
 # `make quickstart` sets up everything and runs the main job on its embedded default. `make test` runs the tests.
 # `make test-lowest` runs those that prove the lower bounds of pyproject.toml, with the lowest versions, in an environment
-# of their own. PYTHON is the interpreter, VENV the environment's folder. JOBS test files run at a time: three on two
-# cores, because tests of several ranks wait for each other.
+# of their own. Both environments are for CPUs, and DS_ACCELERATOR spares DeepSpeed its search for another device.
+# PYTHON is the interpreter, VENV the environment's folder. JOBS test files run at a time: three on two cores, because
+# tests of several ranks wait for each other.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +14,7 @@ PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py t
 
 .PHONY: quickstart test test-lowest install
 quickstart: install
-	$(BIN)/deepspeed --quiet scripts/train.py --ds_config ds_configs/zero2.json
+	DS_ACCELERATOR=cpu $(BIN)/deepspeed --quiet scripts/train.py --ds_config ds_configs/zero2.json
 
 test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
