@@ -124,8 +124,8 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
 
 
 def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path, monkeypatch):
-    """By the weights that a run has whenever it scores: at three checkpoints, then for the calibrator and in the test of
-    each outcome."""
+    """By the weights that a run has whenever it scores: at three checkpoints, then for the calibrator and in the test
+    of each outcome."""
     seen = []
 
     def record(evaluation: Evaluation, engine, test, predict=Evaluation.predict, **options):
