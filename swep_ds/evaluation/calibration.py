@@ -65,7 +65,7 @@ def calibrated_scores(
     changes = []
     for _ in range(RESAMPLES):
         copies_N = np.bincount(rng.integers(count, size=count), minlength=count)[cluster_N]
-        before, after = (confidences.resampled(copies_N) for confidences in both)
+        before, after = (_scores(*confidences.resampled(copies_N)) for confidences in both)
         changes.append([after[name] - before[name] for name in CALIBRATION])
     tail = (100 - LEVEL) / 2
     low, high = np.percentile(changes, [tail, 100 - tail], axis=0)
@@ -83,21 +83,18 @@ class _Ordered:
         self.order_N = np.argsort(-confidence_N, kind="stable")
         self.confidence_N, self.right_N = confidence_N[self.order_N], np.asarray(exact_match, float)[self.order_N]
 
-    def resampled(self, copies_N: np.ndarray) -> dict[str, float]:
-        """The scores with this many copies of each question, in the order in which they were given."""
+    def resampled(self, copies_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `ordered`, with this many copies of each question, in the order in which they were given."""
         row_M = np.repeat(np.arange(len(copies_N)), copies_N[self.order_N])
         confidence_M, right_M = self.confidence_N[row_M], self.right_N[row_M]
         first_M = np.diff(confidence_M, prepend=np.inf) != 0
         tied_M = np.cumsum(first_M) - 1
-        return _scores(confidence_M, (np.bincount(tied_M, right_M) / np.bincount(tied_M))[tied_M])
+        return confidence_M, (np.bincount(tied_M, right_M) / np.bincount(tied_M))[tied_M]
 
 
 def ordered(confidence: Sequence[float], exact_match: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Both [N] by confidence, the highest first; exact matches are means over questions of the same confidence."""
-    order = np.argsort(-np.asarray(confidence, dtype=float), kind="stable")
-    confidence_N, right_N = np.asarray(confidence, dtype=float)[order], np.asarray(exact_match, dtype=float)[order]
-    _, tied, count = np.unique(confidence_N, return_inverse=True, return_counts=True)
-    return confidence_N, (np.bincount(tied, right_N) / count)[tied]
+    return _Ordered(confidence, exact_match).resampled(np.ones(len(confidence), int))
 
 
 def bins(total: int) -> list[np.ndarray]:

@@ -80,7 +80,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
     torch.manual_seed(recipe.seed)
 
     def load() -> tuple:
-        # what takes least comes first: a missing file is told before gigabytes of weights are read
+        # the cheapest come first: a missing file ends the run before gigabytes of weights are read
         sharded = read_ds_config(ds_config).get("zero_optimization", {}).get("stage") == 3
         set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)

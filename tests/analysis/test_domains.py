@@ -108,8 +108,8 @@ def test_changes_are_paired_by_question():
 
 def declined(total: int, right: int) -> list[Answered]:
     """Questions on texts of their own that have no answer, of which the first `right` are declined."""
-    examples = [Example(f"n{number}", "Who?", f"nobody {number}", (), None, "t") for number in range(total)]
-    return [Answered(e, "" if n < right else "nobody", n < right, 100.0 * (n < right)) for n, e in enumerate(examples)]
+    examples = [Example(f"n{number}", "Who?", f"text {number}", (), None, "t") for number in range(total)]
+    return [Answered(e, "" if n < right else "text", n < right, 100.0 * (n < right)) for n, e in enumerate(examples)]
 
 
 def test_the_finding_counts_no_question_that_is_rightly_declined():

@@ -1,4 +1,4 @@
-"""A plan of a model on the hub takes its config alone, and a hub that cannot be reached is told at once."""
+"""A plan of a model on the hub takes its config alone, and a hub that cannot be reached is an error at once."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def online(monkeypatch):
     return at
 
 
-def test_a_hub_that_cannot_be_reached_is_told_after_one_request(online):
+def test_a_hub_that_cannot_be_reached_is_an_error(online):
     online(address := f"http://127.0.0.1:{free_port()}")
     said = rf"^model\.name {MODEL}: the hub {address} cannot be reached \(.*\): name a local folder, or set HF_HUB_OFF"
     with pytest.raises(InputError, match=said):
