@@ -1,4 +1,4 @@
-"""`results.json` (its schema, written and read), the files of `predictions/` and its neighbours, and the printed table."""
+"""`results.json` (its schema, written and read), the files of `predictions/` and its neighbours, the printed table."""
 
 import json
 import platform
