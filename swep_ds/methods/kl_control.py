@@ -2,13 +2,16 @@
 
     minimise nll  subject to  KL = target;   beta is the multiplier of the constraint
 
-    m     <- m + (KL - m) / SMOOTHING           e = log(m / target)
-    theta <- theta + ASCENT * clamp(e, +-STEP)                              dual ascent
-    beta   = exp(theta + DAMPING * clamp(e, +-REACH))
+    m     <- m + (KL - m) / SMOOTHING
+    theta <- theta + ASCENT * min(m / target - 1, 1)                        dual ascent
+    beta   = exp(theta + DAMPING * clamp(log(m / target), +-REACH))
 
 Dual ascent alone oscillates around the target. The noise generator responds slowly: in an update Adam moves a weight by
 at most about its learning rate, however large beta is. The KL therefore overshoots for many updates before a raised
 beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
+
+The ascent takes the relative error and not its logarithm, since it is the mean KL that shall equal the target: the KL
+varies by half from batch to batch, and a mean of logarithms at 0 would leave the mean KL a tenth too large.
 """
 
 import math
@@ -18,10 +21,11 @@ import torch
 from torch import Tensor
 
 SMOOTHING = 2  # updates; Adam's momentum smooths enough, and a longer mean answers too late
-DAMPING = 4.0  # a KL that is twice the target makes beta 16 times as large
-REACH = 2.0  # beta moves at most by a factor of 3,000 at once: bursts would live on in Adam's second moment
-ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 40 updates, longer than the generator takes to answer
-STEP = 0.5  # at first the KL rises no faster than Adam lets it: what theta loses meanwhile, for nothing, is bounded
+# A KL that is twice the target makes beta 6 times as large. With 16 times, the KL of a model of 384 dimensions swings
+# further: the generator answers late, by Adam's momentum, and the encoder that it reads moves meanwhile.
+DAMPING = 2.5
+REACH = 2.0  # beta moves at most by a factor of 150 at once: bursts would live on in Adam's second moment
+ASCENT = 0.06  # an error dies away over DAMPING / ASCENT = 40 updates, longer than the generator takes to answer
 RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
 
 
@@ -47,7 +51,7 @@ class KLController:
     def observe(self, kl: Tensor) -> None:
         """The KL of the update that used the present `beta`, 0-dim."""
         self.mean = self.mean + (kl.double() - self.mean) / SMOOTHING
-        ascended = self.theta + ASCENT * self._error().clamp(-STEP, STEP)
+        ascended = self.theta + ASCENT * (self.mean / self.target - 1).clamp(max=1)
         self.theta = ascended.clamp(self.start - RANGE, self.start + RANGE)
 
     def _error(self) -> Tensor:

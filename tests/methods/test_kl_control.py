@@ -16,9 +16,9 @@ def test_it_is_its_equations():
     for kl in kls:
         control.observe(torch.tensor(kl))
         mean += (kl - mean) / 2
-        error = math.log(mean / 20)
-        theta += 0.1 * np.clip(error, -0.5, 0.5)
-        assert control.beta.item() == pytest.approx(math.exp(theta + 4 * np.clip(error, -2, 2)), rel=1e-6)
+        theta += 0.06 * min(mean / 20 - 1, 1)
+        expected = math.exp(theta + 2.5 * np.clip(math.log(mean / 20), -2, 2))
+        assert control.beta.item() == pytest.approx(expected, rel=1e-6)
     assert control.beta.dtype == torch.float32  # a float64 weight would make the loss float64
 
 

@@ -153,3 +153,16 @@ def test_answers_below_the_least_confidence_are_declined(runs):
     assert not other.calibrated
     [reply] = other(*asked)
     assert reply.confidence == reply.probability
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "told"), [([], False), (["--max_length", "40"], True)])
+def test_evaluating_with_other_windows_says_what_was_fitted_to_the_model_s(runs, tmp_path, options, told):
+    model, data = runs / "calibrated" / "model", f"test={runs / 'test.json'}"
+    out = run_script(
+        ROOT / "scripts" / "evaluate.py", str(model), "--data", data, "--output_dir", str(tmp_path), *options
+    )
+    windows = json.loads((model / "reading.json").read_text())["data"]
+    note = f"were fitted with windows of {windows['max_length']} tokens, {windows['doc_stride']} apart"
+    assert (note in " ".join(out.stdout.split())) == told
+    assert read(tmp_path / "results.json")["calibrator"] == read(model / "reading.json")["calibrator"]
