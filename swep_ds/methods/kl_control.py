@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 SMOOTHING = 2  # updates; Adam's momentum smooths enough, and a longer mean answers too late
-# A KL that is twice the target makes beta 6 times as large. With 16 times, the KL of a model of 384 dimensions swings
+# A KL that is twice the target makes beta 8 times as large. With 16 times, the KL of a model of 384 dimensions swings
 # further: the generator answers late, by Adam's momentum, and the encoder that it reads moves meanwhile.
-DAMPING = 2.5
-REACH = 2.0  # beta moves at most by a factor of 150 at once: bursts would live on in Adam's second moment
-ASCENT = 0.06  # an error dies away over DAMPING / ASCENT = 40 updates, longer than the generator takes to answer
+DAMPING = 3.0
+REACH = 2.0  # beta moves at most by a factor of 400 at once: bursts would live on in Adam's second moment
+# An error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer. With less, the KL
+# falls behind at the end, where the learning rate decays and beta has to follow.
+ASCENT = 0.1
 RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
 
 

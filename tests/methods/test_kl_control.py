@@ -16,8 +16,8 @@ def test_it_is_its_equations():
     for kl in kls:
         control.observe(torch.tensor(kl))
         mean += (kl - mean) / 2
-        theta += 0.06 * min(mean / 20 - 1, 1)
-        expected = math.exp(theta + 2.5 * np.clip(math.log(mean / 20), -2, 2))
+        theta += 0.1 * min(mean / 20 - 1, 1)
+        expected = math.exp(theta + 3 * np.clip(math.log(mean / 20), -2, 2))
         assert control.beta.item() == pytest.approx(expected, rel=1e-6)
     assert control.beta.dtype == torch.float32  # a float64 weight would make the loss float64
 
