@@ -106,7 +106,7 @@ def learn(run: SavedRun, beta: float, learning_rate: float, updates: int) -> Swe
     """Trains a noise generator, which starts at the prior, on the run's training questions; the model stays as it is.
 
     AdamW at a constant learning rate, without dropout, on the run's batches and with its seed. Matrix products are in
-    bf16 where the run trained in bf16.
+    bf16 where the run trained in bf16 or autocast.
     """
     device, precision = ranks.device(), run.recipe.train.precision
     torch.manual_seed(run.recipe.seed)

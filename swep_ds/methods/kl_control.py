@@ -10,8 +10,9 @@ Dual ascent alone oscillates around the target. The noise generator responds slo
 at most about its learning rate, however large beta is. The KL therefore overshoots for many updates before a raised
 beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
 
-The ascent takes the relative error and not its logarithm, since it is the mean KL that shall equal the target: the KL
-varies by half from batch to batch, and a mean of logarithms at 0 would leave the mean KL a tenth too large.
+The ascent takes the relative error and not its logarithm: what must equal the target is the mean KL, and the mean of
+logarithms that vary is below the logarithm of the mean. A burst counts as twice the target, so that one batch does not
+move theta far.
 """
 
 import math
@@ -24,9 +25,9 @@ SMOOTHING = 2  # updates; Adam's momentum smooths enough, and a longer mean answ
 # A KL that is twice the target makes beta 8 times as large. With 16 times, the KL of a model of 384 dimensions swings
 # further: the generator answers late, by Adam's momentum, and the encoder that it reads moves meanwhile.
 DAMPING = 3.0
-REACH = 2.0  # beta moves at most by a factor of 400 at once: bursts would live on in Adam's second moment
+REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would live on in Adam's second moment
 # An error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer. With less, the KL
-# falls behind at the end, where the learning rate decays and beta has to follow.
+# falls further behind at the end, where the learning rate decays and beta has to follow.
 ASCENT = 0.1
 RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
 
@@ -51,8 +52,10 @@ class KLController:
         return (self.theta + DAMPING * self._error().clamp(-REACH, REACH)).exp().float()
 
     def observe(self, kl: Tensor) -> None:
-        """The KL of the update that used the present `beta`, 0-dim."""
-        self.mean = self.mean + (kl.double() - self.mean) / SMOOTHING
+        """The KL of the update that used the present `beta`, 0-dim. One that is not finite, as where fp16 overflows,
+        counts as the mean so far."""
+        kl = torch.where(kl.isfinite(), kl.double(), self.mean)
+        self.mean = self.mean + (kl - self.mean) / SMOOTHING
         ascended = self.theta + ASCENT * (self.mean / self.target - 1).clamp(max=1)
         self.theta = ascended.clamp(self.start - RANGE, self.start + RANGE)
 

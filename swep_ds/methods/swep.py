@@ -150,7 +150,7 @@ class Swep(Method):
             target = self.control.target * tokens
             if target >= means["span_nats"]:
                 if means["kl_per_window"] > target / 4:
-                    return None  # the means of ten updates swing around the target, by up to a half of it
+                    return None  # means of ten updates swing around the target, down to a third of it
                 fix = "method.kl_target is not reached: raise method.noise_learning_rate, or train for more updates"
         unlearned = self.noise.inner.out_features * MODES[self.mode].fixed_kl(self.settings.prior_variance) / 2
         return collapse_remark(means, progress, unlearned, fix)

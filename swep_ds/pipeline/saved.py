@@ -159,9 +159,11 @@ def evaluate_saved(
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
     rules = dict.fromkeys(tests, Scorer(language if scorer == "mlqa" else None))
     threshold = saved.null_threshold
-    if windows != saved.windows and (saved.calibrator or (threshold is not None and null_threshold is None)):
-        was = f"{saved.windows.max_length} tokens, {saved.windows.doc_stride} apart"
-        say(f"note: the model's threshold and calibrator are kept, and were fitted with windows of {was}")
+    models_threshold = threshold is not None and null_threshold is None
+    fitted = ["threshold"] * models_threshold + ["calibrator"] * (saved.calibrator is not None)
+    if fitted and windows != saved.windows:
+        was = f"windows of {saved.windows.max_length} tokens, {saved.windows.doc_stride} apart"
+        say(f"note: the model's {' and '.join(fitted)} {'stays' if len(fitted) == 1 else 'stay'} as fitted with {was}")
     evaluation = Evaluation(
         saved.tokenizer, windows, saved.spans, batch_size, CACHE, rules, threshold, saved.calibrator
     )

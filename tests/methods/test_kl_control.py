@@ -61,6 +61,15 @@ def test_a_target_out_of_reach_leaves_beta_finite():
     assert math.isfinite(high.beta.item())
 
 
+@pytest.mark.parametrize("kl", [math.inf, math.nan])
+def test_a_kl_that_is_not_finite_changes_nothing_for_good(kl):
+    control = KLController(20.0, 1e-4)
+    control.observe(torch.tensor(20.0))
+    before = control.state()
+    control.observe(torch.tensor(kl))
+    assert control.state() == before
+
+
 def test_it_continues_exactly_from_its_state():
     whole, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 1.0, 20)
     for kl in kls[:10]:

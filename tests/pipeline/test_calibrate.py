@@ -163,6 +163,7 @@ def test_evaluating_with_other_windows_says_what_was_fitted_to_the_model_s(runs,
         ROOT / "scripts" / "evaluate.py", str(model), "--data", data, "--output_dir", str(tmp_path), *options
     )
     windows = json.loads((model / "reading.json").read_text())["data"]
-    note = f"were fitted with windows of {windows['max_length']} tokens, {windows['doc_stride']} apart"
+    was = f"windows of {windows['max_length']} tokens, {windows['doc_stride']} apart"
+    note = f"model's calibrator stays as fitted with {was}"
     assert (note in " ".join(out.stdout.split())) == told
     assert read(tmp_path / "results.json")["calibrator"] == read(model / "reading.json")["calibrator"]
