@@ -105,10 +105,10 @@ def _gradient(run: SavedRun, embeddings: Tensor, z_NTd: Tensor, batch: Batch) ->
 def learn(run: SavedRun, beta: float, learning_rate: float, updates: int) -> Swep:
     """Trains a noise generator, which starts at the prior, on the run's training questions; the model stays as it is.
 
-    AdamW at a constant learning rate, without dropout, on the run's batches and with its seed. Matrix products are in
-    bf16 where the run trained in bf16 or autocast.
+    AdamW at a constant learning rate, without dropout, on the run's batches and with its seed, in float32: bf16 would
+    round mu by as much as a generator learns.
     """
-    device, precision = ranks.device(), run.recipe.train.precision
+    device = ranks.device()
     torch.manual_seed(run.recipe.seed)
     settings = SwepSettings(beta=beta, prior_variance=prior_variance(run), mle_weight=0.0)
     method = Swep(settings, run.qa.hidden_size, run.qa.embedding_size).to(device)
@@ -117,12 +117,10 @@ def learn(run: SavedRun, beta: float, learning_rate: float, updates: int) -> Swe
     batches = training_batches(run.recipe.model_copy(update={"train": train}), run.tokenizer, features, 0, 1)
     objective = Objective(run.qa, method, run.recipe.seed)
     optimizer = torch.optim.AdamW(method.parameters(), lr=learning_rate, weight_decay=0.0)
-    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=precision in ("autocast", "bf16"))
     for update in range(updates):
         for micro in range(batches.accumulation):
             batch = batches[update * batches.accumulation + micro].to(device)
-            with bf16:
-                loss, *_ = objective(batch, MicroStep(update, update / updates))
+            loss, *_ = objective(batch, MicroStep(update, update / updates))
             (loss / batches.accumulation).backward()
         torch.nn.utils.clip_grad_norm_(method.parameters(), MAX_GRAD_NORM)
         optimizer.step()
