@@ -4,6 +4,12 @@
     KL = 1/2 sum_i [ (sigma_i^2 + (mu_i - m)^2) / alpha - 1 - log(sigma_i^2 / alpha) ]
     with prior mean m = 1 (additive: m = 0) and prior variance alpha.
 
+What is learned is given as its difference from the prior, delta = mu - m and v = log(sigma^2 / alpha):
+
+    mu = m + delta;   sigma = sqrt(alpha) * exp(v / 2);   KL = 1/2 sum_i [ delta_i^2 / alpha + exp(v_i) - 1 - v_i ]
+
+In bfloat16 a mu near 1 would come in steps of 0.004 to 0.008; near the prior, smaller differences matter.
+
 | mode        | mu      | sigma        | KL                                          |
 | ----------- | ------- | ------------ | ------------------------------------------- |
 | learned     | learned | learned      | the formula                                 |

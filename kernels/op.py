@@ -117,13 +117,16 @@ def perturb(
     """Perturb word embeddings with keyed noise and return the KL of the noise to its prior (SWEP, Eq. 2-4).
 
         z = mu + sigma * eps;   e~ = e * z  (additive: e~ = e + z);   KL( N(mu, diag sigma^2) || N(m, alpha I) )
+        mu = m + delta;   sigma^2 = alpha * exp(v)
 
     The noise is a pure function of (seed, draw, sample id, position, dimension): see `philox.py`. `modes.py`
     defines the modes and their KL, `dispatch.py` chooses between Triton and PyTorch.
 
     Args:
         embeddings: [N, T, d] of float32, bfloat16, float16 or float64; d divisible by 4; any strides.
-        params: [N, T, 2d], mu then log sigma^2, float, any strides; None if nothing is learned (`prior`).
+        params: [N, T, 2d], what is learned as its difference from the prior: delta = mu - m, then v = log(sigma^2 /
+            alpha). Zero is the prior, to float32's rounding in any dtype. Float, any strides; None if nothing is
+            learned (`prior`).
         mask: [N, T] bool or integer, nonzero for a real token; None if all are, which spares the kernels its reading.
         sample_ids: [N] int64, taken mod 2^32; samples with different ids get different noise.
         seed: 64-bit integer, or 0-dim int64 tensor.

@@ -5,7 +5,6 @@ backward draws the noise again, so only the results have the size of the batch. 
 [N, T] be viewed as rows is copied once per call.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -69,12 +68,14 @@ def forward(
     for rows, n, t in _chunks(embeddings, mask):
         z, sigma, kl_terms = mode.prior_mean, mode.fixed_sigma(alpha), mode.fixed_kl(alpha)
         if mode.learned_sigma:
-            logvar = _take(params_rows[:, d:], rows, dtype)
-            sigma = torch.exp(logvar * 0.5)
-            kl_terms = sigma.square().div_(alpha).sub_(logvar).add_(math.log(alpha) - 1.0)
+            v = _take(params_rows[:, d:], rows, dtype)
+            ratio = torch.exp(v * 0.5)
+            kl_terms = ratio.square().sub_(v).sub_(1.0)
+            sigma = ratio.mul_(sigma)
         if mode.learned_mu:
-            z = _take(params_rows[:, :d], rows, dtype)
-            kl_terms = (z - mode.prior_mean).square_().div_(alpha).add_(kl_terms)
+            delta = _take(params_rows[:, :d], rows, dtype)
+            kl_terms = delta.square().div_(alpha).add_(kl_terms)
+            z = delta.add_(z)
         if mode.draws:
             z = standard_normal(seed, draw, sample_ids[n], t, d, dtype).mul_(sigma).add_(z)
         e = _take(embeddings_rows, rows, dtype)
@@ -102,8 +103,8 @@ def backward(
 
     With g, k the gradients of the perturbed embeddings and the KL, and dz = g * e (additive: dz = g):
 
-        de = g * z  (additive: g);   dmu = dz + k (mu - m) / alpha
-        dlogvar = dz * eps * sigma / 2 + k (sigma^2 / alpha - 1) / 2
+        de = g * z  (additive: g);   d delta = dz + k delta / alpha
+        dv = dz * eps * sigma / 2 + k (exp(v) - 1) / 2
     """
     dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
     grad_embeddings = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
@@ -117,16 +118,17 @@ def backward(
             dz = g if mode.additive else g * _take(embeddings_rows, rows, dtype)
         z, sigma = mode.prior_mean, mode.fixed_sigma(alpha)
         if mode.learned_sigma:
-            sigma = torch.exp(_take(params_rows[:, d:], rows, dtype) * 0.5)
+            ratio = torch.exp(_take(params_rows[:, d:], rows, dtype) * 0.5)
+            sigma = ratio * sigma
         if mode.draws:
             noise = standard_normal(seed, draw, sample_ids[n], t, d, dtype).mul_(sigma)
         if mode.learned_mu:
-            z = _take(params_rows[:, :d], rows, dtype)
-            dmu = (z - mode.prior_mean).mul_(k / alpha).add_(dz)
-            _put(grad_params[..., :d], rows, dmu)
+            delta = _take(params_rows[:, :d], rows, dtype)
+            _put(grad_params[..., :d], rows, (delta * (k / alpha)).add_(dz))
+            z = delta.add_(z)
         if mode.learned_sigma:
-            dlogvar = (dz * noise).add_(sigma.square_().div_(alpha).sub_(1.0).mul_(k)).mul_(0.5)
-            _put(grad_params[..., d:], rows, dlogvar)
+            dv = (dz * noise).add_(ratio.square_().sub_(1.0).mul_(k)).mul_(0.5)
+            _put(grad_params[..., d:], rows, dv)
         if mode.draws:
             z = noise.add_(z)
         _put(grad_embeddings, rows, g if mode.additive else g * z)

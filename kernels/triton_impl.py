@@ -109,7 +109,7 @@ def forward(
     constants = _constants("forward", *kind) | overrides
     # what is None is not read
     params, mask = (embeddings if x is None else x for x in (params, mask))
-    scalars = (1.0 / alpha, math.log(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), length)
+    scalars = (1.0 / alpha, 0.5 * math.log2(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), length)
     strides = (*embeddings.stride(), *params.stride(), *mask.stride()[:2], sample_ids.stride(0))
     if "maxnreg" in constants and max(strides) >= 2**31:  # 64-bit strides would spill under the cap
         constants = constants | {"maxnreg": None}
@@ -144,7 +144,7 @@ def backward(
     if not mode.needs_params:  # neither read nor written then
         params, params_out, grad_kl = embeddings, grad_embeddings, embeddings
     mask = embeddings if mask is None else mask  # not read then
-    scalars = (1.0 / alpha, mode.fixed_sigma(alpha), length)
+    scalars = (1.0 / alpha, 0.5 * math.log2(alpha), mode.fixed_sigma(alpha), length)
     strides = (*grad_perturbed.stride(), *grad_kl.stride()[:2], *embeddings.stride(), *params.stride())
     tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, grad_embeddings, params_out)
     args = (*tensors, *key, *scalars, *strides, *mask.stride()[:2], sample_ids.stride(0))

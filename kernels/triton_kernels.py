@@ -194,21 +194,21 @@ def _load_inputs(
     embeddings_row, params_row, i, read, embeddings_d, params_d, D: tl.constexpr,
     LEARNED_MU: tl.constexpr, LEARNED_SIGMA: tl.constexpr,
 ):  # fmt: skip
-    """(e, log sigma^2, mu) of the dimensions i as they are stored, 0 where not read; e in place of what is fixed."""
+    """(e, v, delta) of the dimensions i as they are stored, 0 where not read; e in place of what is fixed."""
     e = tl.load(embeddings_row + _offset(i, embeddings_d), mask=read, other=0.0)
-    logvar, mu = e, e
+    v, delta = e, e
     if LEARNED_SIGMA:
-        logvar = tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0)
+        v = tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0)
     if LEARNED_MU:
-        mu = tl.load(params_row + _offset(i, params_d), mask=read, other=0.0)
-    return e, logvar, mu
+        delta = tl.load(params_row + _offset(i, params_d), mask=read, other=0.0)
+    return e, v, delta
 
 
 # fmt: off
 @triton.jit(do_not_specialize=[name for name in VARYING if name != "grad_kl_n"])
 def perturb_forward(
     embeddings_ptr, params_ptr, mask_ptr, sample_ids_ptr, perturbed_ptr, kl_ptr,
-    seed_low, seed_high, draw, inverse_alpha, log_alpha, fixed_sigma, fixed_kl, T,
+    seed_low, seed_high, draw, inverse_alpha, log2_root_alpha, fixed_sigma, fixed_kl, T,
     embeddings_n, embeddings_t, embeddings_d, params_n, params_t, params_d, mask_n, mask_t, ids_n,
     D: tl.constexpr, LEARNED_MU: tl.constexpr, LEARNED_SIGMA: tl.constexpr, ADDITIVE: tl.constexpr,
     DRAWS: tl.constexpr, HAS_MASK: tl.constexpr, KEY_ON_DEVICE: tl.constexpr, ROUNDS: tl.constexpr,
@@ -248,22 +248,22 @@ def perturb_forward(
             for w in tl.static_range(4):
                 i = w * QUARTER + c
                 e = _to_float32(loaded[w][0], MATH)
-                z = 0.0 if ADDITIVE else 1.0
-                sigma, kl_term, spread = fixed_sigma, fixed_kl, 0.0
+                z, sigma, kl_term, spread = 0.0, fixed_sigma, fixed_kl, 0.0  # z less the prior's mean
                 if LEARNED_SIGMA:
-                    logvar = _to_float32(loaded[w][1], MATH)
-                    sigma = _exp2(logvar * 0.7213475204444817, MATH)  # exp(x / 2) = 2^(x / (2 ln 2))
-                    kl_term, spread = (log_alpha - 1.0) - logvar, sigma * sigma
+                    v = _to_float32(loaded[w][1], MATH)
+                    # sqrt(alpha) exp(v / 2) = 2^(v / (2 ln 2) + log2(sqrt(alpha)))
+                    sigma = _exp2(v * 0.7213475204444817 + log2_root_alpha, MATH)
+                    kl_term, spread = -1.0 - v, sigma * sigma
                 if LEARNED_MU:
-                    mu = _to_float32(loaded[w][2], MATH)
-                    spread += (mu - z) * (mu - z)
-                    z = mu
+                    delta = _to_float32(loaded[w][2], MATH)
+                    spread += delta * delta
+                    z = delta
                 if DRAWS:
                     z = sigma * normals[w] + z
                 if ADDITIVE:
                     perturbed = tl.where(live[:, None], e + z, 0.0)
                 else:
-                    perturbed = e * z
+                    perturbed = e * z + e
                 tl.store(perturbed_row + i, perturbed.to(perturbed_ptr.dtype.element_ty), mask=write)
                 if LEARNED_MU or LEARNED_SIGMA:
                     kl_term = spread * inverse_alpha + kl_term
@@ -276,7 +276,7 @@ def perturb_forward(
 def perturb_backward(
     grad_perturbed_ptr, grad_kl_ptr, embeddings_ptr, params_ptr, mask_ptr, sample_ids_ptr,
     grad_embeddings_ptr, grad_params_ptr,
-    seed_low, seed_high, draw, inverse_alpha, fixed_sigma, T,
+    seed_low, seed_high, draw, inverse_alpha, log2_root_alpha, fixed_sigma, T,
     grad_n, grad_t, grad_d, grad_kl_n, grad_kl_t,
     embeddings_n, embeddings_t, embeddings_d, params_n, params_t, params_d, mask_n, mask_t, ids_n,
     D: tl.constexpr, LEARNED_MU: tl.constexpr, LEARNED_SIGMA: tl.constexpr, ADDITIVE: tl.constexpr,
@@ -318,35 +318,34 @@ def perturb_backward(
             for w in tl.static_range(4):
                 i = w * QUARTER + c
                 g = _to_float32(tl.load(grad_row + _offset(i, grad_d), mask=read, other=0.0), MATH)
-                z = 0.0 if ADDITIVE else 1.0
-                grad_z = g
+                z, grad_z = 0.0, g
                 if PARAMS and not ADDITIVE:
                     e = tl.load(embeddings_row + _offset(i, embeddings_d), mask=read, other=0.0)
                     grad_z = g * _to_float32(e, MATH)
                 sigma = fixed_sigma
                 if LEARNED_SIGMA:
-                    logvar = _to_float32(tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0), MATH)
-                    sigma = _exp2(logvar * 0.7213475204444817, MATH)
+                    v = _to_float32(tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0), MATH)
+                    sigma = _exp2(v * 0.7213475204444817 + log2_root_alpha, MATH)
                 if DRAWS:
                     noise = sigma * normals[w]
                 if LEARNED_MU:
-                    mu = _to_float32(tl.load(params_row + _offset(i, params_d), mask=read, other=0.0), MATH)
-                    grad_mu = grad_z + kl_over_alpha * (mu - z)
-                    z = mu
+                    delta = _to_float32(tl.load(params_row + _offset(i, params_d), mask=read, other=0.0), MATH)
+                    grad_delta = grad_z + kl_over_alpha * delta
+                    z = delta
                 elif PARAMS:
-                    grad_mu = tl.zeros_like(g)
+                    grad_delta = tl.zeros_like(g)
                 if LEARNED_SIGMA:
-                    # 0.5 * (grad_z * noise + k * (sigma^2 / alpha - 1))
-                    grad_logvar = (0.5 * kl_over_alpha) * (sigma * sigma) + (0.5 * grad_z * noise - half_kl)
+                    # 0.5 * (grad_z * noise + k * (exp(v) - 1)), with exp(v) = sigma^2 / alpha
+                    grad_v = (0.5 * kl_over_alpha) * (sigma * sigma) + (0.5 * grad_z * noise - half_kl)
                 elif PARAMS:
-                    grad_logvar = tl.zeros_like(g)
+                    grad_v = tl.zeros_like(g)
                 if PARAMS:
                     element = grad_params_ptr.dtype.element_ty
-                    tl.store(grad_params_row + i, grad_mu.to(element), mask=write)
-                    tl.store(grad_params_row + D + i, grad_logvar.to(element), mask=write)
+                    tl.store(grad_params_row + i, grad_delta.to(element), mask=write)
+                    tl.store(grad_params_row + D + i, grad_v.to(element), mask=write)
                 if DRAWS:
                     z = noise + z
-                grad_e = g if ADDITIVE else g * z
+                grad_e = g if ADDITIVE else g * z + g
                 tl.store(grad_embeddings_row + i, grad_e.to(grad_embeddings_ptr.dtype.element_ty), mask=write)
 
 

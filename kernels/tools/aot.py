@@ -187,7 +187,7 @@ def compile_kernel(
         elif name.endswith("_ptr"):
             signature[name] = pointers.get(name, f"*{dtype}")
             aligned.append(name)
-        elif name in ("inverse_alpha", "log_alpha", "fixed_sigma", "fixed_kl"):
+        elif name in ("inverse_alpha", "log2_root_alpha", "fixed_sigma", "fixed_kl"):
             signature[name] = "fp32"
         elif name not in fixed:
             signature[name] = "i32"
@@ -224,7 +224,7 @@ def ablation_reports(arch: str) -> dict[str, Report]:
     kernel, shape = noise_ablation.randn_forward, Tile(1, d // 4, 4)
     signature = {name: "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
     aligned = list(signature)
-    signature |= {"kl_ptr": "*fp32", "inverse_alpha": "fp32", "log_alpha": "fp32", "seed": "i32"}
+    signature |= {"kl_ptr": "*fp32", "inverse_alpha": "fp32", "root_alpha": "fp32", "seed": "i32"}
     compiled = _compile(kernel, arch, signature, {"D": d, "BLOCK_D": d}, aligned, shape)
     moved = elements_moved("forward", MODES["learned"])
     return reports | {noise_ablation.RANDN: _report("forward", arch, d, "bf16", shape, compiled, *moved)}

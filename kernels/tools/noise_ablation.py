@@ -26,7 +26,7 @@ RANDN = "tl.randn"
 
 @triton.jit
 def randn_forward(
-    embeddings_ptr, params_ptr, perturbed_ptr, kl_ptr, inverse_alpha, log_alpha, seed,
+    embeddings_ptr, params_ptr, perturbed_ptr, kl_ptr, inverse_alpha, root_alpha, seed,
     D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The obvious kernel: one program a row; noise from `tl.randn`, which uses one word of four. Contiguous."""
@@ -34,12 +34,12 @@ def randn_forward(
     i = tl.arange(0, BLOCK_D)
     inside = i < D
     e = tl.load(embeddings_ptr + row * D + i, mask=inside, other=0.0).to(tl.float32)
-    mu = tl.load(params_ptr + row * 2 * D + i, mask=inside, other=0.0).to(tl.float32)
-    logvar = tl.load(params_ptr + row * 2 * D + D + i, mask=inside, other=0.0).to(tl.float32)
-    sigma = tl.exp(0.5 * logvar)
-    perturbed = e * (mu + sigma * tl.randn(seed, row * D + i))
+    delta = tl.load(params_ptr + row * 2 * D + i, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(params_ptr + row * 2 * D + D + i, mask=inside, other=0.0).to(tl.float32)
+    ratio = tl.exp(0.5 * v)
+    perturbed = e * (1.0 + delta + root_alpha * ratio * tl.randn(seed, row * D + i))
     tl.store(perturbed_ptr + row * D + i, perturbed.to(perturbed_ptr.dtype.element_ty), mask=inside)
-    terms = (sigma * sigma + (mu - 1.0) * (mu - 1.0)) * inverse_alpha - 1.0 - logvar + log_alpha
+    terms = delta * delta * inverse_alpha + ratio * ratio - 1.0 - v
     tl.store(kl_ptr + row, 0.5 * tl.sum(tl.where(inside, terms, 0.0), axis=0))
 
 
@@ -55,7 +55,7 @@ def variants(
     def randn():
         perturbed, kl = torch.empty_like(embeddings), torch.empty(n, t, device=embeddings.device)
         tensors, block = (embeddings, params, perturbed, kl), triton.next_power_of_2(d)
-        randn_forward[(n * t,)](*tensors, 1.0 / alpha, math.log(alpha), 7, D=d, BLOCK_D=block)
+        randn_forward[(n * t,)](*tensors, 1.0 / alpha, math.sqrt(alpha), 7, D=d, BLOCK_D=block)
         return perturbed, kl
 
     return {name: fused(constants) for name, constants in VARIANTS.items()} | {RANDN: randn}

@@ -105,8 +105,7 @@ def _gradient(run: SavedRun, embeddings: Tensor, z_NTd: Tensor, batch: Batch) ->
 def learn(run: SavedRun, beta: float, learning_rate: float, updates: int) -> Swep:
     """Trains a noise generator, which starts at the prior, on the run's training questions; the model stays as it is.
 
-    AdamW at a constant learning rate, without dropout, on the run's batches and with its seed, in float32: bf16 would
-    round mu by as much as a generator learns.
+    AdamW at a constant learning rate, without dropout, on the run's batches and with its seed, in float32.
     """
     device = ranks.device()
     torch.manual_seed(run.recipe.seed)

@@ -199,7 +199,7 @@ def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float,
     """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
 
     Args:
-        parameters: mu and log sigma^2 as `swep_ds.kernels.perturb` takes them; None for "prior".
+        parameters: what is learned, as `swep_ds.kernels.perturb` takes it; None for "prior".
         mode: of `swep_ds.kernels.MODES`.
     """
     return perturb(

@@ -41,7 +41,7 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     """The nll of the gold answer and of the model's guess, [N] each: `gold_nll_<noise>`, `guess_nll_<noise>`.
 
     Args:
-        generator: gives mu and log sigma^2 [N, T, 2d] for h [N, T, hidden].
+        generator: gives for h [N, T, hidden] what `swep_ds.kernels.perturb` takes, [N, T, 2d].
         mode: of `swep_ds.kernels.MODES`; that of the learned noise.
     """
     clean = inputs.forward(inputs.embeddings)
@@ -50,7 +50,7 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     noises = {
         "learned": (learned, mode),
         "shuffled": (shuffle(learned, inputs.batch, inputs.key), mode),
-        "prior": (_prior(learned, prior_variance, mode), "additive" if MODES[mode].additive else "learned"),
+        "prior": (torch.zeros_like(learned), "additive" if MODES[mode].additive else "learned"),
     }
     guess_NK, statistics = clean.logits.argmax(-1), {}
     for name, (parameters, kind) in noises.items():
@@ -59,33 +59,27 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     return statistics
 
 
-def _prior(learned: Tensor, variance: float, mode: str) -> Tensor:
-    """The prior's mean and log variance, in the shape of what is learned and in float32 or better."""
-    precision = torch.promote_types(learned.dtype, torch.float32)
-    halves = zip(learned.chunk(2, -1), (MODES[mode].prior_mean, math.log(variance)), strict=True)
-    return torch.cat([torch.full_like(half, value, dtype=precision) for half, value in halves], -1)
-
-
 def _nll(output: QAOutput, choices_NK: Tensor) -> Tensor:
     precision = torch.promote_types(output.logits.dtype, torch.float32)
     nll_NK = cross_entropy(output.logits.to(precision).transpose(1, 2), choices_NK, reduction="none")
     return (nll_NK * output.shares).sum(1)
 
 
-def noise_statistics(parameters: Tensor, batch: Batch, mode: str) -> dict[str, Tensor]:
+def noise_statistics(parameters: Tensor, batch: Batch, prior_variance: float, mode: str) -> dict[str, Tensor]:
     """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. And `span_nats`, [N].
 
     Args:
-        parameters: mu and log sigma^2, [N, T, 2d].
+        parameters: mu - m and log(sigma^2 / alpha), [N, T, 2d].
+        prior_variance: alpha.
         mode: of `swep_ds.kernels.MODES`.
     """
-    mu, log_variance = parameters.float().chunk(2, -1)
+    delta, log_ratio = parameters.float().chunk(2, -1)
     # naming the start and the end of an answer among the window's tokens
     statistics = {"span_nats": 2 * batch.attention_mask.sum(1).log()}
     if MODES[mode].learned_mu:
-        statistics |= {"mu": mu.mean(-1), "mu_distance": (mu - MODES[mode].prior_mean).abs().mean(-1)}
+        statistics |= {"mu": delta.mean(-1) + MODES[mode].prior_mean, "mu_distance": delta.abs().mean(-1)}
     if MODES[mode].learned_sigma:
-        statistics["sigma"] = (log_variance / 2).exp().mean(-1)
+        statistics["sigma"] = (log_ratio / 2).exp().mean(-1) * math.sqrt(prior_variance)
     return statistics
 
 

@@ -1,7 +1,7 @@
 """SWEP: word embeddings multiplied by noise that the model itself learns (Lee et al., ACL 2021, Eq. 1-4, Algorithm 1).
 
     h = f(e)                                                    the clean pass
-    (mu, log sigma^2) = MLP(stop_gradient(h))                   `NoiseGenerator` (Eq. 2)
+    (mu, log sigma^2) = (1, log alpha) + MLP(stop_gradient(h))  `NoiseGenerator` (Eq. 2)
     z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z            `Swep._perturb`
     loss = lambda * nll(e) + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))
 
@@ -69,23 +69,25 @@ class NoiseGenerator(nn.Module):
     Args:
         hidden_size: width of h, the encoder's last hidden state.
         embedding_size: d, width of the word embeddings.
-        prior_mean: where mu starts with initialisation "prior": 1, or 0 for additive noise.
+        prior_mean: m, of the noise: 1, or 0 for additive noise.
     """
 
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int, prior_mean: float = 1.0):
         super().__init__()
         self.inner = nn.Linear(hidden_size, embedding_size)
         self.dropout = nn.Dropout(settings.noise_dropout)
-        self.outer = nn.Linear(embedding_size, 2 * embedding_size)
-        if settings.initialisation == "prior":
-            with torch.no_grad():
-                nn.init.normal_(self.outer.weight, std=1e-3)
-                self.outer.bias[:embedding_size] = prior_mean
-                self.outer.bias[embedding_size:] = math.log(settings.prior_variance)
+        self.difference = nn.Linear(embedding_size, 2 * embedding_size)
+        with torch.no_grad():
+            if settings.initialisation == "prior":
+                nn.init.normal_(self.difference.weight, std=1e-3)
+                nn.init.zeros_(self.difference.bias)
+            else:  # mu and log sigma^2 are then what PyTorch starts with
+                self.difference.bias[:embedding_size] -= prior_mean
+                self.difference.bias[embedding_size:] -= math.log(settings.prior_variance)
 
     def forward(self, hidden_NTH: Tensor) -> Tensor:
-        """h [N, T, hidden] -> [N, T, 2d]: mu, then log sigma^2."""
-        return self.outer(self.dropout(torch.relu(self.inner(hidden_NTH))))
+        """h [N, T, hidden] -> what `swep_ds.kernels.perturb` takes, [N, T, 2d]: mu - m, then log(sigma^2 / alpha)."""
+        return self.difference(self.dropout(torch.relu(self.inner(hidden_NTH))))
 
 
 class Swep(Method):
@@ -138,7 +140,7 @@ class Swep(Method):
             parameters = shuffle(parameters, inputs.batch, inputs.key)
         return Perturbed(
             *draw_noise(inputs, parameters, alpha, self.mode),
-            measure=lambda: noise_statistics(parameters.detach(), inputs.batch, self.mode),
+            measure=lambda: noise_statistics(parameters.detach(), inputs.batch, alpha, self.mode),
             compare=lambda: noise_effect(inputs, self.noise, alpha, self.mode),
         )
 

@@ -48,7 +48,7 @@ def test_the_table_against_loops(tmp_path, monkeypatch, method):
         batch = run.batch([window])
         before, perturbed = run.perturb(batch)
         if method == "swep":
-            mu_T = run.method.noise(run.hidden(before, batch))[0, :, :16].mean(-1).tolist()
+            mu_T = (1 + run.method.noise(run.hidden(before, batch))[0, :, :16].mean(-1)).tolist()
         for word in window.words:
             for position in word.positions:
                 token = window.input_ids[position]

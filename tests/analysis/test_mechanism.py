@@ -57,10 +57,10 @@ def test_curvature_of_a_quadratic(quadratic):
 def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
     """mu - 1 = -(alpha / beta) E[g], where E[g] = k mu, and sigma^2 = alpha / (1 + alpha k / beta)."""
     method = learn(quadratic, beta=ALPHA * STIFFNESS / ratio, learning_rate=0.01, updates=250)
-    mu, log_variance = method.noise(torch.ones(1, 1, 16)).chunk(2, -1)
+    delta, log_ratio = method.noise(torch.ones(1, 1, 16)).chunk(2, -1)
     # means over dimensions: Adam keeps each of them in motion
-    assert mu.mean().item() == pytest.approx(1 / (1 + ratio), abs=0.02)
-    assert log_variance.exp().mean().item() == pytest.approx(ALPHA / (1 + ratio), rel=0.07)
+    assert 1 + delta.mean().item() == pytest.approx(1 / (1 + ratio), abs=0.02)
+    assert log_ratio.exp().mean().item() == pytest.approx(1 / (1 + ratio), rel=0.07)
 
 
 def test_effects_against_a_loop(run):
@@ -78,8 +78,9 @@ def test_effects_against_a_loop(run):
         eps = (multiply_by_gaussian(inputs, ALPHA) - 1) / ALPHA**0.5
         logits = {"prior": run.qa(embeddings * (1 + ALPHA**0.5 * eps), batch).logits}
         for name, values in (("learned", parameters), ("shuffled", shuffle(parameters, batch, key))):
-            mu, log_variance = values.chunk(2, -1)
-            logits[name] = run.qa(embeddings * (mu + (log_variance / 2).exp() * eps), batch).logits
+            delta, log_ratio = values.chunk(2, -1)
+            z = 1 + delta + ALPHA**0.5 * (log_ratio / 2).exp() * eps
+            logits[name] = run.qa(embeddings * z, batch).logits
         for n, window in enumerate(windows):
             row = {}
             for answer, choices in (("gold", gold[n]), ("guess", guess[n])):
@@ -88,8 +89,8 @@ def test_effects_against_a_loop(run):
                     for name, values in logits.items()
                 }
                 row |= {f"{answer}_{name}": nll[name] - nll["prior"] for name in ("learned", "shuffled")}
-            mu, log_variance = parameters[n, : len(window.input_ids)].double().chunk(2, -1)
-            terms = (log_variance.exp() + (mu - 1) ** 2) / ALPHA - 1 - log_variance + np.log(ALPHA)
+            delta, log_ratio = parameters[n, : len(window.input_ids)].double().chunk(2, -1)
+            terms = delta**2 / ALPHA + log_ratio.exp() - 1 - log_ratio
             row["kl_per_window"] = terms.sum().item() / 2
             by_context.setdefault(window.example.context, []).append(row)
     rows = pd.DataFrame([row for group in by_context.values() for row in group])

@@ -34,7 +34,7 @@ def test_the_generator_is_the_saved_one_and_makes_the_papers_noise(tmp_path, arc
     before, perturbed = run.perturb(batch)
     h = run.hidden(before, batch)
     inner = torch.relu(h @ kept["noise.inner.weight"].T + kept["noise.inner.bias"])
-    mu = (inner @ kept["noise.outer.weight"].T + kept["noise.outer.bias"])[..., :16]
+    mu = 1 + (inner @ kept["noise.difference.weight"].T + kept["noise.difference.bias"])[..., :16]
     mask = batch.attention_mask[..., None]
     torch.testing.assert_close(perturbed.embeddings * mask, before * mu * mask)
 
@@ -68,6 +68,10 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     noise = folder / "noise.safetensors"
     kept = load_file(noise)
     save_file({name: value[..., :8].contiguous() for name, value in kept.items()}, noise)
+    with pytest.raises(InputError, match=r"noise\.safetensors: does not fit this recipe's model and method"):
+        SavedRun.load(folder)
+    # an earlier version's, of mu and log sigma^2 instead of their differences from the prior
+    save_file({name.replace("difference", "outer"): value for name, value in kept.items()}, noise)
     with pytest.raises(InputError, match=r"noise\.safetensors: does not fit this recipe's model and method"):
         SavedRun.load(folder)
     noise.write_bytes(b"half")

@@ -16,8 +16,8 @@ def test_the_naive_baseline_computes_the_same_thing(monkeypatch):
     tensors = [batch[name].detach() for name in ("embeddings", "params", "mask")]
     eps = np.random.default_rng(0).standard_normal((4, 16, 16))
     monkeypatch.setattr(torch, "randn_like", lambda x: torch.from_numpy(eps))
-    e, mu, logvar = (x.numpy() for x in (tensors[0], *tensors[1].chunk(2, -1)))
-    expected = reference.perturb(e, mu, logvar, tensors[2].numpy(), eps, 0.1, "learned")
+    e, delta, v = (x.numpy() for x in (tensors[0], *tensors[1].chunk(2, -1)))
+    expected = reference.perturb(e, 1 + delta, np.log(0.1) + v, tensors[2].numpy(), eps, 0.1, "learned")
     for got, want in zip(naive.perturb(*tensors, 0.1), expected, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
 

@@ -71,7 +71,7 @@ def test_a_key_changed_in_place_before_the_backward_raises(changed, compiled):
 
 @pytest.mark.parametrize("tensors", [(), ("seed",), ("draw",), ("seed", "draw")])
 def test_the_backward_takes_the_key_of_the_forward(tensors):
-    """sigma = 1, mu = 0: the perturbed embeddings are e * eps, and their gradient is eps."""
+    """e = 1: the perturbed embeddings are the noise, and so is their gradient."""
     _, params, mask, ids = batch()
     embeddings = torch.ones(3, 7, 16, requires_grad=True)
     key = {name: torch.tensor(x) if name in tensors else x for name, x in (("seed", 5), ("draw", 6))}

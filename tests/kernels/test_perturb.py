@@ -39,7 +39,8 @@ def run(embeddings, params, mask, sample_ids, mode="learned", seed=SEED, draw=DR
 
 def expected(embeddings, params, mask, sample_ids, mode):
     t, d = embeddings.shape[1:]
-    mu, logvar = (half.double().numpy() for half in params.split(d, -1))
+    delta, v = (half.double().numpy() for half in params.split(d, -1))
+    mu, logvar = (0.0 if mode == "additive" else 1.0) + delta, np.log(ALPHA) + v
     eps = reference.normal(SEED, DRAW, sample_ids.tolist(), t, d)
     results = reference.perturb(embeddings.double().numpy(), mu, logvar, mask.numpy(), eps, ALPHA, mode)
     return tuple(torch.from_numpy(np.ascontiguousarray(result)) for result in results)
@@ -63,6 +64,17 @@ def test_low_precision_is_as_good_as_rounding_once(mode, dtype):
     reference.assert_accurate(results, expected(*inputs, mode))
 
 
+@pytest.mark.parametrize("mode", ["learned", "additive"])
+def test_bfloat16_params_hold_noise_near_its_prior(mode):
+    """bfloat16 has 8 bits: it can say that mu is 0.001 above its prior, but not that it is 1.001."""
+    embeddings, params, mask, sample_ids = batch(d=256, dtype=torch.float64)
+    params = params * 2e-3
+    exact = expected(embeddings, params, mask, sample_ids, mode)[1]
+    kl = run(embeddings.bfloat16(), params.bfloat16(), mask, sample_ids, mode)[1]
+    torch.testing.assert_close(kl.double(), exact, rtol=0.02, atol=0)
+    assert 0 < exact[mask].max() < 0.01
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_gradcheck(mode):
     embeddings, params, mask, sample_ids = batch(n=2, t=3, d=8, dtype=torch.float64)
@@ -77,9 +89,9 @@ def test_gradcheck(mode):
 def test_kl_is_zero_at_the_prior_and_8_35_per_dimension_at_default_initialisation():
     embeddings, params, mask, sample_ids = batch(masked=False)
     d = embeddings.shape[-1]
-    params[..., :d], params[..., d:] = 1.0, math.log(ALPHA)
-    torch.testing.assert_close(run(embeddings, params, mask, sample_ids)[1], torch.zeros(mask.shape), atol=1e-4, rtol=0)
-    kl = run(embeddings, torch.zeros_like(params), mask, sample_ids)[1]  # mu = 0, sigma = 1
+    assert run(embeddings, torch.zeros_like(params), mask, sample_ids)[1].abs().max() == 0
+    params[..., :d], params[..., d:] = -1.0, -math.log(ALPHA)  # mu = 0, sigma = 1
+    kl = run(embeddings, params, mask, sample_ids)[1]
     torch.testing.assert_close(kl / d, torch.full(mask.shape, 8.3487), rtol=1e-4, atol=0)
     assert run(embeddings, params, mask, sample_ids, "prior")[1].abs().max() == 0
 

@@ -35,7 +35,7 @@ def test_the_bound_holds_and_is_tight_for_the_posterior(kind):
         "prior": (np.ones(d), np.full(d, ALPHA)),
         "another": (1 + 0.5 * rng.normal(size=d), ALPHA * rng.uniform(0.2, 3, size=d)),
     }[kind]
-    params = torch.from_numpy(np.concatenate([mean, np.log(variance)])).expand(DRAWS, 1, 2 * d)
+    params = torch.from_numpy(np.concatenate([mean - 1, np.log(variance / ALPHA)])).expand(DRAWS, 1, 2 * d)
     noisy, kl = perturb(
         torch.from_numpy(e).expand(DRAWS, 1, d),
         params,
@@ -70,7 +70,7 @@ def test_beta_of_one_half_makes_swep_a_bound_for_spans():
         for distance in (0.0, 0.02, 0.1):
             swep = objective("swep", mle_weight=0.0, beta=0.5)
             swep.qa.load_state_dict(prior.qa.state_dict())
-            torch.nn.init.normal_(swep.method.noise.outer.weight, std=distance)
+            torch.nn.init.normal_(swep.method.noise.difference.weight, std=distance)
             loss, _, statistics = swep(batch, JOINT)
             assert loss.item() == pytest.approx(
                 statistics["nll_noisy"].item() + statistics["kl_per_window"].item() / 2, rel=1e-12

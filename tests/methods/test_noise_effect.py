@@ -71,13 +71,14 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     guess = [scores.argmax(-1) for scores in logits]
     net = module.method.noise
     inner = torch.relu(h @ net.inner.weight.T + net.inner.bias)
-    mu, log_variance = (inner @ net.outer.weight.T + net.outer.bias).chunk(2, -1)
+    mean = 0.0 if noise == "additive" else 1.0
+    mu, log_variance = (inner @ net.difference.weight.T + net.difference.bias).chunk(2, -1)
+    mu, log_variance = mean + mu, np.log(alpha) + log_variance
     if noise == "fixed_sigma":
         log_variance = torch.zeros_like(mu)
     eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2]))
     moved = order(UPDATE, batch.sample_id.numpy(), (12, 7, 9))
     rows = np.arange(3)[:, None]
-    mean = 0.0 if noise == "additive" else 1.0
     drawn = {
         "learned": mu + (log_variance / 2).exp() * eps,
         "shuffled": mu[rows, moved] + (log_variance / 2).exp()[rows, moved] * eps,
@@ -153,6 +154,7 @@ def test_shuffled_noise_is_the_learned_noise_of_other_tokens():
         results.append((seen[-1], carried.hidden, statistics))
     (noisy, h, statistics), (_, _, unshuffled) = results
     mu, log_variance = module.method.noise(h).detach().chunk(2, -1)
+    mu, log_variance = 1 + mu, np.log(module.method.settings.prior_variance) + log_variance
     rows, moved = np.arange(3)[:, None], order(UPDATE, batch.sample_id.numpy(), lengths)
     assert all(sorted(row[:n]) == list(range(n)) != list(row[:n]) for row, n in zip(moved, lengths, strict=True))
     eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), 12, 16))

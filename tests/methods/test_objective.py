@@ -48,7 +48,8 @@ def paper_loss(module: Objective, batch: Batch, draw: int, *, lam, beta, alpha, 
     else:
         net = module.method.noise
         inner = (h.detach() @ net.inner.weight.T + net.inner.bias).clamp(min=0)
-        mu, log_variance = (inner @ net.outer.weight.T + net.outer.bias).chunk(2, -1)
+        mu, log_variance = (inner @ net.difference.weight.T + net.difference.bias).chunk(2, -1)
+        mu, log_variance = 1 + mu, np.log(alpha) + log_variance
     eps = torch.from_numpy(normal(SEED, draw, batch.sample_id.numpy(), e.shape[1], e.shape[2]))
     variance = log_variance.exp()
     # the contract of the perturbation: padding is neither read nor drawn, and comes out as zeros
@@ -73,7 +74,7 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
     got, reference = gradients(module, loss), gradients(module, expected)
     assert set(got) == set(reference)
-    assert {"method.noise.inner.weight", "method.noise.outer.bias"} <= set(got)
+    assert {"method.noise.inner.weight", "method.noise.difference.bias"} <= set(got)
     for name, gradient in reference.items():
         assert (got[name] - gradient).norm() <= 1e-9 * gradient.norm() + 1e-15, name
 
@@ -192,7 +193,7 @@ def test_micro_steps_of_swep_take_the_modules_in_one_order(architecture):
         orders.append(list(called))
         called.clear()
     assert orders[0] == orders[1]
-    assert ("backward", "method.noise.outer") in orders[0]
+    assert ("backward", "method.noise.difference") in orders[0]
 
 
 def test_h_receives_no_gradient():
@@ -269,9 +270,8 @@ def test_all_methods_with_one_noisy_pass_share_its_noise(execution):
     batch, eps = tiny_batches.batch(), {}
     for name, (method, changes) in WITH_ONE_NOISY_PASS.items():
         module = objective(method, **changes)
-        for parameter in module.method.parameters():  # the last is the bias of mu and log sigma^2, which stays
-            if parameter.dim() == 2:
-                torch.nn.init.zeros_(parameter)
+        for parameter in module.method.parameters():
+            torch.nn.init.zeros_(parameter)
         seen = []
         module.qa.register_forward_pre_hook(lambda _, arguments, seen=seen: seen.append(arguments[0].detach()))
         for update in (4, UPDATE):
@@ -298,6 +298,7 @@ def test_statistics_of_the_noise():
     random_noise_net(module)
     _, carried, statistics = module(batch, MEASURED)
     mu, log_variance = module.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
+    mu, log_variance = 1 + mu, np.log(0.3) + log_variance
     assert statistics["mu"].item() == pytest.approx(mu.mean().item(), rel=1e-6)
     assert statistics["mu_distance"].item() == pytest.approx((mu - 1).abs().mean().item(), rel=1e-6)
     assert statistics["sigma"].item() == pytest.approx((log_variance / 2).exp().mean().item(), rel=1e-6)

@@ -123,8 +123,8 @@ def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
     """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions."""
     e, length, lam = window.words(), window.length, settings.mle_weight
     clean = window.read(e)
-    mu, log_variance = generator(clean.states[-1].detach()).chunk(2, -1)
-    sigma = (log_variance / 2).exp()
+    delta, log_ratio = generator(clean.states[-1].detach()).chunk(2, -1)
+    mu, sigma = 1 + delta, settings.prior_variance**0.5 * (log_ratio / 2).exp()
     noisy = window.read(window.of_tokens(e * (mu + sigma * window.drawn(normal, e))))
     prior = Normal(1.0, settings.prior_variance**0.5)
     kl = kl_divergence(Normal(mu, sigma), prior)[0, :length].sum()
@@ -142,7 +142,7 @@ def loss(
 
     Args:
         draw: the number of the draw of the pass that draws the noise.
-        generator: h to mu and log sigma^2, for "swep".
+        generator: h to mu - 1 and log(sigma^2 / alpha), for "swep".
     """
     total = 0.0
     for row in range(len(batch.input_ids)):

@@ -286,7 +286,7 @@ def test_what_cannot_resume_is_refused_in_one_line(folder):
 def test_ranks_without_a_window_wait_for_nobody(folder):
     two, single = folder / "uneven-2", folder / "uneven-1"
     assert len(losses(two)) == 3  # updates, each with fewer windows than the ranks' micro-batches could take
-    assert losses(two) == pytest.approx(losses(single), rel=0, abs=1e-5)
+    assert losses(two) == pytest.approx(losses(single), rel=1e-5)
     answers = [json.loads((run / "predictions" / "test.json").read_text()) for run in (two, single)]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 1

@@ -313,7 +313,7 @@ def test_changed_words_and_the_saved_generator_are_the_same_at_every_stage(finis
         assert max(shares[0]) > 0
         generators = [load_file(run / "noise.safetensors") for run in runs_of_swep]
         assert set(generators[0]) == {
-            f"noise.{layer}.{kind}" for layer in ("inner", "outer") for kind in ("weight", "bias")
+            f"noise.{layer}.{kind}" for layer in ("inner", "difference") for kind in ("weight", "bias")
         }
         assert_same_weights(*generators)
     assert not (finished["mle-zero2", 2] / "noise.safetensors").exists()

@@ -1,0 +1,103 @@
+"""Packs finished runs of `learned_noise` without weights and without the texts of the data, and unpacks them.
+
+    python docs/measurements/learned_noise/places.py pack seed0.tar.xz runs/learned_noise/*-seed0
+    python docs/measurements/learned_noise/places.py unpack seed0.tar.xz --into runs/learned_noise
+
+An answer is packed as its place in its paragraph; one that declines has none. Unpacking reads it there, from the data
+that the runs' recipes name, relative to the current folder. The sweep then resumes beside the unpacked runs, and its
+table is theirs, too. Confidences and n best lists stay behind.
+"""
+
+import argparse
+import json
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from swep_ds.data.readers import read_questions
+from swep_ds.errors import InputError
+from swep_ds.pipeline.folder import UNAVERAGED
+from swep_ds.recipe import HOLDOUT, Recipe
+
+KEPT = ("recipe.yaml", "ds_config.json", "batch.json", "metrics.jsonl", "results.json")
+PLACES = "places"
+
+
+class Answers:
+    """Reads answers at their places. Paragraphs are read once for all runs."""
+
+    def __init__(self) -> None:
+        self._paragraphs: dict[str, dict[str, str]] = {}
+
+    def at(self, run: Path, name: str, columns: dict[str, list]) -> dict[str, str]:
+        """The answers of a run to data set `name`, by question id."""
+        data = Recipe.load(str(run / "recipe.yaml")).data
+        source = data.train if name == HOLDOUT else data.eval[name]
+        if source not in self._paragraphs:
+            self._paragraphs[source] = {question.id: question.context for question in read_questions(source)}
+        places = zip(columns["id"], columns["start"], columns["end"], strict=True)
+        paragraphs = self._paragraphs[source]
+        return {id_: "" if start is None else paragraphs[id_][start:end] for id_, start, end in places}
+
+
+def pack(archive: Path, runs: list[Path]) -> None:
+    """Raises InputError: a run is not finished, or an answer is not what stands at its place."""
+    answers = Answers()
+    with tempfile.TemporaryDirectory() as folder:
+        for run in runs:
+            for part in filter(Path.is_dir, (run, run / UNAVERAGED)):
+                target = Path(folder, run.name, part.relative_to(run))
+                (target / PLACES).mkdir(parents=True)
+                for name in KEPT:
+                    if (part / name).is_file():
+                        (target / name).write_bytes((part / name).read_bytes())
+                if not (part / "results.json").is_file():
+                    raise InputError(f"{part}: has no results.json: name runs that are finished")
+                for file in sorted((part / "predictions").glob("*.json")):
+                    best = {k: v[0] for k, v in json.loads((part / "n_best" / file.name).read_text()).items()}
+                    columns = {key: [answer.get(key) for answer in best.values()] for key in ("start", "end")}
+                    columns = {"id": list(best)} | columns
+                    if answers.at(part, file.stem, columns) != json.loads(file.read_text()):
+                        raise InputError(f"{file}: answers are not at their places in n_best/{file.name}")
+                    (target / PLACES / file.name).write_text(json.dumps(columns))
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        with tarfile.open(archive, "w:xz") as tar:
+            for path in sorted(files, key=lambda path: (path.name, path)):  # files of one name have much in common
+                tar.add(path, path.relative_to(folder))
+
+
+def unpack(archives: list[Path], into: Path) -> None:
+    """Raises InputError: a run is there already."""
+    answers = Answers()
+    for archive in archives:
+        with tarfile.open(archive) as tar:
+            for name in sorted({name.split("/")[0] for name in tar.getnames()}):
+                if (into / name).exists():
+                    raise InputError(f"{into / name}: exists: remove it, or unpack into another folder")
+            tar.extractall(into, filter="data")
+            packed = [into / name for name in tar.getnames() if Path(name).parent.name == PLACES]
+        for file in packed:
+            run = file.parents[1]
+            (run / "predictions").mkdir(exist_ok=True)
+            texts = answers.at(run, file.stem, json.loads(file.read_text()))
+            (run / "predictions" / file.name).write_text(json.dumps(texts))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    packing = commands.add_parser("pack")
+    packing.add_argument("archive", type=Path)
+    packing.add_argument("runs", type=Path, nargs="+")
+    unpacking = commands.add_parser("unpack")
+    unpacking.add_argument("archives", type=Path, nargs="+")
+    unpacking.add_argument("--into", type=Path, required=True)
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "pack":
+            pack(arguments.archive, arguments.runs)
+        else:
+            unpack(arguments.archives, arguments.into)
+    except (InputError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,81 @@
+"""docs/measurements/learned_noise/places.py: answers leave as places in their paragraphs, and come back the same."""
+
+import importlib.util
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from swep_ds.errors import InputError
+from swep_ds.recipe import HOLDOUT, Recipe
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "measurements" / "learned_noise" / "places.py"
+PARAGRAPH = "The mühle stands by the river Aare, north of town."
+
+
+@pytest.fixture(scope="module")
+def places():
+    spec = importlib.util.spec_from_file_location("places", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_data(file: Path, id_: str) -> str:
+    answers = [{"text": "by the river", "answer_start": PARAGRAPH.index("by the river")}]
+    questions = [{"id": id_, "question": "Where does the mill stand?", "answers": answers}]
+    article = {"title": "mill", "paragraphs": [{"context": PARAGRAPH, "qas": questions}]}
+    file.write_text(json.dumps({"version": "1.1", "data": [article]}))
+    return str(file)
+
+
+def write_run(folder: Path, recipe: Recipe, answers: dict[str, str]) -> None:
+    for name, id_ in ((HOLDOUT, "q1"), ("news", "q2")):
+        answer = answers[name]
+        start = PARAGRAPH.index(answer)
+        place = {"start": start, "end": start + len(answer)} if answer else {}
+        best = [{"text": answer, "probability": 0.5, "score": 1.0} | place]
+        for kind, value in (("n_best", best), ("predictions", answer)):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            (folder / kind / f"{name}.json").write_text(json.dumps({id_: value}))
+    (folder / "recipe.yaml").write_text(recipe.dump())
+    (folder / "results.json").write_text("{}")
+    (folder / "model.safetensors").write_text("weights")
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    train, news = (write_data(tmp_path / f"{name}.json", id_) for name, id_ in (("train", "q1"), ("news", "q2")))
+    recipe = Recipe.load("quickstart", [f"data.train={train}", f'data.eval={{"news": "{news}"}}'])
+    folder = tmp_path / "runs" / "swep-seed0"
+    write_run(folder, recipe, {HOLDOUT: "mühle stands by the river", "news": ""})
+    return folder
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_answers_come_back_from_the_data(places, tmp_path, run, averaged):
+    if averaged:
+        write_run(run / "unaveraged", Recipe.load(str(run / "recipe.yaml")), {HOLDOUT: "town", "news": "Aare"})
+    places.pack(tmp_path / "seed0.tar.xz", [run])
+    places.unpack([tmp_path / "seed0.tar.xz"], tmp_path / "unpacked")
+    for folder in ("swep-seed0", "swep-seed0/unaveraged")[: 1 + averaged]:
+        assert not (tmp_path / "unpacked" / folder / "model.safetensors").exists()
+        for kept in ("recipe.yaml", "results.json", f"predictions/{HOLDOUT}.json", "predictions/news.json"):
+            there, back = tmp_path / "runs" / folder / kept, tmp_path / "unpacked" / folder / kept
+            assert back.read_text() == there.read_text(), kept
+    with tarfile.open(tmp_path / "seed0.tar.xz") as tar:
+        packed = [tar.extractfile(name).read().decode() for name in tar.getnames() if "recipe" not in name]
+    assert not any("river" in text or "Aare" in text for text in packed)
+    with pytest.raises(InputError, match="swep-seed0: exists"):
+        places.unpack([tmp_path / "seed0.tar.xz"], tmp_path / "unpacked")
+
+
+def test_what_cannot_come_back_is_not_packed(places, tmp_path, run):
+    (run / "predictions" / "news.json").write_text(json.dumps({"q2": "another answer"}))
+    with pytest.raises(InputError, match=r"news\.json: answers are not at their places"):
+        places.pack(tmp_path / "seed0.tar.xz", [run])
+    (run / "results.json").unlink()
+    with pytest.raises(InputError, match=r"has no results\.json"):
+        places.pack(tmp_path / "seed0.tar.xz", [run])
+    assert not (tmp_path / "seed0.tar.xz").exists()
