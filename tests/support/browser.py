@@ -1,5 +1,9 @@
-"""Chromium without a window: lays a page out and measures what a reader would see."""
+"""Chromium without a window: lays a page out and measures what a reader would see.
 
+Every text is set in matplotlib's DejaVu Sans, a wide font, so that lines break alike whatever fonts a machine has.
+"""
+
+import base64
 import json
 import re
 import shutil
@@ -7,9 +11,12 @@ import subprocess
 from html import unescape
 from pathlib import Path
 
+import matplotlib
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FONTS = {400: "DejaVuSans.ttf", 700: "DejaVuSans-Bold.ttf"}  # weight: file
 # Chromium makes no window narrower than 500 pixels, so a frame in the window has the width. Measured in the frame:
 # texts that overlap, and texts whose contrast with what is behind them is below 4.5 (WCAG 2.2, 1.4.3)
 MEASURE = r"""
@@ -51,16 +58,28 @@ function measure(view) {
   const outside = boxes.filter(([box, , parent]) => box.right > view.innerWidth + 1 && !parent.closest(".scroll"));
   const sections = Object.fromEntries([...page.querySelectorAll("section")].map(s => [s.id, s.offsetHeight]));
   const whole = page.documentElement;
-  return {sections, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight,
+  const fonts = [...page.fonts].map(font => font.status);
+  return {fonts, sections, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight,
     texts: boxes.length, overlaps, faint: [...faint], outside: outside.map(box => box[1]),
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches};
 }
 """
 
 
+def fonts() -> str:
+    """A style sheet that sets every text in FONTS. They are in it, since a page may not load a font from a file."""
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    faces = (
+        f"@font-face {{ font-family: Fixed; font-weight: {weight}; "
+        f"src: url(data:font/ttf;base64,{base64.b64encode((folder / name).read_bytes()).decode()}) }}"
+        for weight, name in FONTS.items()
+    )
+    return f"<style>{' '.join(faces)} * {{ font-family: Fixed !important }}</style>"
+
+
 def measure(html: str, folder: Path, width: int, *, dark: bool = False) -> dict:
     """What `MEASURE` returns for a page in a window of `width` pixels, in a new profile below `folder`."""
-    frame = html.replace("&", "&amp;").replace('"', "&quot;")
+    frame = (html + fonts()).replace("&", "&amp;").replace('"', "&quot;")
     outer = folder / f"outer-{width}-{dark}.html"
     outer.write_text(
         f'<!DOCTYPE html><meta charset="utf-8"><script>{MEASURE}</script>'
