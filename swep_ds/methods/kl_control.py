@@ -3,12 +3,16 @@
     minimise nll  subject to  KL = target;   beta is the multiplier of the constraint
 
     m     <- m + (KL - m) / SMOOTHING
-    theta <- theta + ASCENT * min(m / target - 1, 1)                        dual ascent
+    theta <- theta + ASCENT * min(m / target - 1, 1)                        dual ascent, unless it waits
     beta   = exp(theta + DAMPING * clamp(log(m / target), +-REACH))
 
 Dual ascent alone oscillates around the target. The noise generator responds slowly: in an update Adam moves a weight by
 at most about its learning rate, however large beta is. The KL therefore overshoots for many updates before a raised
 beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
+
+The ascent waits while the KL is further than a factor of 2 from its target and on its way there: nearer to it than the
+mean of the last updates. It is then as fast as the generator's learning rate lets it be. A theta that went on meanwhile
+would wind up, and the KL would overshoot.
 
 The ascent takes the relative error and not its logarithm: what must equal the target is the mean KL, and the mean of
 logarithms that vary is below the logarithm of the mean. A burst counts as twice the target, so that one batch does not
@@ -29,7 +33,10 @@ REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would
 # An error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer. With less, the KL
 # falls further behind at the end, where the learning rate decays and beta has to follow.
 ASCENT = 0.1
+FAR = math.log(2.0)
+RECENT = 16  # updates of the mean that tells where the KL comes from
 RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
+STATE = ("theta", "mean", "recent")
 
 
 class KLController:
@@ -44,7 +51,7 @@ class KLController:
     def __init__(self, target: float, beta: float):
         self.target, self.start = target, math.log(beta)
         self.theta = torch.tensor(self.start, dtype=torch.double)
-        self.mean = torch.tensor(target, dtype=torch.double)
+        self.mean = self.recent = torch.tensor(target, dtype=torch.double)
 
     @property
     def beta(self) -> Tensor:
@@ -56,7 +63,11 @@ class KLController:
         counts as the mean so far."""
         kl = torch.where(kl.isfinite(), kl.double(), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING
-        ascended = self.theta + ASCENT * (self.mean / self.target - 1).clamp(max=1)
+        self.recent = self.recent + (kl - self.recent) / RECENT
+        error = self._error()
+        waits = (error.abs() > FAR) & (error * (self.mean - self.recent) < 0)
+        ascent = ASCENT * (self.mean / self.target - 1).clamp(max=1)
+        ascended = self.theta + torch.where(waits, 0.0, ascent)
         self.theta = ascended.clamp(self.start - RANGE, self.start + RANGE)
 
     def _error(self) -> Tensor:
@@ -64,8 +75,9 @@ class KLController:
 
     def state(self) -> dict[str, float]:
         """For `load`. Waits for the device."""
-        return {"theta": self.theta.item(), "mean": self.mean.item()}
+        return {name: getattr(self, name).item() for name in STATE}
 
     def load(self, state: Mapping[str, float]) -> None:
         """Continues from a `state`, exactly."""
-        self.theta, self.mean = (torch.tensor(state[name], dtype=torch.double) for name in ("theta", "mean"))
+        for name in STATE:
+            setattr(self, name, torch.tensor(state[name], dtype=torch.double))

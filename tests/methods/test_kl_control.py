@@ -11,12 +11,14 @@ from swep_ds.methods.kl_control import KLController
 
 def test_it_is_its_equations():
     control, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 3.0, 200)
-    mean, theta = 20.0, math.log(1e-4)
+    mean, recent, theta = 20.0, 20.0, math.log(1e-4)
     assert control.beta.item() == pytest.approx(1e-4)
     for kl in kls:
         control.observe(torch.tensor(kl))
         mean += (kl - mean) / 2
-        theta += 0.1 * min(mean / 20 - 1, 1)
+        recent += (kl - recent) / 16
+        if 10 < mean < 40 or (mean > recent) == (mean > 20):
+            theta += 0.1 * min(mean / 20 - 1, 1)
         expected = math.exp(theta + 3 * np.clip(math.log(mean / 20), -2, 2))
         assert control.beta.item() == pytest.approx(expected, rel=1e-6)
     assert control.beta.dtype == torch.float32  # a float64 weight would make the loss float64
