@@ -10,9 +10,8 @@ Dual ascent alone oscillates around the target. The noise generator responds slo
 at most about its learning rate, however large beta is. The KL therefore overshoots for many updates before a raised
 beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
 
-The ascent waits while the KL is further than a factor of 2 from its target and on its way there: nearer to it than the
-mean of the last updates. It is then as fast as the generator's learning rate lets it be. A theta that went on meanwhile
-would wind up, and the KL would overshoot.
+The ascent waits while the KL is further than a factor of 2 from its target and on its way there, as fast as the
+generator's learning rate lets it be. A theta that went on meanwhile would wind up, and the KL would overshoot.
 
 The ascent takes the relative error and not its logarithm: what must equal the target is the mean KL, and the mean of
 logarithms that vary is below the logarithm of the mean. A burst counts as twice the target, so that one batch does not
@@ -35,6 +34,7 @@ REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would
 ASCENT = 0.1
 FAR = math.log(2.0)
 RECENT = 16  # updates of the mean that tells where the KL comes from
+PACE = 12.0  # on its way: it would arrive in so many times RECENT updates. One that creeps needs another theta
 RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
 STATE = ("theta", "mean", "recent")
 
@@ -51,7 +51,8 @@ class KLController:
     def __init__(self, target: float, beta: float):
         self.target, self.start = target, math.log(beta)
         self.theta = torch.tensor(self.start, dtype=torch.double)
-        self.mean = self.recent = torch.tensor(target, dtype=torch.double)
+        self.mean = torch.tensor(target, dtype=torch.double)
+        self.recent = torch.zeros((), dtype=torch.double)  # noise starts at its prior
 
     @property
     def beta(self) -> Tensor:
@@ -64,8 +65,8 @@ class KLController:
         kl = torch.where(kl.isfinite(), kl.double(), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING
         self.recent = self.recent + (kl - self.recent) / RECENT
-        error = self._error()
-        waits = (error.abs() > FAR) & (error * (self.mean - self.recent) < 0)
+        error, trend = self._error(), (self.mean / self.recent).log()
+        waits = (error.abs() > FAR) & (error * (error + PACE * trend) < 0)
         ascent = ASCENT * (self.mean / self.target - 1).clamp(max=1)
         ascended = self.theta + torch.where(waits, 0.0, ascent)
         self.theta = ascended.clamp(self.start - RANGE, self.start + RANGE)

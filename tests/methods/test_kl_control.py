@@ -11,13 +11,14 @@ from swep_ds.methods.kl_control import KLController
 
 def test_it_is_its_equations():
     control, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 3.0, 200)
-    mean, recent, theta = 20.0, 20.0, math.log(1e-4)
+    mean, recent, theta = 20.0, 0.0, math.log(1e-4)
     assert control.beta.item() == pytest.approx(1e-4)
     for kl in kls:
         control.observe(torch.tensor(kl))
         mean += (kl - mean) / 2
         recent += (kl - recent) / 16
-        if 10 < mean < 40 or (mean > recent) == (mean > 20):
+        error, later = math.log(mean / 20), math.log(mean / 20) + 12 * math.log(mean / recent)
+        if 10 < mean < 40 or (error > 0) == (later > 0):
             theta += 0.1 * min(mean / 20 - 1, 1)
         expected = math.exp(theta + 3 * np.clip(math.log(mean / 20), -2, 2))
         assert control.beta.item() == pytest.approx(expected, rel=1e-6)
@@ -52,6 +53,18 @@ def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learnin
     assert kl_at_the_end(beta, learning_rate, target) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize(("start", "beta"), [(0.05, 1e-1), (0.05, 1e-3), (0.05, 3e-4), (20.0, 1e-5)])
+def test_a_kl_that_is_far_off_and_slow_does_not_overshoot(start, beta):
+    """It changes by 3 % an update at most, down where beta is above 3e-4 and up where it is below."""
+    control, kls = KLController(20.0, beta), [20 * start]
+    for _ in range(600):
+        control.observe(torch.tensor(kls[-1]))
+        kls.append(kls[-1] * math.exp(-0.03 * math.tanh(math.log(control.beta.item() / 3e-4))))
+    arrived = next(n for n, kl in enumerate(kls) if (kl > 20) != (start > 1))
+    assert 10 < min(kls[arrived:]) <= max(kls[arrived:]) < 40
+    assert kls[-1] == pytest.approx(20, rel=0.02)
+
+
 def test_a_target_out_of_reach_leaves_beta_finite():
     low, high = KLController(20.0, 1e-4), KLController(20.0, 1e-4)
     for _ in range(2000):
@@ -69,7 +82,9 @@ def test_a_kl_that_is_not_finite_changes_nothing_for_good(kl):
     control.observe(torch.tensor(20.0))
     before = control.state()
     control.observe(torch.tensor(kl))
-    assert control.state() == before
+    after = control.state()
+    assert math.isfinite(after.pop("recent"))
+    assert after.items() < before.items()
 
 
 def test_it_continues_exactly_from_its_state():
