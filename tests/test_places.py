@@ -69,6 +69,25 @@ def test_answers_come_back_from_the_data(places, tmp_path, run, averaged):
     assert not any("river" in text or "Aare" in text for text in packed)
     with pytest.raises(InputError, match="swep-seed0: exists"):
         places.unpack([tmp_path / "seed0.tar.xz"], tmp_path / "unpacked")
+    assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["swep-seed0"]
+
+
+def test_other_data_or_a_damaged_archive_leave_nothing(places, tmp_path, run):
+    archive, into = tmp_path / "seed0.tar.xz", tmp_path / "unpacked"
+    places.pack(archive, [run])
+    train = tmp_path / "train.json"
+    text = train.read_text()
+    train.write_text(text.replace("stands", " stand"))
+    with pytest.raises(InputError, match=f"swep-seed0, {HOLDOUT}: other answers stand at their places"):
+        places.unpack([archive], into)
+    train.write_text(text.replace('"q1"', '"q9"'))
+    with pytest.raises(InputError, match=r"train\.json: lacks question q1"):
+        places.unpack([archive], into)
+    train.write_text(text)
+    archive.write_bytes(archive.read_bytes()[:-200])
+    with pytest.raises(InputError, match=r"seed0\.tar\.xz: is no complete archive"):
+        places.unpack([archive], into)
+    assert list(into.iterdir()) == []
 
 
 def test_what_cannot_come_back_is_not_packed(places, tmp_path, run):

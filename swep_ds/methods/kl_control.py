@@ -4,14 +4,19 @@
 
     m     <- m + (KL - m) / SMOOTHING
     theta <- theta + ASCENT * min(m / target - 1, 1)                        dual ascent, unless it waits
-    beta   = exp(theta + DAMPING * clamp(log(m / target), +-REACH))
+    beta   = exp(theta + DAMPING * clamp(error, +-REACH))                   error = log(m / target)
+    r     <- r + (min(KL, 4 target) - r) / RECENT
+    waits  : |error| > log 2 and error * (error + PACE * log(m / r)) < 0
 
 Dual ascent alone oscillates around the target. The noise generator responds slowly: in an update Adam moves a weight by
 at most about its learning rate, however large beta is. The KL therefore overshoots for many updates before a raised
 beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
 
-The ascent waits while the KL is further than a factor of 2 from its target and on its way there, as fast as the
-generator's learning rate lets it be. A theta that went on meanwhile would wind up, and the KL would overshoot.
+The ascent waits while the KL is further than a factor of 2 from its target and on its way there: at its present pace it
+would arrive within about PACE * RECENT = 200 updates. The generator's learning rate decides that pace. A theta that went
+on meanwhile would wind up, and the KL would overshoot. One that creeps needs another theta. The KL of a batch varies, so
+a KL that stands still far from its target is taken for one on its way in a fifth to a third of the updates; the ascent
+is slower by that.
 
 The ascent takes the relative error and not its logarithm: what must equal the target is the mean KL, and the mean of
 logarithms that vary is below the logarithm of the mean. A burst counts as twice the target, so that one batch does not
@@ -32,9 +37,10 @@ REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would
 # An error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer. With less, the KL
 # falls further behind at the end, where the learning rate decays and beta has to follow.
 ASCENT = 0.1
-FAR = math.log(2.0)
+FAR = math.log(2.0)  # nearer, DAMPING and the ascent are gentle enough
 RECENT = 16  # updates of the mean that tells where the KL comes from
-PACE = 12.0  # on its way: it would arrive in so many times RECENT updates. One that creeps needs another theta
+BURST = 4.0  # targets; in that mean a KL counts as no more, or what follows a burst would look like a fall for long
+PACE = 12.0
 RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
 STATE = ("theta", "mean", "recent")
 
@@ -52,7 +58,8 @@ class KLController:
         self.target, self.start = target, math.log(beta)
         self.theta = torch.tensor(self.start, dtype=torch.double)
         self.mean = torch.tensor(target, dtype=torch.double)
-        self.recent = torch.zeros((), dtype=torch.double)  # noise starts at its prior
+        # of noise at its prior: so a KL counts as on its way at first, while the learning rate warms up
+        self.recent = torch.zeros((), dtype=torch.double)
 
     @property
     def beta(self) -> Tensor:
@@ -64,9 +71,9 @@ class KLController:
         counts as the mean so far."""
         kl = torch.where(kl.isfinite(), kl.double(), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING
-        self.recent = self.recent + (kl - self.recent) / RECENT
+        self.recent = self.recent + (kl.clamp(max=BURST * self.target) - self.recent) / RECENT
         error, trend = self._error(), (self.mean / self.recent).log()
-        waits = (error.abs() > FAR) & (error * (error + PACE * trend) < 0)
+        waits = (error.abs() > FAR) & (error * (error + PACE * trend) < 0) & (self.recent > 0)
         ascent = ASCENT * (self.mean / self.target - 1).clamp(max=1)
         ascended = self.theta + torch.where(waits, 0.0, ascent)
         self.theta = ascended.clamp(self.start - RANGE, self.start + RANGE)
@@ -80,5 +87,4 @@ class KLController:
 
     def load(self, state: Mapping[str, float]) -> None:
         """Continues from a `state`, exactly."""
-        for name in STATE:
-            setattr(self, name, torch.tensor(state[name], dtype=torch.double))
+        self.theta, self.mean, self.recent = (torch.tensor(state[name], dtype=torch.double) for name in STATE)

@@ -16,7 +16,7 @@ def test_it_is_its_equations():
     for kl in kls:
         control.observe(torch.tensor(kl))
         mean += (kl - mean) / 2
-        recent += (kl - recent) / 16
+        recent += (min(kl, 80) - recent) / 16
         error, later = math.log(mean / 20), math.log(mean / 20) + 12 * math.log(mean / recent)
         if 10 < mean < 40 or (error > 0) == (later > 0):
             theta += 0.1 * min(mean / 20 - 1, 1)
@@ -25,14 +25,14 @@ def test_it_is_its_equations():
     assert control.beta.dtype == torch.float32  # a float64 weight would make the loss float64
 
 
-def kl_at_the_end(beta: float, learning_rate: float, target: float) -> float:
+def kl_at_the_end(seed: int, beta: float, learning_rate: float, target: float) -> float:
     """The mean KL of a window of mean length over the last 50 of 300 updates, relative to the target.
 
     The generator is a vector x, the distance of the noise from its prior, with KL ~ |x|^2. Adam trains it against a
     constant gradient under larger noise, with warm-up and a learning rate that decays to 0. Windows of similar length
     share a batch.
     """
-    control, rng, updates, width = KLController(target, beta), np.random.default_rng(0), 300, 16
+    control, rng, updates, width = KLController(target, beta), np.random.default_rng(seed), 300, 16
     gradients = 0.02 * (-rng.lognormal(0, 0.7, width) + 3 * rng.normal(size=(updates, width)))
     lengths = rng.lognormal(-0.06, 0.35, updates)
     x, first, second, seen = np.zeros(width), 0.0, 0.0, []
@@ -50,10 +50,12 @@ def kl_at_the_end(beta: float, learning_rate: float, target: float) -> float:
 @pytest.mark.parametrize("beta", [1e-1, 1e-2, 1e-3])  # it ends at about 3e-4
 @pytest.mark.parametrize(("learning_rate", "target"), [(1e-3, 5), (1e-3, 20), (3e-3, 20), (3e-3, 80)])
 def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learning_rate, target):
-    assert kl_at_the_end(beta, learning_rate, target) == pytest.approx(1, abs=0.1)
+    ends = [kl_at_the_end(seed, beta, learning_rate, target) for seed in range(12)]
+    assert np.mean(ends) == pytest.approx(1, abs=0.05)
+    assert np.std(ends) < 0.2
 
 
-@pytest.mark.parametrize(("start", "beta"), [(0.05, 1e-1), (0.05, 1e-3), (0.05, 3e-4), (20.0, 1e-5)])
+@pytest.mark.parametrize(("start", "beta"), [(0.05, 1e-1), (0.05, 1e-3), (0.05, 3e-4), (3.0, 1e-5)])
 def test_a_kl_that_is_far_off_and_slow_does_not_overshoot(start, beta):
     """It changes by 3 % an update at most, down where beta is above 3e-4 and up where it is below."""
     control, kls = KLController(20.0, beta), [20 * start]
@@ -65,6 +67,17 @@ def test_a_kl_that_is_far_off_and_slow_does_not_overshoot(start, beta):
     assert kls[-1] == pytest.approx(20, rel=0.02)
 
 
+def test_what_follows_a_burst_is_not_taken_for_a_fall():
+    control = KLController(20.0, 3e-4)
+    for _ in range(50):
+        control.observe(torch.tensor(20.0))
+    control.observe(torch.tensor(1e6))
+    before = control.theta
+    for _ in range(40):
+        control.observe(torch.tensor(60.0))
+    assert control.theta - before > 0.05 * 40  # it waits for less than half of these updates
+
+
 def test_a_target_out_of_reach_leaves_beta_finite():
     low, high = KLController(20.0, 1e-4), KLController(20.0, 1e-4)
     for _ in range(2000):
@@ -72,6 +85,7 @@ def test_a_target_out_of_reach_leaves_beta_finite():
         high.observe(torch.tensor(1e9))
     for control in (low, high):
         assert 0 < control.beta.item() < math.inf
+    assert low.theta < high.theta
     high.observe(torch.tensor(0.0))
     assert math.isfinite(high.beta.item())
 
@@ -83,8 +97,8 @@ def test_a_kl_that_is_not_finite_changes_nothing_for_good(kl):
     before = control.state()
     control.observe(torch.tensor(kl))
     after = control.state()
-    assert math.isfinite(after.pop("recent"))
-    assert after.items() < before.items()
+    assert (after["theta"], after["mean"]) == (before["theta"], before["mean"])
+    assert before["recent"] < after["recent"] < after["mean"]  # as if the mean had come once more
 
 
 def test_it_continues_exactly_from_its_state():

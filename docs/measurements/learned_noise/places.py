@@ -4,12 +4,14 @@
     python docs/measurements/learned_noise/places.py unpack seed0.tar.xz --into runs/learned_noise
 
 An answer is packed as its place in its paragraph; one that declines has none. Unpacking reads it there, from the data
-that the runs' recipes name, relative to the current folder. The sweep then resumes beside the unpacked runs, and its
-table is theirs, too. Confidences and n best lists stay behind.
+that the runs' recipes name, relative to the current folder, and compares the answers' SHA-256. The sweep then resumes
+beside the unpacked runs, and its table is theirs, too. Confidences and n best lists stay behind.
 """
 
 import argparse
+import hashlib
 import json
+import lzma
 import sys
 import tarfile
 import tempfile
@@ -31,14 +33,23 @@ class Answers:
         self._paragraphs: dict[str, dict[str, str]] = {}
 
     def at(self, run: Path, name: str, columns: dict[str, list]) -> dict[str, str]:
-        """The answers of a run to data set `name`, by question id."""
+        """The answers of a run to data set `name`, by question id.
+
+        Raises InputError: the data lack a question.
+        """
         data = Recipe.load(str(run / "recipe.yaml")).data
         source = data.train if name == HOLDOUT else data.eval[name]
         if source not in self._paragraphs:
             self._paragraphs[source] = {question.id: question.context for question in read_questions(source)}
-        places = zip(columns["id"], columns["start"], columns["end"], strict=True)
         paragraphs = self._paragraphs[source]
+        if missing := next((id_ for id_ in columns["id"] if id_ not in paragraphs), None):
+            raise InputError(f"{source}: lacks question {missing}: it is other data than {run.name} had")
+        places = zip(columns["id"], columns["start"], columns["end"], strict=True)
         return {id_: "" if start is None else paragraphs[id_][start:end] for id_, start, end in places}
+
+
+def digest(answers: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(answers).encode()).hexdigest()
 
 
 def pack(archive: Path, runs: list[Path]) -> None:
@@ -58,9 +69,10 @@ def pack(archive: Path, runs: list[Path]) -> None:
                     best = {k: v[0] for k, v in json.loads((part / "n_best" / file.name).read_text()).items()}
                     columns = {key: [answer.get(key) for answer in best.values()] for key in ("start", "end")}
                     columns = {"id": list(best)} | columns
-                    if answers.at(part, file.stem, columns) != json.loads(file.read_text()):
+                    texts = json.loads(file.read_text())
+                    if answers.at(part, file.stem, columns) != texts:
                         raise InputError(f"{file}: answers are not at their places in n_best/{file.name}")
-                    (target / PLACES / file.name).write_text(json.dumps(columns))
+                    (target / PLACES / file.name).write_text(json.dumps(columns | {"sha256": digest(texts)}))
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
         with tarfile.open(archive, "w:xz") as tar:
             for path in sorted(files, key=lambda path: (path.name, path)):  # files of one name have much in common
@@ -68,20 +80,32 @@ def pack(archive: Path, runs: list[Path]) -> None:
 
 
 def unpack(archives: list[Path], into: Path) -> None:
-    """Raises InputError: a run is there already."""
+    """Writes nothing unless all answers come back.
+
+    Raises InputError: a run is there already, an archive is damaged, or the data are not those of the runs.
+    """
     answers = Answers()
-    for archive in archives:
-        with tarfile.open(archive) as tar:
-            for name in sorted({name.split("/")[0] for name in tar.getnames()}):
-                if (into / name).exists():
-                    raise InputError(f"{into / name}: exists: remove it, or unpack into another folder")
-            tar.extractall(into, filter="data")
-            packed = [into / name for name in tar.getnames() if Path(name).parent.name == PLACES]
-        for file in packed:
-            run = file.parents[1]
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into) as folder:
+        for archive in archives:
+            try:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(folder, filter="data")
+            except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+                raise InputError(f"{archive}: is no complete archive ({error}): fetch it again") from error
+        runs = sorted(Path(folder).iterdir())
+        for run in runs:
+            if (into / run.name).exists():
+                raise InputError(f"{into / run.name}: exists: remove it, or unpack into another folder")
+        for file in sorted(Path(folder).glob(f"**/{PLACES}/*.json")):
+            run, columns = file.parents[1], json.loads(file.read_text())
+            texts = answers.at(run, file.stem, columns)
+            if digest(texts) != columns["sha256"]:
+                raise InputError(f"{run.name}, {file.stem}: other answers stand at their places: these are other data")
             (run / "predictions").mkdir(exist_ok=True)
-            texts = answers.at(run, file.stem, json.loads(file.read_text()))
             (run / "predictions" / file.name).write_text(json.dumps(texts))
+        for run in runs:
+            run.rename(into / run.name)
 
 
 if __name__ == "__main__":
