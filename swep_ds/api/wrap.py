@@ -169,10 +169,15 @@ class Robust(nn.Module):
         return torch.tensor([self.update, *(state[name] for name in sorted(state))], dtype=torch.double)
 
     def set_extra_state(self, state: Tensor) -> None:
-        update, *values = state.tolist()
+        """Raises InputError: the state is of another method, or of another version of it."""
+        (update, *values), names = state.tolist(), sorted(self.method.state())
+        if len(values) != len(names):
+            raise InputError(
+                f"_extra_state: has {1 + len(values)} numbers, and the method's is of {1 + len(names)}: load what the "
+                "same method of this version of swep-ds saved"
+            )
+        self.method.load(dict(zip(names, values, strict=True)))
         self.update, self._watched, self._calls, self._shares = int(update), [], 0, None
-        if values:
-            self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
 
 
 def wrap(

@@ -127,6 +127,10 @@ def test_a_restored_state_continues_exactly():
     second = begin()
     second[0].load_state_dict(first[0].state_dict())
     assert train(*second, data[2:]) == train(*first, data[2:])
+    other = sd.wrap(tiny_models.model("bert"), sd.Swep(), seed=SEED)
+    with pytest.raises(sd.InputError, match="_extra_state: has 4 numbers, and the method's is of 1: load what"):
+        other.load_state_dict(first[0].state_dict())
+    assert other.update == 0
 
 
 def test_without_sample_ids_the_noise_goes_with_the_windows_text():
