@@ -1,6 +1,5 @@
 """docs/measurements/learned_noise/places.py: answers leave as places in their paragraphs, and come back the same."""
 
-import importlib.util
 import json
 import tarfile
 from pathlib import Path
@@ -9,17 +8,14 @@ import pytest
 
 from swep_ds.errors import InputError
 from swep_ds.recipe import HOLDOUT, Recipe
+from tests.support import scripts
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "measurements" / "learned_noise" / "places.py"
 PARAGRAPH = "The mühle stands by the river Aare, north of town."
 
 
 @pytest.fixture(scope="module")
 def places():
-    spec = importlib.util.spec_from_file_location("places", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load("docs/measurements/learned_noise/places.py")
 
 
 def write_data(file: Path, id_: str) -> str:

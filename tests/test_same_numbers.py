@@ -1,6 +1,5 @@
 """scripts/same_numbers.py sees every number that differs, and no time."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,16 +9,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.support import scripts
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "same_numbers.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("same_numbers", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load("scripts/same_numbers.py")
 
 
 def write_run(

@@ -1,12 +1,12 @@
 """scripts/same_scores.py sees a score that differs, and reads what official scripts print."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
 from swep_ds.evaluation.scores import Scorer
+from tests.support import scripts
 from tests.support.bad_input import refused
 
 ROOT = Path(__file__).parent.parent
@@ -14,9 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("same_scores", ROOT / "scripts" / "same_scores.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = scripts.load("scripts/same_scores.py")
     monkeypatch.setattr(module, "MADE_UP", 30)
     return module
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.support import run_kernel_script as run_script
+from tests.support import scripts
 
 pytest.importorskip("triton")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton compiles nothing under TRITON_INTERPRET=1"
 )
 KEY = ("seed_low", "seed_high", "draw")
-DOCUMENTATION = (run_script.ROOT / "docs/kernels.md").read_text()
+DOCUMENTATION = (scripts.ROOT / "docs/kernels.md").read_text()
 
 
 def rows(text, *names):
@@ -36,7 +36,7 @@ def documented():
 
 @pytest.fixture(scope="module")
 def report():
-    return run_script.run("kernel_report", "--check")
+    return scripts.run("kernel_report", "--check")
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_the_documentation_quotes_the_noise_ablation():
     documented()
     names = (*aot.noise_ablation.VARIANTS, aot.noise_ablation.RANDN)
     quoted = rows(DOCUMENTATION, *names)
-    code, printed, _ = run_script.run("kernel_report", "--ladder", "--arch", "sm_90")
+    code, printed, _ = scripts.run("kernel_report", "--ladder", "--arch", "sm_90")
     assert code == 0
     assert len(quoted) == len(names)
     assert not [row for row in quoted if row not in rows(printed, *names)]

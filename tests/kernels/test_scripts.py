@@ -8,7 +8,7 @@ import torch
 
 from swep_ds.kernels import tiles
 from swep_ds.kernels.tools import bench
-from tests.support import run_kernel_script as run_script
+from tests.support import scripts
 
 TOKENS = "--tokens: must be from 1 to 512, or a multiple of 512; got "
 WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
@@ -40,7 +40,7 @@ WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
 )
 def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
     pytest.importorskip("triton")
-    code, printed, complaint = run_script.run(*command.split())
+    code, printed, complaint = scripts.run(*command.split())
     assert code == 2
     assert printed == ""
     *usage, last = complaint.splitlines()
@@ -52,14 +52,14 @@ def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
 @pytest.mark.parametrize("command", ["bench_kernels", "bench_kernels --ladder", "bench_kernels --host", "tune_kernels"])
 def test_what_needs_a_gpu_says_so(command):
     pytest.importorskip("triton")
-    code, _, complaint = run_script.run(*command.split())
+    code, _, complaint = scripts.run(*command.split())
     assert code == 2
     assert "GPU" in complaint.splitlines()[-1]
 
 
 def test_an_output_that_cannot_be_written_is_found_before_the_benchmark(tmp_path):
     (tmp_path / "file").touch()
-    code, printed, complaint = run_script.run(
+    code, printed, complaint = scripts.run(
         "bench_kernels", "--device", "cpu", "--output", str(tmp_path / "file" / "bench")
     )
     assert (code, printed) == (2, "")
@@ -68,7 +68,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_benchmark(tmp_path
 
 def test_the_benchmark_on_a_cpu(tmp_path):
     command = "bench_kernels --device cpu --tokens 64 --width 16 --dtype float32 --output"
-    code, printed, _ = run_script.run(*command.split(), str(tmp_path / "made" / "bench.1"))
+    code, printed, _ = scripts.run(*command.split(), str(tmp_path / "made" / "bench.1"))
     assert code == 0
     records = json.loads((tmp_path / "made" / "bench.1.json").read_text())["sizes"]
     assert {(r["implementation"], r["pass"]) for r in records} == {
@@ -83,7 +83,7 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
     pytest.importorskip("triton")
     from swep_ds.kernels import triton_impl
 
-    tune = run_script.load("tune_kernels")
+    tune = scripts.load("scripts/tune_kernels.py")
     monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
 
     def choose(fast: tiles.Tile, factor: float):

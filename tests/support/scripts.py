@@ -1,4 +1,4 @@
-"""Runs a script of the project in this process."""
+"""Scripts of the project, in this process."""
 
 import contextlib
 import importlib.util
@@ -11,15 +11,16 @@ from unittest import mock
 ROOT = Path(__file__).parents[2]
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+def load(path: str) -> ModuleType:
+    """A script by its path from the project's root."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
+    """(exit code, stdout, stderr) of `scripts/<name>.py`."""
     printed, complaint = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", [f"{name}.py", *arguments]),
@@ -27,7 +28,7 @@ def run(name: str, *arguments: str) -> tuple[int, str, str]:
         contextlib.redirect_stderr(complaint),
     ):
         try:
-            load(name).main()
+            load(f"scripts/{name}.py").main()
             code = 0
         except SystemExit as stop:
             code = stop.code
