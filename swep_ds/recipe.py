@@ -7,13 +7,13 @@ the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's setting
 
 import logging
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from swep_ds import methods
 from swep_ds.errors import InputError
@@ -124,6 +124,15 @@ class EvalSection(Section):
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
     scorer: Literal["squad", "mlqa"] = "squad"  # whose rules compare answers: English ones, or those of `language`
     language: Language | dict[str, Language] = "en"  # mlqa: of the answers; or by data set, where others are in en
+
+    @field_validator("language", mode="wrap")
+    @classmethod
+    def _either_form(cls, value: Any, check: Callable[[Any], Any]) -> Any:
+        try:
+            return check(value)
+        except ValidationError:  # it lists what is wrong with `value` in each of the two forms
+            languages = ", ".join(get_args(Language))
+            raise ValueError(f"{shown(value)}: give one of {languages}, or one of them by data set") from None
 
     def answer_language(self, data_set: str) -> Language | None:
         """The language whose rules score a data set; None = SQuAD's rules."""

@@ -371,7 +371,9 @@ def test_languages_are_those_of_mlqa_and_of_test_sets(path):
     assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.answer_language("zh") == "de"
     assert "eval.language: scorer squad has rules for English alone" in message(path, "eval.language=de")
     assert "eval.language: 'hz' is no data set" in message(path, *mlqa, "eval.language={hz: zh}")
-    assert "eval.language" in message(path, *mlqa, "eval.language=fr")
+    languages = "give one of ar, de, en, es, hi, vi, zh, or one of them by data set"
+    assert message(path, *mlqa, "eval.language=fr").endswith(f"eval.language: 'fr': {languages}")
+    assert message(path, *mlqa, "eval.language={zh: fr}").endswith(f"eval.language: {{'zh': 'fr'}}: {languages}")
 
 
 def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path):
