@@ -102,20 +102,27 @@ class QuestionAnswerer:
 
     def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `__call__` for each (question, context), in order, `QUESTIONS_AT_A_TIME` together."""
+        yield from self.answer_examples((_example(*asked) for asked in enumerate(questions)), n_best)
+
+    def answer_examples(self, examples: Iterable[Example], n_best: int = 1) -> Iterator[list[Reply]]:
+        """As `answer` for examples with different ids, which messages name; their labels are not looked at."""
         if n_best < 1:
             raise InputError(f"n_best {n_best}: must be at least 1")
         if n_best > 1 and self.generative:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name a model of spans"
             )
-        remaining = enumerate(questions)
-        while chunk := list(itertools.islice(remaining, QUESTIONS_AT_A_TIME)):
-            yield from self._answer([_example(*asked) for asked in chunk], n_best)
+        remaining = iter(examples)
+        chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
+        # of the first texts alone: whether a file passes must not depend on what later chunks begin with
+        texts = [text[:1000] for example in chunk[:20] for text in (example.question, example.context)]
+        check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
+        while chunk:
+            yield from self._answer(chunk, n_best)
+            chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
 
     def _answer(self, examples: list[Example], n_best: int) -> Iterator[list[Reply]]:
         saved, count = self._saved, max(n_best, N_BEST) if self.calibrated else n_best
-        texts = [text[:1000] for example in examples[:20] for text in (example.question, example.context)]
-        check_knows(saved.tokenizer, texts, f"model {self.name}", "questions and texts")
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
         else:

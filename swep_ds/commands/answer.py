@@ -119,8 +119,8 @@ def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best
 
     def lines() -> Iterator[str]:
         with Progress(console, "questions", len(examples)) as progress:
-            asked = ((example.question, example.context) for example in examples)
-            for number, (example, replies) in enumerate(zip(examples, answerer.answer(asked, n_best), strict=True), 1):
+            answers = answerer.answer_examples(examples, n_best)
+            for number, (example, replies) in enumerate(zip(examples, answers, strict=True), 1):
                 best = asdict(replies[0])
                 line = {"id": example.id, "question": example.question, "answer": best["text"]}
                 line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}

@@ -2,6 +2,8 @@
 
 import re
 import string
+import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +13,9 @@ from swep_ds.errors import InputError
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Scripts that put no space between words: Thai, Lao, Myanmar, Khmer, kana and Han
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
-_INSIDE_A_WORD = re.compile(rf"[^\W{_UNSPACED}]{{2}}")
 
 
 @lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
@@ -28,7 +29,8 @@ def normalize_answer(text: str) -> str:
 
 
 def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
-    """The accepted texts of a question. Raises InputError: the question has no answer, or an answer is not text."""
+    """The accepted texts of a question. Raises InputError: it has no answer, blank ones alone, or one that is not
+    text."""
     if not answers:
         raise InputError(
             f"{where}: has no answer; give it, or set data.unanswerable to drop such questions or to train on them"
@@ -37,6 +39,8 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
         if not isinstance(answer, str):
             raise InputError(f"{where}: the answer {excerpt(answer)} is not text; give a string")
         require_text(answer, "an answer", where)
+    if not any(map(str.strip, answers)):
+        raise InputError(f"{where}: its answer is blank; give the answer's text, or no answer: null or an empty list")
     return tuple(answers)
 
 
@@ -62,11 +66,7 @@ def find_answer(where: str, context: str, text: str) -> tuple[int, int]:
     text = text.strip()
     if not text:
         raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
-    starts, at = [], context.find(text)
-    while at >= 0:
-        if not (_splits_a_word(context, at) or _splits_a_word(context, at + len(text))):
-            starts.append(at)
-        at = context.find(text, at + 1)
+    starts = list(occurrences(context, text))
     if len(starts) != 1:
         count = f"occurs {len(starts)} times in" if starts else "does not occur in"
         fix = "give its answer_start (in characters, from 0)" if starts else "correct it, or leave the question out"
@@ -74,9 +74,26 @@ def find_answer(where: str, context: str, text: str) -> tuple[int, int]:
     return starts[0], starts[0] + len(text)
 
 
+def occurrences(context: str, text: str) -> Iterator[int]:
+    """Where `text`, which is not empty, begins in `context` as whole words. Between characters of a script without
+    spaces any place may end a word."""
+    at = context.find(text)
+    while at >= 0:
+        if not (_splits_a_word(context, at) or _splits_a_word(context, at + len(text))):
+            yield at
+        at = context.find(text, at + 1)
+
+
 def _splits_a_word(context: str, at: int) -> bool:
-    """Whether the character at `at` and the one before belong to one word. Without spaces, any place may end one."""
-    return _INSIDE_A_WORD.fullmatch(context, max(at - 1, 0), at + 1) is not None
+    """Whether the character at `at` and the one before belong to one word."""
+    return 0 < at < len(context) and all(map(_in_spaced_word, context[at - 1 : at + 1]))
+
+
+def _in_spaced_word(character: str) -> bool:
+    """Whether this is a letter, digit, underscore or combining mark of a script with spaces between words."""
+    if _UNSPACED.match(character):
+        return False
+    return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
 
 
 def mrqa_span(where: str, context: str, qa: dict[str, Any]) -> tuple[int, int]:

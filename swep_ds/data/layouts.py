@@ -4,7 +4,7 @@ Faults of single questions are collected and reported together at the end of the
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,9 +105,17 @@ def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Exa
     faults.report()
 
 
-def rows(source: str, labelled: Iterable[tuple[str, Any]], wanted: Wanted) -> Iterator[Example]:
-    """The questions of rows (id, title, question, context, answers), each with its place; `_row_answers` says which
-    forms `answers` may have."""
+def rows(
+    source: str,
+    labelled: Iterable[tuple[str, Any]],
+    wanted: Wanted,
+    parse_answers: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, row: row,
+) -> Iterator[Example]:
+    """The questions of rows (id, title, question, context, answers), each with its place.
+
+    Args:
+        parse_answers: gives a row its answers in a form of `_row_answers`; takes the question's name, for messages.
+    """
     faults, name = _Faults(source), Path(source).name
     contexts: dict[str, str] = {}  # rows repeat their paragraph: memory holds one copy of it
     for place, row in labelled:
@@ -115,7 +123,7 @@ def rows(source: str, labelled: Iterable[tuple[str, Any]], wanted: Wanted) -> It
             id_ = id_field(row, "id", f"{source}: {place}", otherwise=f"{name}-{place.split()[1]}")
             where = faults.name(id_)
             question, context = text_field(row, "question", where), text_field(row, "context", where)
-            pairs = _row_answers(where, row) if wanted.labels else []
+            pairs = _row_answers(where, parse_answers(where, row)) if wanted.labels else []
             answers, span = _answers(where, context, pairs, wanted)
             context = contexts.setdefault(context, context)
             yield Example(id_, question, context, answers, span, _title(row, where, otherwise=context))
@@ -125,27 +133,29 @@ def rows(source: str, labelled: Iterable[tuple[str, Any]], wanted: Wanted) -> It
 def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
     """The answers of a row as (text, offset or None).
 
-    `answers` is {text: [...], answer_start: [...]}, whose second list may be missing, or a list of texts; `answer` is
-    one text, with `answer_start` beside it or not. None or an empty list = the question has no answer.
+    `answers` is {text: [...], answer_start: [...]}, whose second list may be missing, or a list of texts; without it,
+    `answer` is one text. Beside these two, `answer_start` has their offset or a list of offsets, or is missing. None or
+    an empty list = the question has no answer.
     """
-    texts, starts = row.get("answers"), None
+    texts = row.get("answers")
     if isinstance(texts, dict):
-        in_answers = f"{where}: answers"
-        starts = texts.get("answer_start")
-        texts = field(texts, "text", list, in_answers)
-        if starts is not None and not (isinstance(starts, list) and len(starts) == len(texts)):
-            raise InputError(f"{in_answers}.answer_start is {excerpt(starts)}; give one integer for each text")
-    elif "answers" not in row and "answer" in row:
-        texts, starts = ([] if row["answer"] is None else [row["answer"]]), None
-        if texts and row.get("answer_start") is not None:
-            starts = [row["answer_start"]]
-    elif not isinstance(texts, list):
-        state = f"is {excerpt(texts)}" if "answers" in row else f"is missing (there: {excerpt(list(row))})"
-        raise InputError(
-            f"{where}: field 'answers' {state}; expected an object with two lists, text and answer_start (characters "
-            "of the context, from 0), or a list of texts; or give one text in a field 'answer'"
-        )
-    return list(zip(texts, starts or [None] * len(texts), strict=True))
+        starts, texts = texts.get("answer_start"), field(texts, "text", list, f"{where}: answers")
+    else:
+        if not texts and "answer" in row:
+            texts = [] if row["answer"] is None else [row["answer"]]
+        elif not isinstance(texts, list):
+            state = f"is {excerpt(texts)}" if "answers" in row else f"is missing (there: {excerpt(list(row))})"
+            raise InputError(
+                f"{where}: field 'answers' {state}; expected an object with two lists, text and answer_start "
+                "(characters of the context, from 0), or a list of texts; or give one text in a field 'answer'"
+            )
+        starts = row.get("answer_start") if texts else None
+        starts = starts if starts is None or isinstance(starts, list) else [starts]
+    if starts is None:
+        starts = [None] * len(texts)
+    if not (isinstance(starts, list) and len(starts) == len(texts)):
+        raise InputError(f"{where}: answer_start is {excerpt(starts)}; give one whole number for each text")
+    return list(zip(texts, starts, strict=True))
 
 
 def _answers(

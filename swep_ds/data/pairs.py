@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.data.answers import occurrences
 from swep_ds.data.fields import require_text
 from swep_ds.errors import InputError, parsing, reason
 from swep_ds.files import check_output, open_input, parse_json, write_atomically
@@ -114,9 +115,9 @@ def _parse_json(line: str) -> Pair | str:
         if not isinstance(row.get(name), str):
             raise ValueError(f"its {name!r} is missing" if name not in row else f"its {name!r} is not text")
     question, context, answer = row["question"], row["context"], row["answer"].strip()
-    # the pair does not say where its answer comes from: take the first occurrence as whole words
-    match = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", context)
-    return (question, context, answer, match.start()) if match else NO_ANSWER
+    # the pair does not say where its answer comes from: take the first occurrence
+    start = next(occurrences(context, answer), None) if answer else 0
+    return NO_ANSWER if start is None else (question, context, answer, start)
 
 
 class _Features:

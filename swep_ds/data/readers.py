@@ -22,6 +22,7 @@ from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import Example, Wanted
 from swep_ds.data.plugged import find_reader, read_rows
 from swep_ds.data.tables import (
+    csv_answers,
     csv_delimiter,
     csv_rows,
     is_table,
@@ -189,7 +190,7 @@ def _read_text(source: str, content: bytes, wanted: Wanted) -> Iterator[Example]
             f"{source}: neither UTF-8 text (byte {error.start}) nor Parquet or Arrow; save it as UTF-8"
         ) from None
     if delimiter := csv_delimiter(text):
-        return layouts.rows(source, csv_rows(source, text, delimiter), wanted)
+        return layouts.rows(source, csv_rows(source, text, delimiter), wanted, csv_answers)
     values = _json_values(source, text)
     first = next(values, None)
     if first is None:

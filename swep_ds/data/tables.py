@@ -4,13 +4,15 @@ Unchecked offsets of a damaged file can crash the process. So every batch of row
 read, and pyarrow handles a file only inside `parsing`.
 """
 
+import csv
+import io
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from swep_ds.errors import InputError, parsing
@@ -59,27 +61,43 @@ def csv_delimiter(text: str) -> str | None:
 
 
 def csv_rows(source: str, text: str, delimiter: str) -> Rows:
-    """The rows of a text table with a header. An empty cell is None; `answers` may hold JSON, a list or an object.
+    """The rows of a text table with a header. An empty cell is None; see `csv_answers`.
 
-    Raises InputError: a row has more or fewer cells than the header, or as `table_rows`.
+    Raises InputError: a quoted text is not closed or is followed by more text, as one with quotes that are not doubled;
+    a row has more or fewer cells than the header; or the header has a column twice.
     """
-    content = text.encode()
-    names = pa.csv.ConvertOptions(
-        column_types=dict.fromkeys(COLUMNS, pa.string()), null_values=[""], strings_can_be_null=True
-    )
-    # a block holds whole rows, and a context may be long
-    block = pa.csv.ReadOptions(block_size=len(content) + 1, use_threads=False)
-    shape = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    with parsing(f"{source}: malformed table of text", "give every row the header's columns, texts in double quotes"):
-        table = pa.csv.read_csv(pa.BufferReader(content), block, shape, names)
-    for place, row in memory_rows(source, table):
-        if (text := row.get("answers")) and text.lstrip()[:1] in ("[", "{"):
-            row["answers"] = parse_json(text, f"{source}: {place}: answers", unique_keys=False)
-        elif "answers" in row:
-            row["answers"] = [text] if text else []
-        if (start := row.get("answer_start")) is not None and start.isdecimal() and len(start) < LONGEST_NUMBER:
-            row["answer_start"] = int(start)
-        yield place, row
+    csv.field_size_limit(sys.maxsize)  # a context may be long
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    fix = "give every row the header's columns; put a text with quotation marks in quotation marks and double its own"
+    places: dict[str, int] = {}  # of a column's cell in a row
+    width, number = 0, 0
+    while True:
+        with parsing(f"{source}: malformed table of text from line {reader.line_num + 1} on", fix):
+            cells = next(reader, None)
+            if cells and places and len(cells) != width:
+                raise ValueError(f"it has {len(cells)} cells, and the header {width}")
+        if cells is None:
+            return
+        if not places:
+            names = [name.strip() for name in cells]
+            places, width = {name: names.index(name) for name in _columns(source, names)}, len(names)
+        elif cells:  # the line is not empty
+            yield f"row {number}", {name: cells[place] or None for name, place in places.items()}
+            number += 1
+
+
+def csv_answers(where: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A row of `csv_rows` with its answers as other rows have them. `answers` is one text or JSON, a list or an object;
+    `answer_start` is a number or a list in JSON. Raises InputError: it is no JSON."""
+    row = dict(row)
+    for name in ("answers", "answer_start"):
+        if (text := row.get(name)) and text.lstrip()[:1] in ("[", "{"):
+            row[name] = parse_json(text, f"{where}: {name}", unique_keys=False)
+        elif name == "answers" and name in row:
+            row[name] = [text] if text else []
+        elif text and text.isdecimal() and len(text) < LONGEST_NUMBER:
+            row[name] = int(text)
+    return row
 
 
 def _rows(source: str, batches: Iterator[pa.RecordBatch]) -> Rows:

@@ -18,6 +18,7 @@ from swep_ds.data.batches import IGNORED
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.spans import Null
 
+LOWEST = -1e30  # in place of a log probability that is no finite number: its answer never wins
 SMALLEST = 1e-30  # probability of any answer beside an empty one that has all of it, but for rounding
 
 
@@ -50,12 +51,12 @@ class GeneratedAnswers:
         """Adds N windows: their evaluation columns (`Features.dataset`), and the output of `GenerativeQA.predict`."""
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
         texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
-        counts, scores = (token_ids_NK != IGNORED).sum(1).tolist(), log_probability_N.tolist()
+        counts, scores = (token_ids_NK != IGNORED).sum(1).tolist(), _finite(log_probability_N)
         for example, text, score, count in zip(map(int, columns["example"]), texts, scores, counts, strict=True):
             proposal = (not text.strip(), -score, text.strip(), count)
             self._best[example] = min(self._best.get(example, proposal), proposal)
         if null_N is not None:
-            for example, null in zip(map(int, columns["example"]), null_N.tolist(), strict=True):
+            for example, null in zip(map(int, columns["example"]), _finite(null_N), strict=True):
                 self._null[example] = min(self._null.get(example, null), null)
 
     def answers(self) -> dict[str, str]:
@@ -80,3 +81,7 @@ class GeneratedAnswers:
             self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count), -loss * count)]
             for row, (_, loss, text, count) in sorted(self._best.items())
         }
+
+
+def _finite(log_probability_N: Tensor) -> list[float]:
+    return log_probability_N.double().nan_to_num(nan=LOWEST, neginf=LOWEST).tolist()

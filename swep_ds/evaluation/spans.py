@@ -297,7 +297,7 @@ class SpanDecoder:
         """
         count = 1 if self.best_only else count or self.settings.n_best
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
-        example, score, begin, end = self._ordered()
+        example, score, begin, end = self._distinct()
         _, first, group = np.unique(example, return_index=True, return_inverse=True)
         kept = np.arange(len(group)) - first[group] < count
         probability = self._probabilities(example, score)
@@ -309,6 +309,15 @@ class SpanDecoder:
             text = text.strip()
             answers[source.id].append(Answer(text, start, start + len(text), float(score[i]), float(probability[i])))
         return answers
+
+    def _distinct(self) -> list[np.ndarray]:
+        """As `_ordered`, without candidates that repeat the characters of a better one: a byte-level tokenizer makes
+        several tokens of one character, and all have its place."""
+        columns = example, _, begin, end = self._ordered()
+        order = np.lexsort((end, begin, example))  # stable: the best of equal ones comes first
+        places = np.stack((example, begin, end))[:, order]
+        repeats = (places[:, 1:] == places[:, :-1]).all(axis=0)
+        return [np.delete(column, order[1:][repeats]) for column in columns]
 
     def _ordered(self) -> list[np.ndarray]:
         """All candidates' example, score, first and end character, by example, best first."""

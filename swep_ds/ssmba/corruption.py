@@ -149,8 +149,9 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
     A token that came back unchanged keeps its spelling. The text between tokens does not change, except:
       - a space is added before a token that begins a word if the replaced token did not (`##ing` -> `cat`), and where
         the decoder sees two words that would otherwise become one ("well-known" -> "well and known");
-      - the space before a token that continues a word is dropped if the replaced token began one (`cat` -> `##s`),
-        but never the space after the answer.
+      - the space before a token that continues a word is dropped if the replaced token began one (`cat` -> `##s`);
+      - the answer stays a word: the space after it is never dropped, and one is added where a token next to it becomes
+        one that would make a word with it ("1204," -> "1204 s").
 
     Returns:
         The new text and the character where the answer begins in it, or would begin if none of it was replaced.
@@ -169,10 +170,14 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
         if before.isspace():
             after_answer = text.answer and text.answer[0] < begin <= text.answer[1] + 1
             cut -= bool(was_spaced and not spaced and not after_answer)
-        elif before and spaced and (not was_spaced or _one_word(before, piece)):
+        elif before and (
+            (spaced and not was_spaced)
+            or ((spaced or (text.answer and begin == text.answer[1])) and _one_word(before, piece))
+        ):
             piece = " " + piece
         following = position + 1
-        if following < len(text.ids) and following not in replacements and vocabulary.spaced[text.ids[following]]:
+        next_word = following < len(text.ids) and vocabulary.spaced[text.ids[following]]
+        if following not in replacements and (next_word or (text.answer and end == text.answer[0])):
             piece += " " * _one_word(piece, text.text[end : end + 1])
         parts += [text.text[done:cut], piece]
         done = end

@@ -180,15 +180,19 @@ class Reconstructor:
         for pair, group in itertools.groupby(samples, key=lambda sample: sample.pair):
             begin, end = pair.example.span
             answer = pair.example.context[begin:end]
+            in_answer = np.zeros(len(pair.ids), bool)
+            in_answer[len(pair.question.ids) :] = (pair.context.starts < end) & (pair.context.ends > begin)
             original = (pair.example.question, pair.example.context)
             seen = set()
             for sample in group:
                 question, context, start = self._reconstruct(sample)
-                lost = context[start : start + len(answer)] != answer
+                changed = sample.corruption.selected[sample.predicted != pair.ids[sample.corruption.selected]]
+                lost = bool(in_answer[changed].any())  # "in" may have become "inter", which begins with the answer
+                assert lost or context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
                 assert not (lost and self.settings.protect_answer), (pair.example.id, sample.number)
                 counts["tokens"] += len(pair.owner)
                 counts["corrupted"] += len(sample.predicted)
-                counts["changed"] += int((sample.predicted != pair.ids[sample.corruption.selected]).sum())
+                counts["changed"] += len(changed)
                 if lost:
                     counts["lost"] += 1
                 elif (question, context) == original:

@@ -170,6 +170,14 @@ def test_what_cannot_be_asked(model):
     assert "batch_size 0" in refused(lambda: QuestionAnswerer(model, batch_size=0))
 
 
+def test_the_tokenizer_is_judged_by_the_first_texts_alone(model, monkeypatch):
+    foreign = [("\u8c01?", "\u4e0a\u6d77\u5e02\u5728\u4e2d\u56fd\u3002")] * 4
+    asks = QuestionAnswerer(model)
+    assert "its tokenizer knows" in refused(lambda: list(asks.answer(foreign)))
+    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
+    assert len(list(asks.answer([ASKED[0], ASKED[0], *foreign]))) == 6
+
+
 def test_a_runs_folder_is_no_model_and_its_model_is_named(tmp_path):
     (tmp_path / "recipe.yaml").touch()
     assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)
@@ -190,6 +198,9 @@ def test_a_file_of_questions_becomes_lines_of_answers(model, tmp_path):
         assert (line["id"], line["question"], line["answer"]) == (row["id"], row["question"], replies[0].text)
         assert row["context"][line["start"] : line["end"]] == line["answer"] == line["answers"][0]["text"]
         assert [a["text"] for a in line["answers"]] == [r.text for r in replies]
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"id": "blank", "question": "Who?", "context": "\u200b"}))
+    refused_ = run_script(*command[:-3], str(tmp_path / "other.jsonl"), check=False)
+    assert "question 'blank': the tokenizer finds no token" in refused_.stderr
     again = run_script(*command, check=False)
     assert (again.returncode, again.stderr) == (2, f"error: --output {output}: exists already: name another file\n")
 

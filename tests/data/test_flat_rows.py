@@ -82,6 +82,45 @@ def test_offsets_beside_one_answer_are_checked(save):
         assert said in refused(save(table([row | {"answer_start": wrong}])))
 
 
+def test_offsets_beside_several_answers(save):
+    row = {"question": "Who?", "context": "Ann met Ann.", "answers": ["Ann", "Ann met"], "answer_start": [8, 0]}
+    single = row | {"answers": ["Ann"], "answer_start": 8}
+    for content in (
+        json.dumps(row),
+        json.dumps(single),
+        table([row | {key: json.dumps(row[key]) for key in ("answers", "answer_start")}]),
+        table([single | {"answers": "Ann"}]),
+    ):
+        assert read_examples(save(content), training=True)[0].span == (8, 11)
+    assert "answer_start is [8]; give one whole number for each text" in refused(
+        save(json.dumps(row | {"answer_start": [8]}))
+    )
+    assert "is not at answer_start 4" in refused(save(json.dumps(single | {"answer_start": 4})))
+
+
+def test_an_answer_beside_empty_answers_counts(save):
+    row = {"question": "What?", "context": "foo bar", "answers": None, "answer": "bar"}
+    for content in (table([row]), json.dumps(row), json.dumps(row | {"answers": []})):
+        [example] = read_examples(save(content), training=True, unanswerable=True)
+        assert (example.answers, example.span) == (("bar",), (4, 7))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("answers", ["", [""], [" ", ""], {"text": [""], "answer_start": [-1]}])
+def test_a_blank_answer_is_no_answer_and_no_text(save, training, answers):
+    """Scored, it would count as an answer that nobody can give."""
+    row = {"question": "Who?", "context": "foo bar", "answer" if answers == "" else "answers": answers}
+    with pytest.raises(InputError, match="its answer is blank; give the answer's text, or no answer"):
+        read_examples(save(json.dumps(row)), training=training, unanswerable=True)
+
+
+def test_blank_texts_beside_an_answer_are_read(save):
+    [example] = read_examples(
+        save(json.dumps({"question": "Who?", "context": "foo", "answers": ["foo", ""]})), training=False
+    )
+    assert example.answers == ("foo", "")
+
+
 def test_squad_without_offsets(save):
     document = qa_files.squad({"id": "1", "question": "When?", "answers": [{"text": "1998"}]}, context=CONTEXT)
     assert read_examples(save(document), training=True)[0].span == (30, 34)
@@ -98,6 +137,8 @@ def test_squad_without_offsets(save):
         ("อยู่ที่กรุง", "กรุง", 7),
         ("in 1998年", "1998", 3),  # a script with spaces beside one without
         ("tea", " tea ", 0),
+        ("un cafe\u0301 noir", "cafe\u0301", 3),  # a combining accent
+        ("วันที่1998", "1998", 6),
     ],
 )
 def test_an_answer_is_found_where_it_occurs_once_as_whole_words(context, text, start):
@@ -112,6 +153,8 @@ def test_an_answer_is_found_where_it_occurs_once_as_whole_words(context, text, s
         ("Tea", "tea", "does not occur"),
         ("aa aa aa", "aa aa", "occurs 2 times"),
         ("tea", " ", "its answer is blank"),
+        ("un cafe\u0301 noir", "cafe", "does not occur"),
+        ("\u0915\u0930\u093e\u091a\u0940", "\u0915\u0930", "does not occur"),  # a vowel sign of Devanagari
     ],
 )
 def test_any_other_answer_is_an_error(context, text, said):
@@ -130,12 +173,15 @@ def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("question,context,answer\nWho?,A text\n", "malformed table of text (CSV parse error: Row #2: Expected 3"),
+        ("question,context,answer\nWho?,A text\n", "malformed table of text from line 2 on (it has 2 cells, and"),
+        ('question,context,answer\nq,"We said.,We\nq,A,A\nq,"B",B\n', "from line 2 on (Error: ',' expected after"),
+        ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "from line 3 on (Error: unexpected end of data)"),
+        ('question,context,answer\nq,"To be" is said,be\n', "from line 2 on (Error: ',' expected after"),
         ("question,context\nWho?,A text\n", "field 'answers' is missing (there: ['question', 'context'])"),
         ("question,context,context\nWho?,a,b\n", "has the column 'context' 2 times"),
         ("question,context,answer\n,A text,text\n", "field 'question' is None"),
         ("question,context,answer\nWho?,A text,\n", "question 'data-0': has no answer; give it, or set"),
-        ("question,context,answers\nWho?,A text,[1\n", "row 0: answers: not JSON"),
+        ("question,context,answers\nWho?,A text,[1\n", "question 'data-0': answers: not JSON"),
         ("question,context,answer\n", "holds no questions"),
     ],
 )
@@ -146,7 +192,13 @@ def test_faults_of_text_tables(save, content, said):
 def test_questions_need_no_answers(save):
     asked = [{key: row[key] for key in ("id", "question", "context")} for row in ROWS]
     expected = [Example(e.id, e.question, e.context, (), None, e.article) for e in EXAMPLES]
-    for content in (lines(asked), table(asked), lines(ROWS), json.dumps([row | {"answers": 5} for row in asked])):
+    for content in (
+        lines(asked),
+        table(asked),
+        lines(ROWS),
+        json.dumps([row | {"answers": 5} for row in asked]),
+        table([row | {"answers": "{'text'"} for row in asked]),
+    ):
         assert read_questions(save(content)) == expected
     document = qa_files.squad({"id": "1", "question": "When?"}, context=CONTEXT)
     assert [e.question for e in read_questions(save(document))] == ["When?"]

@@ -162,6 +162,16 @@ def test_nothing_is_overwritten_and_wrong_files_are_named_before_a_tokenizer_is_
         convert_pairs(tmp_path / "pairs.txt", tmp_path / "new.jsonl", tiny.wordpiece)
 
 
+def test_answers_in_scripts_without_spaces_and_beside_letters_are_kept(tmp_path):
+    pairs = [
+        {"context": "\u4e0a\u6d77\u5e02\u5728\u4e2d\u56fd", "question": "Where?", "answer": "\u4e2d\u56fd"},
+        {"context": "It cost US$5 then.", "question": "How much?", "answer": "$5"},
+    ]
+    examples, counts = convert(tmp_path, "\n".join(map(json.dumps, pairs)))
+    assert [e.span for e in examples] == [(4, 6), (10, 12)]
+    assert counts == {"written": 2}
+
+
 def test_the_script_says_what_it_wrote_and_dropped(tmp_path):
     pairs = [{"context": "A cat.", "question": "What?", "answer": answer} for answer in ("cat", "dog", "cow")]
     (tmp_path / "pairs.txt").write_text("\n".join(map(json.dumps, pairs)))

@@ -310,7 +310,10 @@ def test_bad_training_questions(save, layout, changes, message):
         ({"data": {}}, "field 'data' is {}; expected a list"),
         ([{"id": "q1", "question": "When?", "context": "Now."}], "question 'q1': field 'answers' is missing"),
         (rows(WHEN | {"answers": [{"text": None, "answer_start": 5}]}), "question 'q1': the answer None is not text"),
-        (rows(WHEN | {"answers": [{"text": "1998", "answer_start": 5}, {"text": "in"}]}), "one integer for each text"),
+        (
+            rows(WHEN | {"answers": [{"text": "1998", "answer_start": 5}, {"text": "in"}]}),
+            "one whole number for each text",
+        ),
     ],
 )
 def test_bad_fields(save, document, message):

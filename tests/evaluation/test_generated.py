@@ -42,3 +42,22 @@ def test_a_window_that_writes_nothing_does_not_silence_another():
     alone = GeneratedAnswers(asked, tokenizer)
     alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([-0.01]))
     assert alone.answers() == {"a": ""}
+
+
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+def test_a_window_whose_probability_is_no_number_never_wins(broken):
+    tokenizer, asked = tiny.wordpiece(), [tiny.example("Who?", "an abbot", "an abbot", id_="a")]
+    end = tokenizer.sep_token_id
+    rows = [[*tokenizer(text, add_special_tokens=False).input_ids, end] for text in ("tea", "abbot")]
+    for order in ([0, 1], [1, 0]):
+        decoder = GeneratedAnswers(asked, tokenizer)
+        for row in order:
+            scores = torch.tensor([(broken, -0.5)[row]])
+            decoder.add({"example": [0]}, torch.tensor([rows[row]]), scores.half(), scores)
+        assert decoder.answers() == {"a": "abbot"}
+        assert decoder.nulls()["a"].probability == 0
+    alone = GeneratedAnswers(asked, tokenizer)
+    alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([broken]), torch.tensor([broken]))
+    [answer], null = alone.n_best()["a"], alone.nulls()["a"]
+    assert (answer.text, answer.probability) == ("tea", 0)
+    assert all(map(math.isfinite, (answer.score, *null)))  # JSON has no other numbers

@@ -88,7 +88,8 @@ def answers_by_loops(windows, sizes, example):
                 begin = window["offset_start"][start - window["context_begin"]]
                 stop = window["offset_end"][end - window["context_begin"]]
                 spans.append((score, begin, stop))
-    spans = sorted(spans, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
+    spans = sorted(spans, key=lambda c: (-c[0], c[1], c[2]))
+    spans = [span for i, span in enumerate(spans) if span[1:] not in {other[1:] for other in spans[:i]}][: sizes.n_best]
     total = sum(
         math.exp(window["start_logits"][start] + window["end_logits"][end])
         for window in windows
@@ -260,6 +261,15 @@ def test_extreme_logits_and_both_zeros_are_ordered_like_numbers(logits, n_best, 
         assert {score for score, *_ in candidates} == {score for score, *_ in expected}
         candidates = candidates[: len(expected)]  # more than n_best may be equal
     assert candidates == expected
+
+
+def test_tokens_of_one_character_give_an_answer_once():
+    """The bytes of a character are tokens with its place."""
+    several = {"offset_start": [0, 0, 5], "offset_end": [5, 5, 8]}
+    decoder = decode(window(**several))
+    answers = [(answer.text, answer.score) for answer in decoder.n_best()["id0"]]
+    assert answers == [("ab cd ef", 3.0), ("ab cd", 2.0), ("ef", 1.0)]
+    assert [answer.text for answer in decoder.n_best(2)["id0"]] == ["ab cd ef", "ab cd"]  # repeats take no place
 
 
 def test_a_nan_logit_is_no_answer():

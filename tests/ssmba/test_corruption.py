@@ -185,6 +185,10 @@ def test_nothing_to_corrupt():
 # Splicing
 
 
+def in_a_word(text: str, at: int) -> bool:
+    return text[max(at - 1, 0) : at].isalnum() and text[at : at + 1].isalnum()
+
+
 @given(kind=KINDS, text=TEXTS.filter(lambda text: not text.isspace()), data=st.data())
 def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data):
     words = [i for i, character in enumerate(text) if not character.isspace()]
@@ -197,6 +201,10 @@ def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data
     result, start = splice(tokens, np.array(chosen, np.int64), np.array(new, np.int64), vocabulary)
 
     assert result[start : start + end - begin] == text[begin:end]
+    length = end - begin
+    sides = ((text, begin, result, start), (text, end, result, start + length))
+    for old, old_at, now, now_at in sides:  # the answer does not become a part of another word
+        assert in_a_word(old, old_at) or not in_a_word(now, now_at)
     # against the tokenizer's own offsets: all characters, apart from white space, token by token
     encoded = tiny.TOKENIZERS[kind]()(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
@@ -256,16 +264,19 @@ def test_word_pieces(text, exchanges, expected):
 
 
 @pytest.mark.parametrize(
-    ("exchanges", "expected"),
+    ("kind", "text", "exchanges", "expected"),
     [
-        ([("by", "##s")], "in 1204 s abbot"),  # never on with the answer
-        ([("by", ".")], "in 1204 . abbot"),
-        ([("in", "the"), ("by", "too")], "the 1204 too abbot"),
-        ([("in", "##s"), ("by", "too")], "s 1204 too abbot"),
+        ("wordpiece", "in 1204 by abbot", [("by", "##s")], "in 1204 s abbot"),
+        ("wordpiece", "in 1204 by abbot", [("by", ".")], "in 1204 . abbot"),
+        ("wordpiece", "in 1204 by abbot", [("in", "the"), ("by", "too")], "the 1204 too abbot"),
+        ("wordpiece", "in 1204 by abbot", [("in", "##s"), ("by", "too")], "s 1204 too abbot"),
+        ("wordpiece", "in 1204, by", [(",", "##s")], "in 1204 s by"),
+        ("wordpiece", "(1204)", [("(", "the"), (")", "##s")], "the 1204 s"),
+        ("byte_bpe", "(1204)", [("(", "\u0120the"), (")", "s")], "the 1204 s"),
     ],
 )
-def test_the_answer_stays_a_word_of_its_own(exchanges, expected):
-    assert spliced("exact wordpiece", "in 1204 by abbot", *exchanges, kept="1204") == expected
+def test_the_answer_stays_a_word_of_its_own(kind, text, exchanges, expected):
+    assert spliced(f"exact {kind}", text, *exchanges, kept="1204") == expected
 
 
 @pytest.mark.parametrize(
