@@ -78,7 +78,8 @@ def noise_words(
         raise ValueError(f"the width d must be divisible by 4, because a Philox counter yields four words; got d = {d}")
     sample_ids, positions = torch.broadcast_tensors(sample_ids, positions)
     block = torch.arange(d // 4, device=positions.device)
-    draw_word = torch.as_tensor(draw, device=positions.device) & MASK
+    # an int stays an int: as a tensor it would be copied to the GPU, which waits for the stream
+    draw_word = (draw.to(positions.device) if isinstance(draw, Tensor) else draw) & MASK
     counter = (block, positions[..., None] & MASK, sample_ids[..., None] & MASK, draw_word)
     return _rounds(counter, split_seed(seed), rounds)
 

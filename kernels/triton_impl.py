@@ -27,6 +27,13 @@ def target(device: torch.device) -> tuple[str, str, int]:
     return f"sm_{properties.major}{properties.minor}", "nvidia", 32
 
 
+def check_driver() -> None:
+    """Triton's part that launches kernels, which it compiles at first use. Raises whatever Triton does without a C
+    compiler or Python's headers."""
+    if not INTERPRETED:
+        triton.runtime.driver.active.get_current_device()
+
+
 def _signed32(word: int) -> int:
     """A 32-bit word as int32: one type for every key, hence one compiled kernel."""
     return ((word & MASK) ^ 0x80000000) - 0x80000000

@@ -181,7 +181,7 @@ class Recipe(Section):
     def _fits_together(self) -> "Recipe":
         model, method, data, train = self.model, self.method, self.data, self.train
         select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
-        generative, holds_kl = self.task == "generative", getattr(method, "kl_target", None) is not None
+        generative = self.task == "generative"
         tests = ([HOLDOUT] if data.holdout_fraction else []) + list(data.eval)
         rules = (  # (what is wrong, the field, why and the fix)
             (
@@ -211,26 +211,9 @@ class Recipe(Section):
                 "one pass for the next: set it to split",
             ),
             (
-                holds_kl and method.beta == 0,
-                "method.beta: with method.kl_target it is where beta starts, and is then multiplied: set it above 0",
-            ),
-            (
-                holds_kl and method.beta_schedule != "constant",
-                "method.beta_schedule: method.kl_target decides beta: set it to constant, or kl_target to null",
-            ),
-            (
-                holds_kl and method.noise == "fixed_sigma",
-                "method.kl_target: with method.noise fixed_sigma the KL cannot fall below a constant: set it to null",
-            ),
-            (
                 method.uses_model and train.activation_checkpointing,
                 f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
                 "keeps all activations: it would save nothing; set it to false",
-            ),
-            (
-                method.name == "swep" and method.divergence_weight > 0 and method.mle_weight == 0,
-                "method.divergence_weight: it compares the noisy pass with the clean one, which does not train where "
-                "method.mle_weight is 0: set method.divergence_weight to 0, or method.mle_weight above 0",
             ),
             (generative and train.packing, "train.packing: is for extractive models: set it to false"),
             (generative and train.compile, "train.compile: is for extractive models: set it to false"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 
 from .. import torch_impl
@@ -102,6 +103,8 @@ def implementations(
     yield "fused", lambda: calls_of(batch, fused)
     yield "eager", lambda: calls_of(batch, functools.partial(naive.perturb, *tensors, ALPHA))
     if device != "cpu":
+        # a donated buffer can be used by one backward alone, and this one is timed many times over
+        torch._functorch.config.donated_buffer = False
         compiled = torch.compile(naive.perturb, dynamic=False)
         yield "compiled", lambda: calls_of(batch, functools.partial(compiled, *tensors, ALPHA))
     yield "copy", lambda: copies(batch)

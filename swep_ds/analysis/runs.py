@@ -21,7 +21,7 @@ from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity,
 MODEL = "model"  # the axis whose labels head the table's blocks
 # fields of a resolved ds_config that the recipe decides, or that do not affect training
 DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer"}
-DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown"}
+DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown", "timers"}
 SIZES = ("_bucket_size", "_param_persistence_threshold")  # ZeRO's sizes, which default to the model's hidden size
 # settings in which runs of one row may differ
 NOT_OF_THE_ROW = ("seed", "model.name", "tracking.", "train.log_every", "train.checkpoint_every", "eval.batch_size")
@@ -183,6 +183,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
 
     Runs of a model are comparable if they trained on the same number of ranks under the same ds_config, and were tested
     on the same number of questions of the same data sets in the same way, as the majority was (in a tie, the first).
+    Runs of a row have the method's settings of most of them.
     """
     runs: list[Run] = []
     missing: list[MissingRun] = []
@@ -194,6 +195,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
     checks = (
         partial(_unlike_majority, verb="tested", conditions_of=_test_conditions),
         partial(_unlike_majority, verb="trained", conditions_of=lambda run: run.conditions),
+        partial(_unlike_majority, verb="trained", conditions_of=_method_settings, group_of=_row),
         _repeated,
     )
     for check in checks:
@@ -250,14 +252,32 @@ def _test_conditions(run: Run) -> dict[str, Any]:
     }
 
 
-def _unlike_majority(runs: Sequence[Run], verb: str, conditions_of: Callable[[Run], dict]) -> Iterator[str]:
-    """For each run, the reason to exclude it if its conditions are not those of most runs of its model, else ""."""
-    by_model: dict[str, list[dict]] = {}
+def _method_settings(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in _row_settings(run.recipe).items() if name.startswith("method.")}
+
+
+def _row(run: Run) -> Hashable:
+    model, labels = run.ref.block
+    return (run.ref.variant, model, *labels.items())
+
+
+def _unlike_majority(
+    runs: Sequence[Run],
+    verb: str,
+    conditions_of: Callable[[Run], dict],
+    group_of: Callable[[Run], Hashable] = lambda run: run.ref.block[0],
+) -> Iterator[str]:
+    """For each run, the reason to exclude it if its conditions are not those of most runs of its group, else "".
+
+    Args:
+        group_of: by default the model.
+    """
+    groups: dict[Hashable, list[dict]] = {}
     for run in runs:
-        by_model.setdefault(run.ref.block[0], []).append(conditions_of(run))
-    usual = {model: max(conditions, key=conditions.count) for model, conditions in by_model.items()}
+        groups.setdefault(group_of(run), []).append(conditions_of(run))
+    usual = {group: max(conditions, key=conditions.count) for group, conditions in groups.items()}
     for run in runs:
-        differing = differences(conditions_of(run), usual[run.ref.block[0]])
+        differing = differences(conditions_of(run), usual[group_of(run)])
         yield f"{verb} differently from the others ({differing})" if differing else ""
 
 
@@ -265,8 +285,7 @@ def _repeated(runs: Sequence[Run]) -> Iterator[str]:
     """For each run, the reason to exclude it if an earlier one has its variant, point and seed, else ""."""
     first: dict[Hashable, Run] = {}
     for run in runs:
-        model, labels = run.ref.block
-        earlier = first.setdefault((run.ref.variant, run.ref.seed, model, *labels.items()), run)
+        earlier = first.setdefault((run.ref.seed, _row(run)), run)
         yield "" if earlier is run else f"the same variant and seed as {earlier.ref.folder}, which is in the table"
 
 

@@ -79,9 +79,10 @@ def train(
         from swep_ds.analysis.report import write_report
         from swep_ds.pipeline.run import run
         from swep_ds.ranks.group import process_group
+        from swep_ds.training.determinism import deterministic_restored
 
     whole = Recipe.make(recipe, **sections)
     folder = user_path(str(output_dir), "output_dir")
-    with torch.random.fork_rng(), process_group():
+    with torch.random.fork_rng(), deterministic_restored(), process_group():
         run(whole, str(ds_config), folder, resume, write_report)
     return Run(folder)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from swep_ds.data.batches import Batch
+from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
@@ -273,7 +273,9 @@ def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Ten
         raise InputError(f"inputs: {', '.join(missing)} must be given to train")
     ids = inputs["input_ids"]
     windows_N = ids.new_ones(len(ids))
-    if not generative:
+    if generative:
+        windows_N = (inputs["labels"] != IGNORED).any(1).long()
+    else:
         for positions_N in (inputs[name].view(-1) for name in SPAN):
             windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
     return windows_N, windows_N * _mask(inputs).sum(1)

@@ -52,5 +52,5 @@ class AdvAug(Method):
             distance_N = (distance_NT * mask_NT).sum(1) / mask_NT.sum(1)
             goal = (output.nll - self.settings.penalty * distance_N).sum()
             [gradient] = torch.autograd.grad(goal, delta)
-            delta = (delta + step_N11 * direction(gradient)).detach()
+            delta = (delta + step_N11 * direction(gradient * mask_NT[..., None])).detach()
         return Perturbed(inputs.embeddings + delta.to(base.dtype))

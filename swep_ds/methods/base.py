@@ -186,13 +186,14 @@ class Method(nn.Module):
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """The module is in evaluation mode inside, and as it was after."""
-    training = module.training
+    """The module is in evaluation mode inside, and every part of it as it was after."""
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        module.train(training)
+        for part, training in modes:
+            part.training = training
 
 
 def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float, mode: str) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ class Freelb(Method):
             delta = (2 * uniform(inputs) - 1) * scale_N[:, None, None] * mask_NT1
         else:
             # only the direction counts: the length depends on the window's weight and the loss scale
-            delta = before.detach() + self.settings.step_size * direction(before.grad)
+            delta = before.detach() + self.settings.step_size * direction(before.grad * mask_NT1)
             delta = delta * (self.settings.radius / norm(delta)).clamp(max=1)
         delta.requires_grad_()
         return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)

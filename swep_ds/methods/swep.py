@@ -20,16 +20,17 @@ so that noise of the same strength and the same KL no longer depends on the word
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from swep_ds.kernels import MODES
 from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, draw_noise
 from swep_ds.methods.kl_control import KLController
 from swep_ds.methods.noise_effect import collapse_remark, noise_effect, noise_statistics, shuffle
+from swep_ds.settings import FieldFault
 
 
 class SwepSettings(Settings):
@@ -59,6 +60,33 @@ class SwepSettings(Settings):
     # clips the noise generator's gradient and the model's by the norm of each; None = by their common norm (the
     # published code); 0 = the generator's is not clipped
     noise_max_grad_norm: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        holds_kl = self.kl_target is not None
+        rules = (
+            (
+                holds_kl and self.beta == 0,
+                "beta: with kl_target it is where beta starts, and is then multiplied: set it above 0",
+            ),
+            (
+                holds_kl and self.beta_schedule != "constant",
+                "beta_schedule: kl_target decides beta: set it to constant, or kl_target to null",
+            ),
+            (
+                holds_kl and self.noise == "fixed_sigma",
+                "kl_target: with noise fixed_sigma the KL cannot fall below a constant: set it to null",
+            ),
+            (
+                self.divergence_weight > 0 and self.mle_weight == 0,
+                "divergence_weight: it compares the noisy pass with the clean one, which does not train where "
+                "mle_weight is 0: set divergence_weight to 0, or mle_weight above 0",
+            ),
+        )
+        for broken, fault in rules:
+            if broken:
+                raise FieldFault(fault)
+        return self
 
 
 class NoiseGenerator(nn.Module):

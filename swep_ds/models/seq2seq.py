@@ -47,7 +47,7 @@ class Seq2SeqQA(QAModel):
             output.logits.to(precision).transpose(1, 2), batch.target_ids, ignore_index=IGNORED, reduction="none"
         )
         real_NK = (batch.target_ids != IGNORED).to(precision)
-        shares_NK = real_NK / real_NK.sum(1, keepdim=True)
+        shares_NK = real_NK / real_NK.sum(1, keepdim=True).clamp(min=1)  # a window without labels counts as 0
         nll_N = (nll_NK * shares_NK).sum(1)
         h = output.encoder_last_hidden_state if hidden else None
         states = output.encoder_hidden_states[1:] if layers else ()  # without the input of the first layer

@@ -136,8 +136,11 @@ def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: 
         )
     if ranks.is_main():
         check_monitors(config)
-    with parsing("SWEP_KERNELS: the perturbation kernels cannot run", "unset it, or set it to torch"):
-        implementation(ranks.device().type, torch.float32)
+    fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
+    with parsing("SWEP_KERNELS: the perturbation kernels cannot run", fix):
+        kernels = implementation(ranks.device().type, torch.float32)
+        if hasattr(kernels, "check_driver"):
+            kernels.check_driver()
     slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
     if slow and ranks.is_main():
         log.warning("train.packing: attention is launched for each window in each layer; %s", slow)

@@ -105,13 +105,16 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _restored() -> Iterator[None]:
     """Takes back what DeepSpeed and this module change in the process: another group may follow."""
-    linear, operators = torch.nn.functional.linear, dict(deepspeed.ops.__compatible_ops__)
+    linear, on_cpu = torch.nn.functional.linear, get_accelerator().device_name() == "cpu"
+    # on a GPU nothing changes it, and reading it would probe every operator, with a line on stdout for each that fails
+    operators = dict(deepspeed.ops.__compatible_ops__) if on_cpu else {}
     try:
         yield
     finally:
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
         groups._WORLD_GROUP = None
-        deepspeed.ops.__compatible_ops__.update(operators)
+        if on_cpu:
+            deepspeed.ops.__compatible_ops__.update(operators)
 
 
 @contextmanager

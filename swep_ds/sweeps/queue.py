@@ -19,6 +19,7 @@ import psutil
 
 from swep_ds.console import Console, Progress
 from swep_ds.errors import EXIT_STOPPED
+from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.signals import REPEAT_SECONDS
 from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell
@@ -96,7 +97,9 @@ def run_queue(
             while (waiting or running) and not requests:
                 while waiting and free:
                     cell = waiting.popleft()
-                    if cell.still_running():
+                    if cell.results() is not None:  # by another queue, since `waiting` was made
+                        continue
+                    if cell.still_running() and slurm_restarts() == 0:  # else the run waits for its dead node's lock
                         console.print(f"{cell.name}: skipped, {cell.fault()}")
                         continue
                     words = [*launcher(ranks), *command, *cell.options()]

@@ -39,6 +39,24 @@ def set_deterministic(on: bool) -> None:
 
 
 @contextmanager
+def deterministic_restored() -> Iterator[None]:
+    """Afterwards the process is as deterministic as it was before; `set_deterministic` may be called inside."""
+    was_on, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    environment = {name: os.environ.get(name) for name in (CUBLAS, FLASH_ATTENTION)}
+    try:
+        yield
+    finally:
+        if was_on != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
+            torch.use_deterministic_algorithms(was_on, warn_only=mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
 def naming_operation() -> Iterator[None]:
     """Turns PyTorch's refusal of an operation without a deterministic version into an `InputError` that names it.
 

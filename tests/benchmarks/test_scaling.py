@@ -58,8 +58,10 @@ def test_what_two_ranks_send_and_where_their_loop_spends_its_time(tmp_path):
 def test_nothing_of_this_package_waits_for_the_gpu_between_logged_updates(tmp_path):
     out = tmp_path / "figures.json"
     command = [sys.executable, str(SCRIPT), str(out), str(prepare(tmp_path)), str(ds_config(tmp_path, 2))]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cuda"}  # the tests' own is "cpu"
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
     loop = json.loads(out.read_text())["loop"]
+    assert loop["device"] == "cuda"
     assert between_logged_updates(loop) == set()
     # those of the logged updates, and where the benchmark itself looks at its clock
     assert {file.rsplit("/", 1)[1] for file in loop["waits"]} <= {"loop.py", "metrics.py", "breakdown.py"}

@@ -4,6 +4,7 @@ Arguments: the output file, a recipe, a ds_config.
 """
 
 import json
+import re
 import sys
 import warnings
 from collections import Counter
@@ -88,9 +89,12 @@ def training(recipe: Recipe, ds_config: str) -> dict:
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("warn")
         figures = break_down(engine, job.batches, recipe, UPDATES)
-    waits = [w.filename for w in caught if "synchroniz" in str(w.message) and "swep_ds" in w.filename]
+    waits = [
+        w.filename for w in caught if "synchroniz" in str(w.message) and re.search("/(swep_ds|kernels)/", w.filename)
+    ]
     engine.destroy()
-    return figures | {"reads": [[*key, count] for key, count in reads.lines.items()], "waits": waits}
+    lines = [[*key, count] for key, count in reads.lines.items()]
+    return figures | {"reads": lines, "waits": waits, "device": ranks.device().type}
 
 
 if __name__ == "__main__":
