@@ -86,6 +86,21 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
 
 
+def test_a_row_holds_one_setting_of_its_method(tmp_path):
+    """Somebody changed beta in the sweep and added seeds: sweep.json calls both by one name."""
+    for seeds, beta in (([0, 1, 2], 1e-4), ([0, 1, 2, 3, 4], 1e-2)):
+        variants = {"MLE": {}, "SWEP": {"method.name": "swep", "method.beta": beta}}
+        for cell in fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=seeds):
+            if not (cell.folder / "results.json").exists():
+                fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    assert [run.ref.seed for run in done if run.ref.variant == "SWEP"] == [0, 1, 2]
+    assert [run.ref.seed for run in done if run.ref.variant == "MLE"] == [0, 1, 2, 3, 4]
+    assert {run.reason for run in missing} == {
+        "trained differently from the others (method.beta 0.01 there, 0.0001 here)"
+    }
+
+
 def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
     (cells[1].folder / "recipe.yaml").write_text(cells[0].recipe.dump())
     _, [missing] = runs.read_runs(runs.refs_of_cells(cells))

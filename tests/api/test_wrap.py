@@ -162,6 +162,17 @@ def test_windows_with_positions_outside_do_not_count():
     torch.testing.assert_close(robust(**ignored).loss, robust.eval()(**ignored).loss)
 
 
+@pytest.mark.parametrize("method", [sd.Mle(), sd.RDrop(), sd.Swep(divergence_weight=1.0)])
+def test_answers_without_a_label_do_not_count(method):
+    given = inputs(tiny_batches.generative(dtype=torch.float32))
+    given["labels"][-1] = -100
+    robust, other = (sd.wrap(tiny_models.model("t5"), method, seed=SEED) for _ in range(2))
+    loss = robust(**given).loss
+    torch.testing.assert_close(loss, other(**{name: value[:-1] for name, value in given.items()}).loss)
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in robust.parameters() if parameter.grad is not None)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -184,6 +195,10 @@ def test_settings_that_the_loop_decides_are_refused():
         sd.wrap(model, "swep")
     with pytest.raises(InputError, match="noise_max_grad_norm"):
         sd.wrap(model, sd.Swep(noise_max_grad_norm=1.0))
+    with pytest.raises(InputError, match="SwepSettings: divergence_weight: it compares"):
+        sd.Swep(divergence_weight=1.0, mle_weight=0.0)
+    with pytest.raises(InputError, match="SwepSettings: beta: with kl_target"):
+        sd.Swep(kl_target=20.0, beta=0.0)
     for other in (AutoModel.from_config(model.config), "a name"):
         with pytest.raises(InputError, match=f"model {type(other).__name__}: "):
             sd.wrap(other, sd.Swep())

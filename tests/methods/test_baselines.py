@@ -142,6 +142,7 @@ def freelb_by_hand(module: Objective, batch: Batch, steps: int, step_size: float
             loss = nll(module, e + delta, window).mean()
             losses.append(loss / steps / len(LENGTHS))
             [g] = torch.autograd.grad(loss, delta, retain_graph=True)
+            g = g * window.attention_mask[..., None]  # padding is no part of the window
             delta = delta.detach() + step_size * g / g.norm()
             if delta.norm() > radius:
                 delta = delta * radius / delta.norm()
@@ -207,6 +208,7 @@ def adversarial(module: Objective, batch: Batch, steps: int, step_size: float, p
             states = module.qa.model.base_model(inputs_embeds=point, attention_mask=mask).last_hidden_state
             cost = ((states - h)[:, :length] ** 2).sum() / length / 2
             [g] = torch.autograd.grad(nll(module, point, window).sum() - penalty * cost, point)
+            g = g * mask[..., None]
             point = (point + step_size * e[:, :length].norm() * g / g.norm()).detach()
         rows.append(point - e)
     return torch.cat(rows)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -128,6 +129,36 @@ def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder)
     (folder / "recipe.yaml").replace(folder / "1-fail" / "recipe.yaml")
     assert queued[1].results() is None
     assert queued[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
+
+
+def test_a_run_that_another_queue_has_finished_meanwhile_is_not_repeated(folder):
+    queued = cells(folder, "meet", "work", "meet")
+
+    def finish() -> None:  # as another queue does, while this one trains the first
+        while not (queued[0].folder / "here").exists():
+            time.sleep(0.05)
+        for cell in queued[1:]:
+            cell.folder.mkdir()
+            shutil.copy(folder / "recipe.yaml", cell.folder)
+            (cell.folder / "results.json").write_text('{"eval": {}}')
+        (queued[2].folder / "here").touch()  # lets the first end
+
+    other = threading.Thread(target=finish)
+    other.start()
+    assert run_queue(folder, queued) == ([], False)
+    other.join()
+    assert [cell.log.exists() for cell in queued] == [True, False, False]
+
+
+def test_a_restarted_cell_waits_for_its_own_lock_in_the_run(folder, monkeypatch):
+    """A network file system may hold a dead node's lock for a while; the run waits for that, not the queue."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    [queued] = cells(folder, "work")
+    queued.folder.mkdir()
+    with (queued.folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run_queue(folder, [queued]) == ([], False)
+    assert queued.results() is not None
 
 
 def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys):

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from swep_ds.errors import InputError
-from swep_ds.training.determinism import CUBLAS, FLASH_ATTENTION, naming_operation, set_deterministic
+from swep_ds.training.determinism import (
+    CUBLAS,
+    FLASH_ATTENTION,
+    deterministic_restored,
+    naming_operation,
+    set_deterministic,
+)
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import ROOT, assert_same, ds_config, prepare
 
@@ -28,6 +34,16 @@ def test_it_is_switched_on_and_off():
     assert (os.environ[CUBLAS], os.environ[FLASH_ATTENTION]) == (":4096:8", "1")
     set_deterministic(False)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_leaves_it_as_it_was(before):
+    torch.use_deterministic_algorithms(before)
+    with deterministic_restored():
+        set_deterministic(not before)
+    assert torch.are_deterministic_algorithms_enabled() == before
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert not {CUBLAS, FLASH_ATTENTION} & set(os.environ)
 
 
 def test_the_users_setting_of_cublas_stays_or_is_refused(monkeypatch):

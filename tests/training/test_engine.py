@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -28,6 +29,8 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.recipe import Recipe
 from tests.support import rivals_reference
 from tests.support.fork_server import run_script
+from tests.support.one_rank import one_rank
+from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
 from tests.support.tiny_run import ROOT, SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare
 
@@ -449,3 +452,11 @@ def test_without_its_average_a_run_is_one_without(finished):
     assert recipes[0] == recipes[1]
     scores = [json.loads((run / "results.json").read_text())["eval"] for run in (averaged, plain)]
     assert scores[0] == scores[1]
+
+
+def test_an_update_does_not_wait_for_the_device(monkeypatch):
+    waits = []
+    monkeypatch.setattr(type(get_accelerator()), "synchronize", lambda *_: waits.append(1))
+    with one_rank():
+        engine_losses("swep")
+    assert waits == []
