@@ -165,13 +165,21 @@ def _options(attention: str) -> dict[str, Any]:
 
 
 def _check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
-    """Tries the model on two tokens' embeddings: signatures promise `inputs_embeds` that some models refuse.
+    """Tries the model on a few tokens' embeddings: signatures promise `inputs_embeds` that some models refuse, or treat
+    otherwise than the ids. Pegasus and Marian scale embeddings of ids alone; Longformer and BigBird find the question
+    by the ids of its separators.
 
     A model on the meta device that reads values cannot be tried, and passes.
     """
     fault, on_meta = None, model.device.type == "meta"
     try:
-        ids = torch.tensor([[0, 1]], device=model.device)
+        separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
+        word, other = [token for token in range(min(4, size)) if token not in (model.config.pad_token_id, separator)][
+            :2
+        ]
+        # a question and a text, as RoBERTa writes them
+        tokens = [word, other] if separator not in range(size) else [word, separator, separator, other, separator]
+        ids = torch.tensor([tokens], device=model.device)
         inputs = {} if on_meta else {"attention_mask": torch.ones_like(ids)}
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
@@ -183,6 +191,12 @@ def _check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
             fault = "does not return its hidden states"
         elif not on_meta and not hidden[-1].isfinite().all():
             fault = "computes NaN or infinity from any text"
+        elif not on_meta:
+            with torch.no_grad():
+                expected = model(input_ids=ids, return_dict=True, **inputs)
+            names = [name for name in ("start_logits", "end_logits", "logits") if name in output]
+            if not all(torch.allclose(output[name], expected[name], rtol=1e-3, atol=1e-3) for name in names):
+                fault = "computes something else from inputs_embeds than from the same input_ids"
     except Exception as error:  # its type depends on the model's class
         if on_meta and isinstance(error, RuntimeError):
             return

@@ -3,7 +3,15 @@
 import pytest
 import torch
 import transformers.models.bert.modeling_bert as bert
-from transformers import ViTConfig
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    BigBirdConfig,
+    LongformerConfig,
+    MarianConfig,
+    PegasusConfig,
+    ViTConfig,
+)
 
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
@@ -48,6 +56,37 @@ def test_dropout_of_attention_weights_is_set_alone(architecture, tmp_path):
     rates = {module.dropout_prob for module in changed.modules() if hasattr(module, "dropout_prob")}
     rates |= {module.attention_dropout for module in changed.modules() if hasattr(module, "attention_dropout")}
     assert rates <= {0.25}
+
+
+SMALL_SEQ2SEQ = tiny_models.BART | {"eos_token_id": 1, "scale_embedding": True}
+SMALL_ENCODER = tiny_models.COMMON | {"sep_token_id": 3, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PegasusConfig(**SMALL_SEQ2SEQ),
+        MarianConfig(**SMALL_SEQ2SEQ, decoder_vocab_size=64),
+        BigBirdConfig(**SMALL_ENCODER),
+        LongformerConfig(**SMALL_ENCODER | {"max_position_embeddings": 70}, attention_window=[4, 4]),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused(config, tmp_path):
+    """It would train on other inputs than it is tested on."""
+    auto, qa = (
+        (AutoModelForSeq2SeqLM, GenerativeQA)
+        if config.is_encoder_decoder
+        else (AutoModelForQuestionAnswering, ExtractiveQA)
+    )
+    torch.manual_seed(0)
+    model = auto.from_config(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    message = refused(qa.load, str(tmp_path), activation_checkpointing=False)
+    assert "computes something else from inputs_embeds than from the same input_ids" in message
 
 
 def test_a_model_without_dropout_of_attention_weights_alone_is_refused(tmp_path):
