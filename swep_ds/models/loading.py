@@ -174,9 +174,8 @@ def _check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     fault, on_meta = None, model.device.type == "meta"
     try:
         separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
-        word, other = [token for token in range(min(4, size)) if token not in (model.config.pad_token_id, separator)][
-            :2
-        ]
+        apart = (model.config.pad_token_id, separator)
+        word, other, *_ = [token for token in range(min(4, size)) if token not in apart]
         # a question and a text, as RoBERTa writes them
         tokens = [word, other] if separator not in range(size) else [word, separator, separator, other, separator]
         ids = torch.tensor([tokens], device=model.device)
