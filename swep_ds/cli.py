@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from swep_ds.console import protect, warn
-from swep_ds.errors import EXIT_DONE, InputError, RunExit
+from swep_ds.errors import EXIT_DONE, InputError, RunExit, denied
 from swep_ds.ranks.launch import check_libraries, is_alone, is_no_cpu_notice, read_launch, report
 from swep_ds.ranks.signals import request
 from swep_ds.shipped import PACKAGE, shipped
@@ -86,9 +86,13 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
         code = end.exit_code
     except KeyboardInterrupt:
         request.end_by(signal.SIGINT)
-    except Exception:
+    except Exception as error:
         request.serve()
-        raise
+        end = denied(error) if isinstance(error, PermissionError) else None
+        if end is None:
+            raise
+        report(end)
+        code = end.exit_code
     request.settle(code)
     sys.exit(code)
 

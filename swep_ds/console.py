@@ -42,7 +42,7 @@ def on_one_line(text: str) -> str:
 
 def warn(text: str) -> None:
     """Prints one line on stderr, at once."""
-    with suppress(OSError, ValueError):  # from a stream that is no `Screen`
+    with suppress(OSError, ValueError):  # from a stream that is not a `Screen`
         print(on_one_line(text), file=sys.stderr, flush=True)
 
 

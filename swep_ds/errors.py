@@ -25,6 +25,10 @@ class InputError(RunExit):
     exit_code = EXIT_BAD_INPUT
 
 
+class Unreadable(InputError):
+    """The system does not let a file be read: its content may be as it should."""
+
+
 class TrainingDiverged(RunExit):
     """The loss is no longer a finite number."""
 
@@ -65,7 +69,7 @@ def parsing(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -
     except (RunExit, *but):
         raise
     except BaseException as error:
-        # libraries in Rust, such as tokenizers, raise a PanicException, which is no Exception
+        # libraries in Rust, such as tokenizers, raise a PanicException, which is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{what} ({reason(error)}): {fix}") from error
@@ -77,6 +81,16 @@ def reason(error: BaseException, limit: int = 300) -> str:
     if not isinstance(error, OSError | ValueError) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def denied(error: PermissionError) -> InputError | None:
+    """What the user can do about a file or folder that the system refuses; None if the error names none.
+
+    Any call may raise it, even `Path.is_file` below a folder that cannot be searched.
+    """
+    if error.filename is None:
+        return None
+    return InputError(f"{printable(str(error.filename))}: {error.strerror}: change its permissions, or its folder's")
 
 
 def printable(text: str) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.errors import InputError, parsing, printable, reason
+from swep_ds.errors import InputError, Unreadable, parsing, printable, reason
 
 HUB_SECONDS = 10.0  # for the hub to answer
 LONGEST_NAME = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
@@ -24,28 +24,31 @@ LONGEST_NAME = 240  # bytes of a file name; `write_atomically` adds some for a t
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
     """Opens a regular file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
 
-    Raises InputError: no such file, no permission, or no regular file (a pipe or a device may never end).
+    Raises InputError: no such file, or not a regular file (a pipe or a device may never end).
+    Raises Unreadable: no permission.
     """
     what = what or str(path)
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a pipe would wait for a writer
     except FileNotFoundError:
         raise InputError(f"{what}: no such file") from None
+    except PermissionError as error:
+        raise Unreadable(f"{what}: cannot be read ({error.strerror}): change its permissions") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"{what}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise Unreadable(f"{what}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise InputError(f"{what}: is no regular file: name one")
+        raise InputError(f"{what}: is not a regular file: name one")
     return os.fdopen(number, "rb")
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:
-    """The content of a file. Raises InputError as `open_input` does, or if the disk fails."""
+    """The content of a file. Raises as `open_input` does, and Unreadable if the disk fails."""
     with open_input(path, what) as file:
         try:
             return file.read()
         except OSError as error:
-            raise InputError(f"{what or path}: cannot be read ({error.strerror})") from None
+            raise Unreadable(f"{what or path}: cannot be read ({error.strerror})") from None
 
 
 def read_text(path: Path, what: str | None = None) -> str:
@@ -53,7 +56,7 @@ def read_text(path: Path, what: str | None = None) -> str:
     try:
         return read_bytes(path, what).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{what or path}: is no UTF-8 text (byte {error.start}): save it as UTF-8") from None
+        raise InputError(f"{what or path}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
 
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:
@@ -114,7 +117,7 @@ def check_output(option: str, path: Path | None) -> None:
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not path.is_file():
-        raise InputError(f"{option} {path}: is no file: name one")
+        raise InputError(f"{option} {path}: is not a file: name one")
     if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise InputError(f"{option} {path}: its name is longer than {LONGEST_NAME} bytes: shorten it")
     check_output_folder(option, path.parent)
@@ -127,7 +130,7 @@ def check_output_folder(option: str, path: Path | None) -> None:
     path = user_path(str(path), option)
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
-        raise InputError(f"{option} {path}: {existing} is no folder: name another one")
+        raise InputError(f"{option} {path}: {existing} is not a folder: name another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{option} {path}: the folder {existing} cannot be written to: name another one")
 
@@ -178,7 +181,7 @@ def check_hub(repository: str, file: str, label: str, kind: str | None = None) -
     """Asks the hub once for a file that is not in the cache. Hugging Face's libraries ask six times for each of several
     files, which takes minutes where there is no network.
 
-    A file that does not exist passes, as do offline mode and what is no hub id: the libraries name those faults.
+    A file that does not exist passes, as do offline mode and what is not a hub id: the libraries name those faults.
 
     Args:
         label: how the user named the repository, as in "model.name google-t5/t5-base".
@@ -204,16 +207,18 @@ LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening
 
 def open_lock(path: Path) -> BinaryIO:
     """Opens a lock file: creates it if it is missing and never empties it. Raises InputError if it is a symbolic link,
-    no regular file, or cannot be opened."""
+    not a regular file, or cannot be opened."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | LOCK_FLAGS, 0o666), "r+b", buffering=0)
     except (OSError, ValueError) as error:
+        if isinstance(error, PermissionError):
+            raise InputError(f"{path}: cannot be opened ({error.strerror}): change its permissions") from None
         if path.is_symlink() or path.exists():
-            raise InputError(f"{path}: cannot be locked, or is no regular file ({reason(error)}): delete it") from None
+            raise InputError(f"{path}: is not a regular file ({reason(error)}): delete it") from None
         raise InputError(f"{path}: cannot be made ({getattr(error, 'strerror', None) or error})") from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise InputError(f"{path}: is no regular file: delete it")
+        raise InputError(f"{path}: is not a regular file: delete it")
     return file
 
 

@@ -2,7 +2,7 @@
 
 The resolved recipe is the only source of settings: everything downstream gets plain arguments from it. Defaults are
 the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's settings are beside the method
-(`swep_ds/methods/`). `swep_ds/settings.py` reads YAML, `extends` and `--set`.
+(`swep_ds/methods/`). `swep_ds/settings/` reads YAML, `extends` and `--set`.
 """
 
 import logging
@@ -50,7 +50,7 @@ class DataSection(Section):
     augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
     max_eval_examples: Many | None = None  # per data set
     max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
-    doc_stride: Count = 128  # tokens between the starts of two windows
+    doc_stride: Count = 128  # tokens from a window's start to the next one's: a step, not an overlap; at most a window
     max_query_length: Count = 64  # longer questions are cut, and counted
     max_target_length: int = Field(30, ge=2, le=1_000_000)  # generative: longer answers are cut, and counted
     windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
@@ -189,15 +189,20 @@ class Recipe(Section):
                 "data.eval names nothing to evaluate on, and data.holdout_fraction is 0: give one, or data.eval={}",
             ),
             (
+                select_on == HOLDOUT and not data.holdout_fraction,
+                f"eval.select_on: {HOLDOUT} are the articles that data.holdout_fraction keeps out, and that is 0: set "
+                "it, such as to 0.1",
+            ),
+            (
                 select_on not in (None, *tests),
-                f"eval.select_on: {select_on!r} is no data set of data.eval{suggest(str(select_on), tests)}",
+                f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(str(select_on), tests)}",
             ),
             (
                 self.eval.scorer == "squad" and self.eval.language != "en",
                 "eval.language: scorer squad has rules for English alone: set eval.scorer to mlqa, or language to en",
             ),
             *(
-                (name not in tests, f"eval.language: {name!r} is no data set of data.eval{suggest(name, tests)}")
+                (name not in tests, f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}")
                 for name in (self.eval.language if isinstance(self.eval.language, dict) else ())
             ),
             (

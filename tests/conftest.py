@@ -8,7 +8,7 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-# a busy machine is no fault, and failed examples do not belong in the repository
+# a busy machine is not a fault, and failed examples do not belong in the repository
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 settings.load_profile("tests")
 

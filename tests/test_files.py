@@ -91,7 +91,7 @@ def test_a_file_is_read_whole(tmp_path):
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind):
     path = tmp_path / "input"
     NO_FILES[kind](path)
-    with pytest.raises(InputError, match=r"input: (is no regular file|cannot be read|no such file)"):
+    with pytest.raises(InputError, match=r"input: (is not a regular file|cannot be read|no such file)"):
         read_text(path)
 
 
@@ -170,7 +170,7 @@ def test_what_is_locked_is_neither_emptied_nor_followed(tmp_path):
 def test_a_lock_that_is_no_file_is_an_error_and_no_lock(tmp_path, kind):
     lock = tmp_path / ".lock"
     NO_FILES[kind](lock)
-    with pytest.raises(InputError, match=r"/\.lock: .*no regular file.*: delete it") as caught:
+    with pytest.raises(InputError, match=r"/\.lock: is not a regular file.*: delete it") as caught:
         open_lock(lock)
     assert "\n" not in str(caught.value)
     assert not is_locked(lock)
@@ -207,10 +207,10 @@ def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
         check_output("--output", tmp_path / ("x" * (LONGEST_NAME + 1)))
     with pytest.raises(InputError, match="there is no folder"):
         check_output("--output", tmp_path / "a" / "file")
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         check_output("--output", tmp_path)
     for path in (longest, longest / "below"):
-        with pytest.raises(InputError, match="is no folder"):
+        with pytest.raises(InputError, match="is not a folder"):
             check_output_folder("--output", path)
     monkeypatch.setattr(os, "access", lambda *_: False)  # for root every folder can be written to
     with pytest.raises(InputError, match="cannot be written to"):

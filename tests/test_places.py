@@ -81,7 +81,7 @@ def test_other_data_or_a_damaged_archive_leave_nothing(places, tmp_path, run):
         places.unpack([archive], into)
     train.write_text(text)
     archive.write_bytes(archive.read_bytes()[:-200])
-    with pytest.raises(InputError, match=r"seed0\.tar\.xz: is no complete archive"):
+    with pytest.raises(InputError, match=r"seed0\.tar\.xz: is not a complete archive"):
         places.unpack([archive], into)
     assert list(into.iterdir()) == []
 

@@ -78,7 +78,7 @@ def test_every_shipped_recipe_names_its_launch_line_at_its_head(shipped):
 
 
 def test_no_such_recipe_lists_those_that_exist(tmp_path):
-    said = message("quickstrat")
+    said = message("zzz")
     assert all(shipped.stem in said for shipped in SHIPPED)
     assert "no such recipe" in message(tmp_path / "none.yaml")
 
@@ -134,7 +134,7 @@ def test_extending_a_shipped_recipe_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ("quickstrat", "mine.yaml: extends quickstrat: no such recipe; known are"),
+        ("quickstrat", "mine.yaml: extends quickstrat: no such recipe; did you mean 'quickstart'?"),
         ("none.yaml", "none.yaml: no such recipe"),
         ("mine.yaml", "which extends this one: recipes cannot go round in a circle"),
         ("between.yaml", "which extends this one: recipes cannot go round in a circle"),
@@ -270,21 +270,24 @@ def test_an_override_below_a_value(path):
         ("method.name=sweb", "method.name: 'sweb' is not a method; did you mean 'swep'?"),
         ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (swep has); it takes none"),
         ("method.prior_varience=1", "swep has no setting 'prior_varience'; did you mean 'prior_variance'?"),
-        ("eval.select_on=y", "eval.select_on: 'y' is no data set of data.eval; known are x"),
+        ("eval.select_on=y", "eval.select_on: 'y' is not a data set of data.eval; known are x"),
         ("data.holdout_fraction=0.1 eval.select_on=heldout", "did you mean 'held_out'?"),
-        ("eval.select_on=held_out", "eval.select_on: 'held_out' is no data set"),
+        ("eval.select_on=held_out", "keeps out, and that is 0: set it, such as to 0.1"),
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
         ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
         # sections
         (
             "method=mle",
-            "'mle' is no section: write it as a section: method: {name: mle}, or --set method.name=mle",
+            "'mle' is not a section: write it as a section: method: {name: mle}, or --set method.name=mle",
         ),
-        ("train=5", "train: 5 is no section: write it as a section: train: {epochs: ...}, or --set train.epochs=..."),
+        (
+            "train=5",
+            "train: 5 is not a section: write it as a section: train: {epochs: ...}, or --set train.epochs=...",
+        ),
         (
             "pretrain=a.json",
-            "'a.json' is no section: write it as a section: pretrain: {train: ...}, or --set",
+            "'a.json' is not a section: write it as a section: pretrain: {train: ...}, or --set",
         ),
         ("data=", "data: is empty: write it as a section: data: {train: ...}, or --set data.train=..."),
         ("method={name:mle,name:swep}".replace(":", ": "), "line 1 gives name a second time"),
@@ -310,7 +313,7 @@ def test_an_override_below_a_value(path):
 def test_what_is_wrong_is_said_with_the_field_and_the_fix(path, overrides, said):
     overrides = [overrides] if "{" in overrides else overrides.split()
     assert said in (line := message(path, *overrides))
-    assert str(path) in line or overrides[0] in line
+    assert str(path) in line or "--set " in line
 
 
 @pytest.mark.parametrize(
@@ -326,7 +329,7 @@ def test_what_is_wrong_is_said_with_the_field_and_the_fix(path, overrides, said)
 def test_a_wrong_value_names_its_field(path, override):
     field = override.partition("=")[0]
     field = "data.eval" if field.startswith("data.eval") else field
-    assert f": {field}" in message(path, override)
+    assert message(path, override).startswith(f"--set {field}")
 
 
 def test_what_does_not_fit_together_is_fine_alone(path):
@@ -370,7 +373,7 @@ def test_languages_are_those_of_mlqa_and_of_test_sets(path):
     assert (testing.answer_language("zh"), testing.answer_language("other")) == ("zh", "en")
     assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.answer_language("zh") == "de"
     assert "eval.language: scorer squad has rules for English alone" in message(path, "eval.language=de")
-    assert "eval.language: 'hz' is no data set" in message(path, *mlqa, "eval.language={hz: zh}")
+    assert "eval.language: 'hz' is not a data set" in message(path, *mlqa, "eval.language={hz: zh}")
     languages = "give one of ar, de, en, es, hi, vi, zh, or one of them by data set"
     assert message(path, *mlqa, "eval.language=fr").endswith(f"eval.language: 'fr': {languages}")
     assert message(path, *mlqa, "eval.language={zh: fr}").endswith(f"eval.language: {{'zh': 'fr'}}: {languages}")

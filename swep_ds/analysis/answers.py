@@ -86,7 +86,7 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
     """A run's answers by question id.
 
     Raises:
-        InputError: the file is missing, or is no JSON object of strings.
+        InputError: the file is missing, or is not a JSON object of strings.
     """
     file = folder / "predictions" / f"{name}.json"
     answers = read_json(file)
@@ -102,7 +102,7 @@ def read_confidences(folder: Path, name: str, kind: str = "confidence") -> dict[
         kind: "confidence" for the softmax's, "calibrated" for the calibrator's.
 
     Raises:
-        InputError: the file is no JSON object of numbers from 0 to 1.
+        InputError: the file is not a JSON object of numbers from 0 to 1.
     """
     file = folder / kind / f"{name}.json"
     if not file.is_file():

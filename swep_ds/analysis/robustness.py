@@ -46,7 +46,7 @@ class Line(Section):
     @classmethod
     def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
         if value[0] > value[1]:
-            raise ValueError(f"{list(value)} is no range: write it as [LOWEST, HIGHEST]")
+            raise ValueError(f"{list(value)} is not a range: write it as [LOWEST, HIGHEST]")
         return value
 
     def of(self, data_set: str) -> Fit | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, Unreadable
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
 from swep_ds.pipeline.folder import UNAVERAGED
@@ -145,7 +145,7 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
     try:
         sweep = SweepFile.model_validate(read_json(file, file.name))
         if bad := [name for name in sweep.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
-            raise InputError(f"runs.{bad[0]!r} is no folder name")
+            raise InputError(f"runs.{bad[0]!r} is not a folder name")
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with `swep-ds sweep SWEEP --table`") from None
@@ -225,11 +225,13 @@ def conditions(folder: Path, world_size: int) -> dict[str, Any]:
     """
     file = folder / "ds_config.json"
     try:
-        config = read_json(file, file.name)
+        config = read_json(file)
         if not isinstance(config, dict):
-            raise InputError("no JSON object")
+            raise InputError(f"{file}: is not a JSON object")
+    except Unreadable:
+        raise
     except InputError as error:
-        raise InputError(f"{file}: cannot be read ({error}): delete the run's folder and run it again") from None
+        raise InputError(f"{error}: delete the run's folder and run it again") from None
     decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
     return {"world_size": world_size} | {
         f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)

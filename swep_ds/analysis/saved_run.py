@@ -26,6 +26,7 @@ from swep_ds.pipeline.examples import load_examples, reported_examples, tested_o
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Recipe
+from swep_ds.settings import shown, suggest
 
 DRAW = 0  # with the run's seed and the question's id, the key of the first draw of noise that analyses look at
 DRAWS = 16  # over which means are taken
@@ -81,9 +82,10 @@ class SavedRun:
             InputError: the run was not tested on a set of that name, or its source cannot be read.
         """
         names = tested_on(self.recipe)
-        if not names or (name is not None and name not in names):
-            known = ", ".join(names) or "none"
-            raise InputError(f"{self.folder}: no test set {name or 'at all'} (there: {known}): name another")
+        if not names:
+            raise InputError(f"{self.folder}: the run was tested on no data set: name a run with data.eval")
+        if name is not None and name not in names:
+            raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
         name = name or names[0]
         return reported_examples(self.recipe, [name])[name]
 

@@ -157,7 +157,7 @@ class QuestionAnswerer:
 
 def _example(number: int, asked: tuple[str, str]) -> Example:
     if not isinstance(asked, tuple | list) or len(asked) != 2:
-        raise InputError(f"question {number + 1}: {shown(asked)} is no pair: give (question, text)")
+        raise InputError(f"question {number + 1}: {shown(asked)} is not a pair: give (question, text)")
     for name, text in zip(("question", "text"), asked, strict=True):
         if not isinstance(text, str):
             raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")

@@ -239,7 +239,9 @@ def check_trained_dtypes(robust: Robust) -> None:
 
 def _check_offered(settings: Settings) -> None:
     if not isinstance(settings, Settings):
-        raise InputError(f"method {shown(settings)}: is no settings of a method: give some, such as sd.Swep(beta=1e-4)")
+        raise InputError(
+            f"method {shown(settings)}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)"
+        )
     if settings.needs == "gradient":
         raise InputError(
             f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "

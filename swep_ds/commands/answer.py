@@ -91,8 +91,10 @@ def _context(arguments: Namespace) -> str:
     """The text to ask about; "" with --questions."""
     texts = [value for value in (arguments.text, arguments.text_file) if value is not None]
     if arguments.questions:
-        if texts or not arguments.output:
-            raise InputError("--questions: its texts are in the file: give --output in place of --text and --text_file")
+        if texts:
+            raise InputError("--questions: its texts are in the file: leave out --text and --text_file")
+        if not arguments.output:
+            raise InputError("--questions: give --output, a new file for the answers, beside it")
         check_output("--output", arguments.output)
         if arguments.output.exists():
             raise InputError(f"--output {arguments.output}: exists already: name another file")
@@ -104,7 +106,7 @@ def _context(arguments: Namespace) -> str:
         context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")
     for option, value in (("--question", arguments.question), ("--text", context)):
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise InputError(f"{option}: holds bytes that are no UTF-8 text: give it as UTF-8")
+            raise InputError(f"{option}: holds bytes that are not UTF-8 text: give it as UTF-8")
     return context
 
 

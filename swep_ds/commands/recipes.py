@@ -20,8 +20,8 @@ from pathlib import Path
 from swep_ds.cli import Parser, names_of
 from swep_ds.errors import InputError, printable
 from swep_ds.files import read_text
-from swep_ds.schema import describe, for_editors
 from swep_ds.settings import suggest
+from swep_ds.settings.schema import describe, for_editors
 
 FOLDERS = {kind: Path(__file__).parents[1] / kind for kind in ("recipes", "sweeps")}
 

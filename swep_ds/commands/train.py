@@ -27,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     add_run_options(options)
     options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="default: auto")
-    options.add_argument(
+    instead = options.add_mutually_exclusive_group()
+    instead.add_argument(
         "--plan",
         nargs="?",
         const="",
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         help="train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such "
         "as 8x80 (default: this machine's devices); without --ds_config all shipped ones are compared",
     )
-    options.add_argument(
+    instead.add_argument(
         "--preflight",
         action="store_true",
         help="train nothing: compare what the ranks see (devices, versions, files, output folder) and time collectives",

@@ -26,7 +26,8 @@ def field(mapping: Any, name: str, kind: type | tuple[type, ...], where: str) ->
     """`mapping[name]`, which must be of `kind`: str, int, list, dict or (str, int).
 
     Raises:
-        InputError: `mapping` is no object, or the field is missing or of another kind (true and false are no numbers).
+        InputError: `mapping` is not an object, or the field is missing or of another kind; true and false are not
+            numbers.
     """
     if not isinstance(mapping, dict):
         raise InputError(f"{where}: expected an object with the field {name!r}, found {excerpt(mapping)}")

@@ -73,7 +73,7 @@ def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
         if not line:
             return
         if len(line) == LONGEST_LINE:
-            raise InputError(f"{source}: line {number} has more than {LONGEST_LINE >> 20} MiB: it is no generated pair")
+            raise InputError(f"{source}: line {number} is not a generated pair: it has over {LONGEST_LINE >> 20} MiB")
         with parsing(f"{source}: line {number} is not UTF-8 text", "name a file of generated pairs"):
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         yield text
@@ -98,19 +98,19 @@ def _pairs(source: Path, lines: Iterable[str], load_tokenizer) -> Iterable[tuple
             elif re.match(r"[\d ]+\t", line):
                 parse = _Features(load_tokenizer())
             else:
-                raise InputError(f"{source}: line {number} is no generated pair: see `swep-ds convert --help`")
+                raise InputError(f"{source}: line {number} is not a generated pair: see `swep-ds convert --help`")
         try:
             yield number, parse(line)
         except (ValueError, IndexError, InputError) as error:
             raise InputError(
-                f"{source}: line {number} is no generated pair ({reason(error)}): see `swep-ds convert --help`"
+                f"{source}: line {number} is not a generated pair ({reason(error)}): see `swep-ds convert --help`"
             ) from None
 
 
 def _parse_json(line: str) -> Pair | str:
     row = parse_json(line, "its text")
     if not isinstance(row, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     for name in ("question", "context", "answer"):
         if not isinstance(row.get(name), str):
             raise ValueError(f"its {name!r} is missing" if name not in row else f"its {name!r} is not text")

@@ -25,7 +25,7 @@ def reader(name: str) -> Callable[[R], R]:
     OSError or a ValueError that it raises is reported as a fault of the source.
 
     Raises:
-        TypeError: the name is taken, or is no name.
+        TypeError: the name is taken, or is not a name.
     """
 
     def register(function: R) -> R:

@@ -88,7 +88,7 @@ def csv_rows(source: str, text: str, delimiter: str) -> Rows:
 
 def csv_answers(where: str, row: dict[str, Any]) -> dict[str, Any]:
     """A row of `csv_rows` with its answers as other rows have them. `answers` is one text or JSON, a list or an object;
-    `answer_start` is a number or a list in JSON. Raises InputError: it is no JSON."""
+    `answer_start` is a number or a list in JSON. Raises InputError: it is not JSON."""
     row = dict(row)
     for name in ("answers", "answer_start"):
         if (text := row.get(name)) and text.lstrip()[:1] in ("[", "{"):
@@ -193,7 +193,7 @@ def saved_contents(folder: Path) -> Iterator[bytes]:
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     if not names or not all(map(_is_name, names)) or len(set(names)) < len(names):
         raise InputError(
-            f"{file}: damaged: its field '_data_files' is no list of different names of files; save the data set again"
+            f"{file}: damaged: its field '_data_files' is not a list of different file names; save the data set again"
         )
     for other in sorted(folder.glob("data-*.arrow")):
         if other.name not in names:

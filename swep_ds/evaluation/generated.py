@@ -18,7 +18,7 @@ from swep_ds.data.batches import IGNORED
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.spans import Null
 
-LOWEST = -1e30  # in place of a log probability that is no finite number: its answer never wins
+LOWEST = -1e30  # in place of a log probability that is not a finite number: its answer never wins
 SMALLEST = 1e-30  # probability of any answer beside an empty one that has all of it, but for rounding
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swep_ds.console import Console
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, Unreadable
 from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.files import read_json, write_atomically
@@ -142,11 +142,13 @@ def read_results(file: Path) -> Results:
         InputError: half-written, or a field is missing or of another kind, as in one of another version.
     """
     try:
-        return Results.model_validate(read_json(file, file.name))
+        return Results.model_validate(read_json(file))
     except ValidationError as error:
         raise InputError(f"{file}: not of this version ({describe_faults(error)}): run it again") from None
+    except Unreadable:
+        raise
     except InputError as error:
-        raise InputError(f"{file}: half-written or damaged ({error}): run it again") from None
+        raise InputError(f"{error} (half-written or damaged): run it again") from None
 
 
 def describe_faults(error: ValidationError) -> str:
@@ -211,7 +213,7 @@ def print_scores(scores: Scores, title: str) -> None:
 
     With a calibrator it has what that changes in coverage, too.
     """
-    table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are no markup
+    table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are not markup
     table.add_column("data set")
     calibrated = any(CALIBRATED[0] in s for s in scores.values())
     for column in ("EM", "F1", "questions", *CALIBRATED_HEADS * calibrated):

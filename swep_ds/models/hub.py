@@ -21,7 +21,7 @@ LEAST_KNOWN = 0.5  # share of a text's characters
 
 def resolve_model(name: str, option: str = "model.name") -> str:
     """A folder, with `~` expanded, or a hub id; `option` is the option or field that the user named the model with.
-    Raises InputError: the path cannot be looked up, or is not a folder."""
+    Raises InputError: the path cannot be looked up, is not a folder, or is missing and cannot be a hub id."""
     if name in QUICKSTART:
         return str(QUICKSTART[name])
     path = user_path(name, option)
@@ -29,6 +29,8 @@ def resolve_model(name: str, option: str = "model.name") -> str:
         return str(path)
     if path.exists():
         raise InputError(f"{option} {name}: is not a folder: name the folder that holds its config.json")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a hub id is NAME or OWNER/NAME
+        raise InputError(f"{option} {name}: no such folder: name the folder that holds its config.json, or a hub id")
     return name
 
 

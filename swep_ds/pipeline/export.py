@@ -11,10 +11,10 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
 from swep_ds.evaluation.results import Evaluated, out_of_domain_mean, versions
@@ -80,7 +80,7 @@ def export_noise(engine, file: Path) -> None:
         weights = dict(full_weights(engine, method, masters=False))
         if ranks.is_main() and weights:
             try:
-                save_file(weights, unfinished)
+                unfinished.write_bytes(save(weights))  # `save_file` would make it for its owner alone
                 os.replace(unfinished, file)
             finally:
                 unfinished.unlink(missing_ok=True)
@@ -124,6 +124,8 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     if not ranks.is_main():
         return
     write()
+    for file in files:  # safetensors made them for their owner alone
+        shutil.copymode(folder / CONFIG_NAME, file)
     if len(files) == 1:
         files[0].rename(folder / SAFE_WEIGHTS_NAME)
         return

@@ -31,7 +31,7 @@ from swep_ds.evaluation.results import (
     versions,
     write_results,
 )
-from swep_ds.files import write_atomically
+from swep_ds.files import read_text, write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, Batch, RunFolder, check_alike
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
@@ -44,6 +44,7 @@ from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.metrics import peak_memory_bytes
+from swep_ds.training.services import check_service
 from swep_ds.training.tracking import Table, Tracker
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], R
         if not ranks.is_main():
             return None
         tags = folder.take(recipe, resume)
+        if not tags:
+            check_service(recipe)
         began = folder.began(tags)
         return tags, began.keep(recipe, ranks.world_size()) if began else recipe
 
@@ -307,9 +310,10 @@ def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
-    # an earlier start may have had other settings for testing
-    for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
-        file.unlink(missing_ok=True)
+    saved = folder.path / RECIPE
+    if not saved.is_file() or read_text(saved) != recipe.dump():  # an earlier start may have had other test settings
+        for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
+            file.unlink(missing_ok=True)
     _begin_folder(folder, recipe, job)
     folder.keep(batch)
 

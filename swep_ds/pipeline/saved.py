@@ -78,11 +78,11 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     Args:
         null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
-    Raises InputError: the threshold is no finite number; the model cannot be loaded or has no trained head; its
+    Raises InputError: the threshold is not a finite number; the model cannot be loaded or has no trained head; its
     tokenizer is another model's; or its reading.json is damaged.
     """
     if null_threshold is not None and not math.isfinite(null_threshold):
-        raise InputError(f"null_threshold {null_threshold}: is no finite number: give one, such as 0.0")
+        raise InputError(f"null_threshold {null_threshold}: is not a finite number: give one, such as 0.0")
     source, label = resolve_model(name, "model"), f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
@@ -155,7 +155,10 @@ def evaluate_saved(
         return tests, saved, windows
 
     tests, saved, windows = ranks.on_all_ranks(prepare)
-    decoding = f"beams of {saved.qa.generation.num_beams}" if windows.task == "generative" else str(saved.spans)
+    if windows.task == "generative":
+        decoding = f"beams of {saved.qa.generation.num_beams}"
+    else:
+        decoding = f"answers of up to {saved.spans.max_answer_tokens} tokens, {saved.spans.n_best} starts and ends each"
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
     rules = dict.fromkeys(tests, Scorer(language if scorer == "mlqa" else None))
     threshold = saved.null_threshold

@@ -21,7 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from swep_ds import ranks
@@ -124,6 +124,8 @@ def _cached(hub_id: str, kind: str) -> str:
     except HFValidationError:
         return "missing"
     except LocalEntryNotFoundError:
+        if constants.is_offline_mode():
+            return "missing from the hub's cache, and offline mode downloads nothing"
         return "not in the hub's cache, would be downloaded"
     return f"cached, {fingerprint(folder.rglob('*'), folder)}"
 

@@ -29,7 +29,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 
-from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, parsing, reason
+from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, denied, parsing, reason
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
 from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch, report
@@ -50,7 +50,7 @@ step_listeners: list[Callable[[str], None]] = []  # called with each step of `pr
 def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
-    If a rank dies, or ends with an exception that is no `RunExit`, all others end within seconds and name it
+    If a rank dies, or ends with an exception that is not a `RunExit`, all others end within seconds and name it
     (`swep_ds.ranks.heartbeat`).
 
     Raises:
@@ -256,12 +256,17 @@ def gather(value: T) -> list[T]:
 
 
 def on_all_ranks(step: Callable[[], T]) -> T:
-    """Runs `step` on every rank. If it raises InputError on any, raises that error on all of them. Collective."""
+    """Runs `step` on every rank. If it raises InputError or PermissionError on any, raises an InputError on all.
+    Collective."""
     value, fault = None, None
     try:
         value = step()
     except InputError as error:
         fault = str(error)
+    except PermissionError as error:
+        if not (end := denied(error)):
+            raise
+        fault = str(end)
     faults = gather(fault)
     if any(faults):
         number, message = next((n, m) for n, m in enumerate(faults) if m)

@@ -150,7 +150,7 @@ class Stream:
 
         Raises:
             EOFError: the other end is closed or unreachable.
-            ValueError, RecursionError: these are no messages of this module.
+            ValueError, RecursionError: these are not messages of this module.
         """
         try:
             data = self.socket.recv(1 << 16)

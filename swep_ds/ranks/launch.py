@@ -60,7 +60,7 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
     """How this process was started, by `env` or its own environment.
 
     Raises:
-        LaunchError: some variables are missing, are no numbers, are out of range, or contradict each other.
+        LaunchError: some variables are missing, are not numbers, are out of range, or contradict each other.
         InputError: a launcher started this process, and only the address or port of rank 0 is wrong.
     """
     env, ranks = os.environ if env is None else env, None
@@ -161,7 +161,7 @@ def report(end: RunExit) -> None:
 
 
 def slurm_restarts() -> int:
-    """How often Slurm has restarted this job; 0 outside Slurm. Raises InputError if that is no number."""
+    """How often Slurm has restarted this job; 0 outside Slurm. Raises InputError if that is not a number."""
     return _number(os.environ, "SLURM_RESTART_COUNT", 0, default=0)
 
 

@@ -57,8 +57,10 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         setup |= {**asdict(settings), "data": source, "questions": _digest(examples)}
         return setup, chunks.take(setup)
 
-    setup, missing = ranks.gather(ranks.on_all_ranks(lambda: take() if ranks.is_main() else None))[0]
+    ranks.on_all_ranks(chunks.check_new)
+    # before `take` makes a folder: a model that is refused leaves nothing
     reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
+    setup, missing = ranks.gather(ranks.on_all_ranks(lambda: take() if ranks.is_main() else None))[0]
     write_on_rank0(lambda: chunks.begin(setup), output)
     done = chunks.count - len(missing)
     if done:
@@ -132,14 +134,18 @@ class Chunks:
         self.folder = output.with_name(f"{output.name}.chunks")
         self.settings = self.folder / "settings.json"
 
+    def check_new(self) -> None:
+        """Raises InputError if the output exists."""
+        if user_path(str(self.output), "--output").exists():
+            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
+
     def take(self, setup: dict[str, Any]) -> list[int]:
         """Locks the folder for this process and returns the missing chunks. `begin` must precede the first `write`.
 
         Raises:
             InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
         """
-        if user_path(str(self.output), "--output").exists():
-            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
+        self.check_new()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open_lock(self.folder / ".lock")  # held until the process ends

@@ -9,7 +9,7 @@ Notable:
 - Predictions are spliced into the ORIGINAL text by character offsets, so all text that was not corrupted, or came back
   unchanged, keeps every byte: case, accents, white space. Decoding all tokens would lose them.
 - The tokenizer's own decoder, run on a token after another one, shows how the token reads and whether it takes a space
-  before it. So WordPiece's `##` and the leading space of byte-level BPE and SentencePiece are no special cases.
+  before it. So WordPiece's `##` and the leading space of byte-level BPE and SentencePiece are not special cases.
 """
 
 import re

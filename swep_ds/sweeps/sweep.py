@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.recipe import HOLDOUT, Recipe
@@ -170,6 +170,8 @@ def saved_recipe(folder: Path) -> Recipe:
         raise InputError(f"{file}: no such file: {fix}")
     try:
         return Recipe.load(str(file))
+    except Unreadable:
+        raise
     except InputError as error:
         raise InputError(f"{error}: {fix}") from None
 
@@ -227,9 +229,11 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file: the variant, the labels
     by axis, the seed and the model of each run, by the name of its folder; and the primary comparison, if there is one.
 
-    Raises InputError: the folder cannot be written to.
+    Raises InputError: the folder is a run's, or cannot be written to.
     """
     file = folder / DESCRIPTION
+    if (folder / "recipe.yaml").is_file():
+        raise InputError(f"--output_dir {folder}: is the folder of a run: name another")
     runs = {
         cell.name: {"variant": cell.variant, "labels": cell.labels, "seed": cell.seed, "model": cell.recipe.model.name}
         for cell in cells
@@ -272,7 +276,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         try:
             recipe = Recipe.load(sweep.recipe, options, "recipe")
         except InputError as error:
-            raise InputError(f"{place}: {error}") from None
+            said = str(error) if overrides else str(error).removeprefix("--set ")
+            raise InputError(f"{place}: {said}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         if len(name) > LONGEST_FOLDER:
             raise InputError(f"{place}: the folder {name} is too long a name: shorten them")

@@ -38,6 +38,7 @@ REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "flops_profile
 REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # that monitors need
 MOST_FAULTS = 20  # that one message lists
+NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to take on a CPU
 
 
 def resolve_ds_config(
@@ -54,15 +55,17 @@ def resolve_ds_config(
 
     Raises:
         InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
-            that DeepSpeed refuses, or this DeepSpeed is too old.
+            that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.
     """
     _check_deepspeed()
+    if on_cpu and (fix := NEEDS_GPU.get(recipe.train.precision)):
+        raise InputError(f"train.precision: {recipe.train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
     given = _given(recipe.train, config, world_size)
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():  # a run's
         for field in given:
             _set(config, field, AUTO)
-    faults = _recipe_faults(config, recipe.train, given, on_cpu) + refused_fields(config) + _silent_faults(config)
+    faults = _recipe_faults(config, recipe.train, given) + refused_fields(config) + _silent_faults(config)
     if getattr(recipe.method, "noise_max_grad_norm", None) is not None:
         faults += _clipping_faults(config, recipe.train)
     _fill(config, given, hidden_size)
@@ -118,9 +121,7 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict
     return given
 
 
-def _recipe_faults(
-    config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]], on_cpu: bool
-) -> list[str]:
+def _recipe_faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]]) -> list[str]:
     """What contradicts the recipe."""
     faults, stage, present = [], zero_stage(config), flatten(config)
     for field, (value, origin) in given.items():
@@ -131,11 +132,7 @@ def _recipe_faults(
             "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, for "
             "minutes: take --ds_config zero2, or set it to false"
         )
-    if on_cpu and train.precision == "fp16":
-        faults.append('fp16 needs a GPU: set train.precision to "fp32", "autocast" or "bf16"')
-    elif on_cpu and train.precision == "tf32":
-        faults.append('tf32 needs a GPU: set train.precision to "fp32"')
-    elif train.precision == "fp16" and not stage:
+    if train.precision == "fp16" and not stage:
         faults.append(
             "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "
             "multiplied the loss by: take --ds_config zero1, or another train.precision"

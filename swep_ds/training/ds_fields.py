@@ -187,7 +187,7 @@ def _value_faults(field: str, value: Any, kinds: list[Any]) -> list[str]:
 
 
 def block_fields(kind: Any) -> dict[str, Any] | None:
-    """The types of a block's fields by the names that a file may give them; None if `kind` is no block."""
+    """The types of a block's fields by the names that a file may give them; None if `kind` is not a block."""
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return kind if isinstance(kind, dict) else None
     named = {name: info.annotation for name, info in kind.model_fields.items()}

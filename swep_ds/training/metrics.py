@@ -212,7 +212,7 @@ def check_finite(update: int, means: dict[str, float], health: Sequence[Health],
     if 0 < len(faulty) < len(health):
         where += f", not finite on {ranks_of(faulty)}, host {ranks.host(faulty[0])}"
     raise TrainingDiverged(
-        f"loss, gradient or weights are no finite numbers by update {update} (loss {means['loss']}, gradient norm "
+        f"loss, gradient or weights are not finite numbers by update {update} (loss {means['loss']}, gradient norm "
         f"{means.get('grad_norm', 'not known')}{where}): {DIVERGED}"
     )
 

@@ -8,6 +8,7 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,17 @@ SERVICES: dict[str, type[Service]] = {
 }
 
 
+def check_service(recipe: Recipe) -> None:
+    """Raises InputError if the package of the recipe's service is not installed; call it before the work."""
+    if recipe.tracking.to != "off" and not find_spec(name := SERVICES[recipe.tracking.to].name):
+        raise InputError(f"tracking.to: {name} is not installed: {_fix(SERVICES[recipe.tracking.to])}")
+
+
+def _fix(kind: type[Service]) -> str:
+    others = " or log in to it, or set it to wandb_offline or off" if kind is Wandb else ", or set it to off"
+    return f"pip install 'swep-ds[{kind.name}]'{others}"
+
+
 def start_service(recipe: Recipe, folder: Path, before: TrainState) -> Service | None:
     """The run's service; None if there is none, if its server cannot be reached, or if it fails on a resumed run.
 
@@ -229,10 +241,7 @@ def start_service(recipe: Recipe, folder: Path, before: TrainState) -> Service |
         service = kind.start(recipe, folder, run_id, before)
     except Exception as error:  # a broken installation and an absent server raise anything
         if first and kind.fixable(error, recipe):
-            fix = " or log in to it, or set it to wandb_offline or off" if kind is Wandb else ", or set it to off"
-            raise InputError(
-                f"tracking.to: {kind.name} cannot start ({reason(error)}): pip install 'swep-ds[{kind.name}]'{fix}"
-            ) from None
+            raise InputError(f"tracking.to: {kind.name} cannot start ({reason(error)}): {_fix(kind)}") from None
         log.warning("%s cannot start: this run goes untracked (%s)", kind.name, reason(error))
         return None
     write_atomically(known, run_id)

@@ -126,7 +126,7 @@ def test_a_sweeps_description_of_any_kind(tmp_path):
         file.unlink(missing_ok=True)
         file.write_text(json.dumps(changed))
         one_line(lambda: runs.read_runs(runs.find_runs([tmp_path])))
-    with pytest.raises(InputError, match=r"sweep\.json: damaged .*runs\.'/a' is no folder name"):
+    with pytest.raises(InputError, match=r"sweep\.json: damaged .*runs\.'/a' is not a folder name"):
         runs.find_runs([tmp_path])
 
 

@@ -188,7 +188,7 @@ def test_the_script_prints_writes_and_names_what_is_missing(tmp_path):
     (tmp_path / "file").write_text("")
     ended = script(tmp_path / "runs", "--output", tmp_path / "file")
     assert ended.returncode == 2
-    assert ended.stderr.endswith("is no folder: name another one\n")
+    assert ended.stderr.endswith("is not a folder: name another one\n")
 
 
 EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c", "\x1b[31mred", "`code", "half \ud800"]

@@ -66,7 +66,7 @@ def test_bad_lines_are_one_line(tmp_path):
         (
             "[2, 1]",
             "{nyt: {slope: 1, intercept: 0}}",
-            r"fitted_over: \[2\.0, 1\.0\] is no range: write it as \[LOW",
+            r"fitted_over: \[2\.0, 1\.0\] is not a range: write it as \[LOW",
         ),
         ("[1, 2]", "{}", "shifted: .*at least 1 item"),
     ):

@@ -59,14 +59,15 @@ def test_failed_and_half_written_runs_and_those_of_another_version_are_named(cel
     change(cells[4], "versions", to=["torch"])
     (cells[5].folder / "ds_config.json").unlink()
     by_folder = reasons(tmp_path)
-    assert by_folder["mle-seed0"].startswith(f"{file}: half-written or damaged (")
+    assert by_folder["mle-seed0"].startswith(f"{file}: not JSON: ")
+    assert by_folder["mle-seed0"].endswith(" (half-written or damaged): run it again")
     assert by_folder["swep-seed0"] == "exit code 2: error: no room"
     assert by_folder["mle-seed1"] == "not finished"
     assert by_folder["swep-seed1"] == (
         f"{cells[3].folder}/results.json: not of this version (eval.squad.f1: field required): run it again"
     )
     assert "not of this version (versions: input should be a valid dictionary)" in by_folder["mle-seed2"]
-    assert by_folder["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: cannot be read")
+    assert by_folder["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: no such file: delete the run's")
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert missing[1].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
     assert missing[2].line == f"MLE, seed 1: not finished ({cells[2].folder})"
@@ -238,5 +239,5 @@ def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
     assert conditions(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
     assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32) != usual
     (tmp_path / "ds_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"ds_config\.json: cannot be read"):
+    with pytest.raises(InputError, match=r"ds_config\.json: not JSON: .*: delete the run's folder"):
         runs.conditions(tmp_path, 1)

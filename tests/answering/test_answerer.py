@@ -165,7 +165,7 @@ def test_what_cannot_be_asked(model):
     with pytest.raises(InputError, match="question 2: the text is empty"):
         list(asks.answer([ASKED[0], ("Who?", "")]))
     assert "question 1: the text is a NoneType" in refused(asks, "Who?", None)
-    with pytest.raises(InputError, match=r"question 1: .*Who.* is no pair: give \(question, text\)"):
+    with pytest.raises(InputError, match=r"question 1: .*Who.* is not a pair: give \(question, text\)"):
         list(asks.answer(["Who?"]))
     assert "batch_size 0" in refused(lambda: QuestionAnswerer(model, batch_size=0))
 

@@ -15,7 +15,7 @@ from swep_ds.data import plugged
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
-from swep_ds.schema import describe
+from swep_ds.settings.schema import describe
 from tests.support import fake_runs, tiny_batches, tiny_models
 from tests.support.tiny_engine import inputs
 from tests.test_recipe import MINIMAL

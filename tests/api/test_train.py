@@ -113,7 +113,7 @@ def test_a_recipe_is_made_of_keyword_arguments_alone():
     ("make", "fault"),
     [
         (lambda: sd.Swep(bta=1), r"SwepSettings: bta is not a field; did you mean 'beta'\?"),
-        (lambda: sd.Swep(beta=-1), "SwepSettings: beta: -1: input should be greater than or equal to 0"),
+        (lambda: sd.Swep(beta=-1), "SwepSettings: beta: -1: must be greater than or equal to 0"),
         (lambda: sd.Recipe(**SECTIONS, method=sd.Swep(), trian={}), r"Recipe: trian is not a field; did you mean"),
         (lambda: sd.Recipe(**SECTIONS), r"^Recipe: method is required: give method=\.\.\.$"),
         (lambda: sd.Recipe(**SECTIONS, method=sd.Swep), "^Recipe: method: SwepSettings is a class: call it"),
@@ -124,7 +124,7 @@ def test_a_recipe_is_made_of_keyword_arguments_alone():
         ),
         (
             lambda: sd.Recipe.make("quickstart", method="mle"),
-            """^Recipe: method: 'mle' is no section: give method={"name": 'mle'}$""",
+            """^Recipe: method: 'mle' is not a section: give method={"name": 'mle'}$""",
         ),
         (
             lambda: sd.Recipe.make("quickstart", epochs=3),
@@ -134,7 +134,7 @@ def test_a_recipe_is_made_of_keyword_arguments_alone():
             lambda: sd.Recipe.make("quickstart", pretrain={}),
             r'^Recipe: pretrain\.train is required: give pretrain=\{"train": \.\.\.\}$',
         ),
-        (lambda: sd.Recipe.make("quikstart"), "recipe quikstart: no such recipe; known are"),
+        (lambda: sd.Recipe.make("quikstart"), "recipe quikstart: no such recipe; did you mean 'quickstart'"),
     ],
 )
 def test_wrong_settings_are_told_in_one_line(make, fault):
@@ -148,7 +148,7 @@ def test_a_fault_of_the_file_names_it_and_one_of_the_arguments_does_not(tmp_path
     with pytest.raises(InputError) as caught:
         sd.Recipe.make(str(tmp_path / "mine.yaml"), seed=-1)
     of_arguments, of_the_file = str(caught.value).split(f"; {tmp_path}")
-    assert of_arguments == "Recipe: seed: -1: input should be greater than or equal to 0"
+    assert of_arguments == "Recipe: seed: -1: must be greater than or equal to 0"
     missing, unknown = of_the_file.removeprefix("/mine.yaml: ").split("; ", 1)
     assert missing == "method is required: give method=..."
     assert unknown == "train.epocs is not a field; did you mean 'epochs'?"

@@ -191,7 +191,7 @@ def test_settings_that_the_loop_decides_are_refused():
     model = tiny_models.model()
     with pytest.raises(InputError, match="number of updates"):
         sd.wrap(model, sd.Swep(beta_schedule="linear_to_zero"))
-    with pytest.raises(InputError, match="method 'swep': is no settings of a method"):
+    with pytest.raises(InputError, match="method 'swep': is not the settings of a method"):
         sd.wrap(model, "swep")
     with pytest.raises(InputError, match="noise_max_grad_norm"):
         sd.wrap(model, sd.Swep(noise_max_grad_norm=1.0))

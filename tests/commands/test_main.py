@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,9 @@ def test_a_command_is_called_by_its_full_name(swep_ds, name):
         (["train", "--ranks", "0"], "error: --ranks 0: must be at least 1\n"),
         (["recipes", "quikstart"], "error: NAME quikstart: no such recipe or sweep; did you mean 'quickstart'?\n"),
         (["recipes", "--fields", "--schema"], "not allowed with argument"),
+        (["train", "--plan", "--preflight"], "not allowed with argument"),
+        (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "leave out --text and --text_file\n"),
+        (["answer", "m", "--questions", "q"], "--questions: give --output, a new file for the answers, beside it\n"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
@@ -58,6 +62,17 @@ def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
     assert code == 2
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, monkeypatch, tmp_path):
+    def is_dir(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    assert swep_ds("table", str(tmp_path))[::2] == (
+        2,
+        f"error: {tmp_path}: Permission denied: change its permissions, or its folder's\n",
+    )
 
 
 @pytest.mark.parametrize(

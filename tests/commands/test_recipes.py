@@ -11,8 +11,8 @@ from swep_ds.commands import recipes as command
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import RECIPES, Recipe
-from swep_ds.schema import describe, for_editors, meanings
 from swep_ds.settings import Section, flatten
+from swep_ds.settings.schema import describe, for_editors, meanings
 from swep_ds.sweeps.sweep import SWEEPS, Sweep
 
 FILES = {"recipe": sorted(RECIPES.glob("*.yaml")), "sweep": sorted(SWEEPS.glob("*.yaml"))}

@@ -50,7 +50,7 @@ def test_cache_is_used_when_nothing_changed(cached):
     assert same(first, second)
     assert first.windows_without_answer > 0
     assert {file.suffix for file in folder.iterdir()} == {".arrow", ".json"}
-    # answers for scoring are no part of a window
+    # answers for scoring are not part of a window
     assert not again(examples=[dataclasses.replace(e, id=f"{e.id}x", answers=("y",)) for e in EXAMPLES])[1]
 
 

@@ -189,7 +189,7 @@ def test_rows_without_answers_say_what_is_read(save):
 def test_a_pipe_is_no_file(tmp_path, name, within):
     os.mkfifo(tmp_path / name)
     message = refused(str(tmp_path if within else tmp_path / name))
-    assert ("no data file in this folder" if within else "is no regular file") in message
+    assert ("no data file in this folder" if within else "is not a regular file") in message
 
 
 @pytest.mark.parametrize("source", ["/dev/zero", "/dev/null", "/dev/stdin", "~no-such-user/x.json", "a\0b", "x" * 5000])

@@ -99,23 +99,26 @@ def test_json_lines_find_the_answer_as_whole_words(tmp_path):
     [
         ("", "holds no pair"),
         ('{"context": "A cat.", "question": "What?", "answer": "dog"}', "holds no pair"),
-        ('{"context": "A cat.", "question": "What?"}', "line 1 is no generated pair (its 'answer' is missing)"),
-        ('{"context": "A cat."', "line 1 is no generated pair (InputError: its text: not JSON"),
-        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is no generated pair (it has 4 columns instead of 5)"),
+        ('{"context": "A cat.", "question": "What?"}', "line 1 is not a generated pair (its 'answer' is missing)"),
+        ('{"context": "A cat."', "line 1 is not a generated pair (InputError: its text: not JSON"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is not a generated pair (it has 4 columns instead of 5)"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token ids 2 to 9999, and the tokenizer has"),
-        ("some text\n", "line 1 is no generated pair"),
+        ("some text\n", "line 1 is not a generated pair"),
         (
             '{"context": 1, "question": "What?", "answer": "cat"}',
-            "line 1 is no generated pair (its 'context' is not text)",
+            "line 1 is not a generated pair (its 'context' is not text)",
         ),
         ('{"context": "A cat.", "question": "What?", "answer": null}', "its 'answer' is not text"),
         ('{"context": "A cat.", "question": ["What?"], "answer": "cat"}', "its 'question' is not text"),
-        ('{"a": ' * 3000 + "1" + "}" * 3000, "line 1 is no generated pair (InputError: its text: its JSON is nested"),
+        (
+            '{"a": ' * 3000 + "1" + "}" * 3000,
+            "line 1 is not a generated pair (InputError: its text: its JSON is nested",
+        ),
         ('{"context": "A cat \\ud800", "question": "What?", "answer": "cat"}', "holds no pair to train on ({'half a s"),
-        ("2 5 -1 3 6 3\t\t\t4\t4\n", "line 1 is no generated pair"),
-        (f"2 5 3 6 3\t\t\t{'9' * 5000}\t4\n", "line 1 is no generated pair"),
+        ("2 5 -1 3 6 3\t\t\t4\t4\n", "line 1 is not a generated pair"),
+        (f"2 5 3 6 3\t\t\t{'9' * 5000}\t4\n", "line 1 is not a generated pair"),
         (b"\x00\xff\xfe", "line 1 is not UTF-8 text"),
-        (bytes(2**26 + 1), "line 1 has more than 64 MiB"),
+        (bytes(2**26 + 1), "line 1 is not a generated pair: it has over 64 MiB"),
     ],
     ids=lambda value: str(value[:40]),
 )
@@ -153,7 +156,7 @@ def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
 
 def test_nothing_is_overwritten_and_wrong_files_are_named_before_a_tokenizer_is_loaded(tmp_path):
     (tmp_path / "notes.csv").write_text("question\tcontext\tanswer\n")
-    with pytest.raises(InputError, match=r"notes\.csv: line 1 is no generated pair"):
+    with pytest.raises(InputError, match=r"notes\.csv: line 1 is not a generated pair"):
         convert_pairs(tmp_path / "notes.csv", tmp_path / "out.jsonl", lambda: pytest.fail("a tokenizer was loaded"))
     (tmp_path / "there.jsonl").write_text("")
     with pytest.raises(InputError, match=r"there\.jsonl: exists already"):

@@ -176,15 +176,21 @@ def change_state(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.clear(), "'_data_files' is no list of different names"),
-        (lambda state: state.update(_data_files=None), "'_data_files' is no list of different names"),
-        (lambda state: state.update(_data_files=["data-00000-of-00002.arrow"]), "is no list of different names"),
-        (lambda state: state.update(_data_files=[{"filename": "../secret"}]), "is no list of different names"),
-        (lambda state: state.update(_data_files=[{"filename": "/etc/passwd"}]), "is no list of different names"),
-        (lambda state: state.update(_data_files=[{"filename": ".."}]), "is no list of different names"),
-        (lambda state: state.update(_data_files=[{"filename": 5}]), "is no list of different names"),
-        (lambda state: state.update(_data_files=[{"filename": ["a"]}]), "is no list of different names"),
-        (lambda state: state["_data_files"].append(state["_data_files"][0]), "is no list of different names"),
+        (lambda state: state.clear(), "'_data_files' is not a list of different file names"),
+        (lambda state: state.update(_data_files=None), "'_data_files' is not a list of different file names"),
+        (
+            lambda state: state.update(_data_files=["data-00000-of-00002.arrow"]),
+            "is not a list of different file",
+        ),
+        (lambda state: state.update(_data_files=[{"filename": "../secret"}]), "is not a list of different file"),
+        (
+            lambda state: state.update(_data_files=[{"filename": "/etc/passwd"}]),
+            "is not a list of different file",
+        ),
+        (lambda state: state.update(_data_files=[{"filename": ".."}]), "is not a list of different file"),
+        (lambda state: state.update(_data_files=[{"filename": 5}]), "is not a list of different file"),
+        (lambda state: state.update(_data_files=[{"filename": ["a"]}]), "is not a list of different file"),
+        (lambda state: state["_data_files"].append(state["_data_files"][0]), "is not a list of different file"),
         (lambda state: state["_data_files"].pop(), "does not name data-00001-of-00002.arrow beside it"),
         (lambda state: state["_data_files"].append({"filename": "none.arrow"}), "none.arrow: no such file"),
     ],
@@ -227,4 +233,4 @@ def test_a_damaged_shard(folder):
     shard.unlink()
     assert f"{shard.name}: no such file" in refused(str(folder))
     Path(shard).mkdir()
-    assert f"{shard.name}: is no regular file" in refused(str(folder)) or "cannot be read" in refused(str(folder))
+    assert f"{shard.name}: is not a regular file" in refused(str(folder)) or "cannot be read" in refused(str(folder))

@@ -142,7 +142,7 @@ def freelb_by_hand(module: Objective, batch: Batch, steps: int, step_size: float
             loss = nll(module, e + delta, window).mean()
             losses.append(loss / steps / len(LENGTHS))
             [g] = torch.autograd.grad(loss, delta, retain_graph=True)
-            g = g * window.attention_mask[..., None]  # padding is no part of the window
+            g = g * window.attention_mask[..., None]  # padding is not a part of the window
             delta = delta.detach() + step_size * g / g.norm()
             if delta.norm() > radius:
                 delta = delta * radius / delta.norm()

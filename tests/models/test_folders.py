@@ -37,7 +37,7 @@ def test_a_pipe_or_a_device_in_the_folder_is_not_waited_for(name, folder):
         file.unlink(missing_ok=True)
         put(file)
         for option, loader in (("model.name", load_tokenizer), ("model.name", load_config), ("model", load_saved)):
-            assert refused(loader, str(folder)) == f"{option} {folder}: its {name}: is no regular file: name one"
+            assert refused(loader, str(folder)) == f"{option} {folder}: its {name}: is not a regular file: name one"
 
 
 def test_a_pipe_among_the_shards(folder):
@@ -45,7 +45,7 @@ def test_a_pipe_among_the_shards(folder):
     shard = min(folder.glob("model-*"))
     shard.unlink()
     os.mkfifo(shard)
-    assert "is no regular file" in refused(load, folder)
+    assert "is not a regular file" in refused(load, folder)
 
 
 def test_a_link_that_leads_nowhere(folder):

@@ -103,6 +103,13 @@ def test_the_loaded_model_computes_the_engines_logits(runs, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
+def test_weights_are_as_readable_as_the_other_files(runs, name):
+    files = [*(runs / name / "model").iterdir(), *(runs / name).glob("*.safetensors")]
+    assert {file.stat().st_mode for file in files} == {(runs / name / "recipe.yaml").stat().st_mode}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_weights_are_safetensors_and_the_backbones_alone(runs, name):
     files = {file.name for file in (runs / name / "model").iterdir()}
     assert {"config.json", "tokenizer.json", "README.md"} <= files

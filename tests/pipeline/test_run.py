@@ -9,9 +9,10 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.folder import Batch, RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
-from swep_ds.pipeline.run import _pretraining, _report
+from swep_ds.pipeline.run import _note_start, _pretraining, _report, _take
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from tests.support import tiny, tiny_models
 from tests.support.tiny_run import squad
@@ -102,6 +103,31 @@ def test_damaged_results_of_a_first_stage_are_deleted_not_run_again(tmp_path):
     (tmp_path / "pretrain" / "results.json").write_text("{")
     with pytest.raises(InputError, match=r"pretrain/results\.json: is damaged: delete it, and the first stage writes"):
         _pretraining(recipe, folder)
+
+
+def test_results_stay_until_there_are_new_ones_unless_the_tests_change(tmp_path):
+    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
+    recipe, folder = Recipe.model_validate(tree), RunFolder(tmp_path)
+    job, batch = SimpleNamespace(config={}), Batch(8, 8, 1)
+    kept = [folder.results, folder.report, tmp_path / "unaveraged" / "results.json"]
+    _note_start(folder, recipe, job, batch)
+    kept[2].parent.mkdir()
+    for file in kept:
+        file.write_text("{}")
+    _note_start(folder, recipe, job, batch)
+    assert all(file.is_file() for file in kept)
+    _note_start(folder, Recipe.model_validate(tree | {"eval": {"n_best": 5}}), job, batch)
+    assert not any(file.exists() for file in kept)
+
+
+def test_a_service_that_is_not_installed_is_refused_before_the_folder_is_claimed(tmp_path, monkeypatch):
+    monkeypatch.setattr("swep_ds.training.services.find_spec", lambda _: None)
+    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
+    recipe, path = Recipe.model_validate(tree | {"tracking": {"to": "trackio"}}), tmp_path / "run"
+    said = r"^tracking\.to: trackio is not installed: pip install 'swep-ds\[trackio\]', or set it to off$"
+    with process_group(), RunFolder(path) as folder, pytest.raises(InputError, match=said):
+        _take(folder, recipe, "auto")
+    assert not path.exists()
 
 
 def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):

@@ -194,7 +194,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
     ended = run_script(TRAIN, *arguments(folder, "diverged", *settings, stage=0), check=False)
     assert ended.returncode not in (0, 2)
     assert re.search(
-        r"error: loss, gradient or weights are no finite numbers by update \d+ .*: lower train\.learning_rate",
+        r"error: loss, gradient or weights are not finite numbers by update \d+ .*: lower train\.learning_rate",
         ended.stderr,
     )
     assert not (folder / "diverged" / "model").exists()

@@ -172,7 +172,7 @@ def test_a_model_that_did_not_learn_to_decline_does_not(runs):
 
 @pytest.mark.parametrize("threshold", [math.nan, math.inf, -math.inf])
 def test_a_threshold_is_a_finite_number(threshold):
-    with pytest.raises(InputError, match=r"null_threshold -?(nan|inf): is no finite number"):
+    with pytest.raises(InputError, match=r"null_threshold -?(nan|inf): is not a finite number"):
         load_saved("quickstart:encoder", threshold)
 
 

@@ -46,7 +46,10 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     assert preflight._local(tmp_path / "none") is None
     assert preflight._local(tmp_path / ("n" * 300)).startswith("unreadable (")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
     assert preflight._data("owner/squad:plain@train") == "not in the hub's cache, would be downloaded"
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: True)
+    assert preflight._data("owner/squad:plain@train").startswith("missing from the hub's cache, and offline mode")
     kept = tmp_path / "hub" / "datasets--owner--squad"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("0" * 40)

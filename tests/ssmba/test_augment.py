@@ -118,7 +118,7 @@ def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
     (tmp_path / "link.json.chunks" / ".lock").symlink_to(tmp_path / "thesis.tex")
     os.mkfifo(tmp_path / "pipe.json.chunks" / ".lock")
     for name in ("link", "pipe"):
-        assert "is no regular file" in refused(Chunks(tmp_path / f"{name}.json", 3), SETUP)
+        assert "is not a regular file" in refused(Chunks(tmp_path / f"{name}.json", 3), SETUP)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
@@ -158,7 +158,7 @@ def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free
     with process_group():
         with pytest.raises(InputError, match="--model nowhere: "):
             augment(data, "nowhere", output, Settings(), None)
-        assert [file.name for file in (tmp_path / "out.json.chunks").iterdir()] == [".lock"]
+        assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
         output.write_text("")
         with pytest.raises(InputError, match=r"--output .*out\.json: exists already"):
             augment(data, "nowhere", output, Settings(), None)

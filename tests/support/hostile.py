@@ -1,4 +1,4 @@
-"""Damage to a run's files: contents of every wrong kind, and things that are no files."""
+"""Damage to a run's files: contents of every wrong kind, and things that are not files."""
 
 import json
 import os

@@ -116,6 +116,10 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"--output_dir .*file: cannot be written to"):
         describe(cells, tmp_path / "file")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("")
+    with pytest.raises(InputError, match=r"--output_dir .*run: is the folder of a run: name another"):
+        describe(cells, tmp_path / "run")
 
 
 def test_a_sweeps_runs_are_tracked_as_one_group_and_tracking_makes_no_other_run(tmp_path):
@@ -222,14 +226,14 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ({}, "variants names nothing to train"),
         (
             {"variants": {"MLE": None}},
-            "variants.MLE: None: input should be a valid dictionary",
+            "variants.MLE: None is not a mapping: write it as MLE: {NAME: VALUE}",
         ),
-        ({"variants": ["MLE"]}, "variants: ['MLE']: input should be a valid dictionary"),
-        ({**MINIMAL, "across": {"share": ["1"]}}, "across.share: ['1']: input should be a valid dictionary"),
+        ({"variants": ["MLE"]}, "variants: ['MLE'] is not a mapping"),
+        ({**MINIMAL, "across": {"share": ["1"]}}, "across.share: ['1'] is not a mapping"),
         ({**MINIMAL, "seeds": 3}, "seeds: 3 is not a list: write it as seeds: [A, B]"),
         ({**MINIMAL, "seeds": []}, "seeds: []: list should have at least 1 item"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
-        ({**MINIMAL, "seeds": [-1]}, "variants.MLE: .*quickstart.yaml: seed: -1: input should be greater"),
+        ({**MINIMAL, "seeds": [-1]}, "variants.MLE: seed: -1: must be greater"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
         (
             {**MINIMAL, "set": {"train": {"epochs": 1}}},
@@ -237,7 +241,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ),
         ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder 'a-b': it must be unique"),
         ({"variants": {"β": {}}}, "variants: 'β' becomes the folder '': it must be"),
-        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; known are"),
+        (
+            {**MINIMAL, "recipe": "quickstrat"},
+            "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickstart'",
+        ),
         ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'epochs'?"),
         (
             {"variants": {"MLE": {"method.name": "mle"}, "Bad": {"method.name": "swepp"}}},
@@ -265,7 +272,7 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             "primary compares 'SWEP' with 'Swep': name two of MLE; SWEP",
         ),
         ({**TWO, "primary": ["MLE", "MLE", "f1", "shifted"]}, "primary compares 'MLE' with 'MLE': name two of"),
-        ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': input should be 'exact_match' or 'f1'"),
+        ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em' is not known; known are exact_match, f1"),
         (
             {**TWO, "set": {"train.average": "ema"}, "primary": ["SWEP, unaveraged", "MLE, plain", "f1", "shifted"]},
             "with 'MLE, plain': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",

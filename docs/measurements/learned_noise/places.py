@@ -92,7 +92,7 @@ def unpack(archives: list[Path], into: Path) -> None:
                 with tarfile.open(archive) as tar:
                     tar.extractall(folder, filter="data")
             except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-                raise InputError(f"{archive}: is no complete archive ({error}): fetch it again") from error
+                raise InputError(f"{archive}: is not a complete archive ({error}): fetch it again") from error
         runs = sorted(Path(folder).iterdir())
         for run in runs:
             if (into / run.name).exists():

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe, TrainSection
-from swep_ds.settings import MOST_CHARACTERS, Section, parse_yaml, validate
+from swep_ds.settings import Section, parse_yaml, validate
+from swep_ds.settings.reading import MOST_CHARACTERS
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.hostile import NO_FILES
 
@@ -87,7 +88,7 @@ def test_aliases_of_small_things_are_yaml():
 def test_what_is_no_regular_file(path, tmp_path, kind):
     source = tmp_path / "odd.yaml"
     NO_FILES[kind](source)
-    assert "is no regular file" in message(source)
+    assert "is not a regular file" in message(source)
     path.write_text(yaml.safe_dump(MINIMAL | {"extends": "odd.yaml"}))
     assert "odd.yaml" in message(path)
 
@@ -101,7 +102,7 @@ def test_a_name_that_cannot_be_looked_up(path, name):
 
 def test_no_utf_8(tmp_path):
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "is no UTF-8 text" in message(tmp_path / "r.yaml")
+    assert "is not UTF-8 text" in message(tmp_path / "r.yaml")
 
 
 def fields(section: type[Section] = Recipe, prefix: str = "") -> list[str]:
@@ -177,7 +178,7 @@ def test_any_value_of_a_field_is_one_line_or_taken(field, value):
 @pytest.mark.parametrize("value", [True, False])
 def test_true_is_no_number(path, field, value):
     given = [value, 0.9] if field == "train.adam_betas" else value
-    assert f"mine.yaml: {field}: {value} is no number: write one" in message(path, f"{field}={json.dumps(given)}")
+    assert f"--set {field}: {value} is not a number: write one" in message(path, f"{field}={json.dumps(given)}")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ def test_a_sweep_takes_or_refuses_anything(tmp_path, monkeypatch, place, value):
         ({"seeds": list(range(10_001))}, "are 10,001 runs: leave at most 10,000"),
         ({"across": {f"axis {n}": {f"p{k}": {} for k in range(10)} for n in range(10)}}, "10,000,000,000 runs"),
         ({"variants": {"x" * 250: {}}}, "is too long a name: shorten them"),
-        ({"seeds": [True]}, "seeds: True is no number"),
+        ({"seeds": [True]}, "seeds: True is not a number"),
         ({"seeds": [-1]}, "seed: -1"),
         ({"variants": {"a\nb": {}}}, "write one line"),
         ({"across": {"x": {"a\nb": {}}}}, "write one line"),

@@ -1,0 +1,21 @@
+"""Typed settings from YAML: sections, `extends`, `--set`, and errors that name the file, the field and the fix."""
+
+from swep_ds.settings.messages import FieldFault, shown, suggest
+from swep_ds.settings.reading import inherit, lay_sections, load, parse_yaml, read_settings, read_whole
+from swep_ds.settings.sections import Section, differences, flatten, validate
+
+__all__ = [
+    "FieldFault",
+    "Section",
+    "differences",
+    "flatten",
+    "inherit",
+    "lay_sections",
+    "load",
+    "parse_yaml",
+    "read_settings",
+    "read_whole",
+    "shown",
+    "suggest",
+    "validate",
+]

@@ -1,0 +1,159 @@
+"""What is wrong with settings, in one line: the field, the fault, the fix and the nearest known name."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from swep_ds.errors import printable
+
+MOST_FAULTS = 20  # listed per file
+Advice = Callable[[str, str], str]  # how to give a field, by its dotted name, a value
+
+
+class FieldFault(ValueError):
+    """A message that begins with the name of a field in its section."""
+
+
+def is_about(fault: Any, model: type[BaseModel], fields: Iterable[str]) -> bool:
+    """Whether the field that a fault's message begins with is one of `fields`, by dotted name, in one or around one."""
+    field = re.match(r"[^\s:]*", _explain(fault, model, option))[0] + "."
+    return any(field.startswith(f"{name}.") or name.startswith(field) for name in fields)
+
+
+def option(field: str, value: str) -> str:
+    """How to give a field a value on the command line."""
+    return f"--set {field}={value}"
+
+
+def argument(field: str, value: str) -> str:
+    """How to give a field a value in Python."""
+    section, _, name = field.partition(".")
+    return f'{section}={{"{name}": {value}}}' if name else f"{section}={value}"
+
+
+def explain_all(faults: Sequence[Any], model: type[BaseModel], advise: Advice) -> str:
+    """Faults that pydantic lists in settings of the class `model`, on one line."""
+    said = [_explain(fault, model, advise) for fault in faults[:MOST_FAULTS]]
+    more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+    return f"{'; '.join(said)}{more}"
+
+
+def _explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
+    """One pydantic error as field, fault and fix."""
+    location = [str(part) for part in error["loc"]]
+    kinds = kinds_of(model, location[0]) if location else {}
+    # pydantic inserts the kind behind the section's name
+    kind = location.pop(1) if len(location) > 1 and location[1] in kinds else None
+    field, value = shown(".".join(location), str), shown(error["input"])
+    if isinstance(error["input"], type):
+        return f"{field}: {error['input'].__name__} is a class: call it, with its settings in parentheses"
+    match error["type"]:
+        case "extra_forbidden" if kind:
+            return f"{field}: {_no_setting(location[-1], kind, kinds)}"
+        case "extra_forbidden":
+            return f"{field} is not a field{_suggest_field(location, model)}"
+        case "model_type" | "model_attributes_type":
+            return f"{field}: {_no_section(field, error['input'], model, advise)}"
+        case "missing" if isinstance(error["loc"][-1], str):
+            return f"{field} is required: {_required(field, model, advise)}"
+        case "union_tag_invalid":
+            name = shown(error["input"].get("name"), str)
+            return f"{field}.name: {name!r} is not a {field}{suggest(name, kinds)}"
+        case "union_tag_not_found":
+            return f"{field}.name is required: one of {', '.join(kinds)}"
+        case "list_type" | "tuple_type":
+            return f"{field}: {value} is not a list: write it as {location[-1]}: [A, B]"
+        case "missing":  # a place of a list with a fixed number of values
+            return f"{field.rpartition('.')[0]}: {value} is too short: give {error['loc'][-1] + 1} values or more"
+        case "too_long":
+            return f"{field}: {value} is too long: give {error['ctx']['max_length']} values"
+        case "dict_type":
+            return f"{field}: {value} is not a mapping: write it as {location[-1]}: {{NAME: VALUE}}"
+        case "literal_error":
+            choices = re.findall("'([^']*)'", error["ctx"]["expected"])
+            return f"{field}: {value} is not known{suggest(str(error['input']), choices)}"
+        case "string_type":
+            return f"{field}: {value} is not text: " + ("give a value" if error["input"] is None else "quote it")
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"{field}: {value} is not a whole number"
+        case "float_type" | "float_parsing":
+            return f"{field}: {value} is not a number"
+        case "bool_type" | "bool_parsing":
+            return f"{field}: {value} is neither true nor false"
+        case "value_error" if isinstance(error["ctx"]["error"], FieldFault):
+            return ".".join(filter(None, (field, str(error["ctx"]["error"]))))
+        case "value_error":
+            return f"{field}: {error['ctx']['error']}" if field else str(error["ctx"]["error"])
+        case _:
+            said = error["msg"].replace("Input should", "must")
+            return f"{field}: {value}: {said[0].lower()}{said[1:]}"
+
+
+def _required(field: str, model: type[BaseModel], advise: Advice) -> str:
+    kind = model.__name__.lower()
+    if advise is argument:
+        return f"give {advise(field, '...')}"
+    return f"give it in the {kind}" + f" or with {advise(field, '...')}" * (kind == "recipe")
+
+
+def _suggest_field(location: Sequence[str], model: type[BaseModel]) -> str:
+    """The end of a message about an unknown field: where a field of that name is, else the nearest name here."""
+    *parents, name = location
+    owners = [
+        f"{section}.{name}"
+        for section in model.model_fields
+        if any(name in kind.model_fields for kind in kinds_of(model, section).values() or _sections(section, model))
+    ]
+    if owners:
+        return f"; did you mean {' or '.join(map(repr, owners))}?"
+    here = next(iter(_sections(parents[0], model)), model) if parents else model
+    return suggest(name, here.model_fields)
+
+
+def kinds_of(model: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
+    """The kinds of a section by the `name` that selects each; empty for a section of one kind."""
+    info = model.model_fields.get(section)
+    if info is None or info.discriminator is None:
+        return {}
+    return {kind.model_fields["name"].default: kind for kind in get_args(info.annotation)}
+
+
+def _sections(name: str, model: type[BaseModel]) -> list[type[BaseModel]]:
+    """The types of a section, the first of several kinds first; [] for a field that is not a section."""
+    annotation = model.model_fields[name].annotation
+    return [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
+
+
+def _no_section(field: str, value: Any, model: type[BaseModel], advise: Advice) -> str:
+    name = next(iter(_sections(field, model)[0].model_fields))
+    given = shown(value, str) if kinds_of(model, field) and isinstance(value, str) else "..."
+    what = "is empty" if value is None else f"{shown(value)} is not a section"
+    if advise is argument:
+        return f"{what}: give {advise(f'{field}.{name}', shown(value) if given != '...' else given)}"
+    return f"{what}: write it as a section: {field}: {{{name}: {given}}}, or {advise(f'{field}.{name}', given)}"
+
+
+def _no_setting(name: str, kind: str, kinds: dict[str, type[BaseModel]]) -> str:
+    fields = [field for field in kinds[kind].model_fields if field != "name"]
+    others = [other for other, settings in kinds.items() if name in settings.model_fields]
+    owners = f" ({', '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
+    return f"{kind} has no setting {name!r}{owners}{suggest(name, fields) if fields else '; it takes none'}"
+
+
+def shown(value: Any, write: Callable[[Any], str] = repr) -> str:
+    """A value for a message, on one line of at most 100 characters."""
+    try:
+        text = write(value)
+    except (RecursionError, ValueError):  # nested too deep; a whole number of thousands of digits
+        text = f"a {type(value).__name__} too large to print"
+    text = printable(text)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def suggest(name: str, candidates) -> str:
+    """The end of a message about an unknown name: the nearest known name, or else all of them."""
+    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(candidates))}"

@@ -1,0 +1,235 @@
+"""Reads settings from YAML, lays them over the file that they extend, and applies `--set`.
+
+Notable:
+- A key may stand only once in a mapping: PyYAML would keep its last value and drop the others silently.
+- A short text can unfold to gigabytes (aliases, nesting, long numbers). All of that is bounded, as is each message.
+- A section may come in several kinds that a field `name` tells apart (`method`). Another name drops the settings of
+  the former kind.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swep_ds.errors import InputError, parsing, printable
+from swep_ds.files import read_text, user_path
+from swep_ds.settings.messages import kinds_of, shown, suggest
+from swep_ds.settings.sections import S, Section, validate
+
+MOST_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
+DEEPEST = 100  # levels of YAML; Python's limit on recursion is for other code to raise
+MOST_PARENTS = 10  # sections above a field that --set names
+CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
+
+
+# YAML
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """The value of a YAML text, which the user named by `what`; None if it is empty.
+
+    Raises InputError: not YAML, a repeated key, nested too deep, or more than a megabyte, with aliases unfolded.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
+    # beside YAMLError, PyYAML raises whatever a date like 2019-13-45 or a list as a key does
+    with parsing(f"{what}: not YAML", "correct it, or quote the value"):
+        loader = _UniqueKeys(text)
+        loader.what = what
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            if _size(node, {}) > MOST_CHARACTERS:
+                raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
+            return loader.construct_document(node)
+        except RecursionError:
+            raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    what: str  # how the user named the text
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node, seen = super().compose_mapping_node(anchor), set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                name, line = printable(key.value[:100]), key.start_mark.line + 1
+                raise InputError(f"{self.what}: line {line} gives {name} a second time: keep one")
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return node
+
+
+def _size(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """Characters below a node with every alias unfolded; infinite if the node contains itself.
+
+    PyYAML represents an alias by the node that it names.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return len(node.value) + 1
+    if id(node) not in sizes:
+        sizes[id(node)] = float("inf")
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
+    return sizes[id(node)]
+
+
+# Loading
+
+
+def load(
+    model: type[S],
+    name_or_path: str,
+    shipped: Path,
+    option: str,
+    overrides: Sequence[str] = (),
+    check_layer: CheckLayer = lambda base, layer, merged: None,
+) -> S:
+    """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
+
+    Overrides apply in order, except that those that name a section's kind come first.
+
+    Args:
+        option: what the user names the file with, such as "--recipe".
+        check_layer: is called with settings, those laid over them (a file, the overrides) and the result, not yet
+            validated.
+
+    Raises:
+        InputError: see `read_settings` and `validate`; a circle of `extends`; an override that is not `a.b=c`.
+    """
+    path, tree = read_whole(name_or_path, shipped, option, model, check_layer)
+    unions = {section for section in model.model_fields if kinds_of(model, section)}
+    names = {f"{section}.name" for section in unions}
+    base, layer = copy.deepcopy(tree), {}
+    for override in sorted(overrides, key=lambda text: text.partition("=")[0] not in unions | names):
+        _apply(tree, override, names)
+        _apply(layer, override, names)
+    check_layer(base, layer, tree)
+    return validate(model, tree, path, given=layer)
+
+
+def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:
+    """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file.
+
+    Raises InputError: no such file (lists the shipped ones), not YAML, or no mapping.
+    """
+    kind = model.__name__.lower()
+    path = user_path(name_or_path, option)
+    if not path.suffix:
+        path = shipped / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
+        or_file = "" if known.endswith("?") else ", or give a YAML file"
+        raise InputError(f"{option} {shown(name_or_path, str)}: no such {kind}{known}{or_file}")
+    tree = parse_yaml(read_text(path), str(path))
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
+    return path, tree
+
+
+def read_whole(
+    name_or_path: str,
+    shipped: Path,
+    option: str,
+    model: type[Section],
+    check_layer: CheckLayer = lambda base, layer, merged: None,
+) -> tuple[Path, dict[str, Any]]:
+    """As `read_settings`, laid over what the file extends; `check_layer` as in `load`."""
+    path, tree = read_settings(name_or_path, shipped, option, model)
+
+    def lay_over(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+        merged = _lay_over(base, layer)
+        check_layer(base, layer, merged)
+        return merged
+
+    return path, inherit(path, tree, shipped, model, lay_over)
+
+
+def inherit(
+    path: Path,
+    tree: dict[str, Any],
+    shipped: Path,
+    model: type[Section],
+    lay_over: Callable[[dict, dict], dict],
+    above: tuple[Path, ...] = (),
+) -> dict[str, Any]:
+    """`tree`, read from `path`, laid over the file that it extends; the files `above` extend this one."""
+    if "extends" not in tree:
+        return tree
+    kind, chain = model.__name__.lower(), (*above, path.resolve())
+    name, tree = tree["extends"], {key: value for key, value in tree.items() if key != "extends"}
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{path}: extends {shown(name)}: name a shipped {kind} or a YAML file")
+    if Path(name).suffix and not name.startswith("~"):
+        name = str(path.parent / name)
+    base_path, base = read_settings(name, shipped, f"{path}: extends", model)
+    if base_path.resolve() in chain:
+        raise InputError(
+            f"{path}: extends {shown(name, str)}, which extends this one: {kind}s cannot go round in a circle"
+        )
+    base = inherit(base_path, base, shipped, model, lay_over, chain)
+    for section in model.model_fields:
+        if kinds_of(model, section):
+            former, new = (part.get(section) if isinstance(part.get(section), dict) else {} for part in (base, tree))
+            if "name" in new and new["name"] != former.get("name"):
+                base.pop(section, None)
+    return lay_over(base, tree)
+
+
+def lay_sections(model: type[Section], tree: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """`tree` with `sections` in place of its own: a `Section` replaces the whole section; of a mapping each field
+    replaces that field, and `name` of another kind drops the settings of the former kind."""
+    merged = dict(tree)
+    for name, given in sections.items():
+        former = merged.get(name)
+        if isinstance(given, Section):
+            merged[name] = given.model_dump(mode="json")
+        elif isinstance(given, dict) and isinstance(former, dict):
+            other = kinds_of(model, name) and given.get("name", former.get("name")) != former.get("name")
+            merged[name] = dict(given) if other else former | given
+        else:
+            merged[name] = given
+    return merged
+
+
+def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in tree.items():
+        both = isinstance(base.get(key), dict) and isinstance(value, dict)
+        merged[key] = _lay_over(base[key], value) if both else value
+    return merged
+
+
+def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
+    field, separator, text = override.partition("=")
+    override = shown(override, str)
+    *parents, leaf = field.split(".")
+    if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
+        raise InputError(f"--set {override}: write it as section.field=value")
+    value = parse_yaml(text, f"--set {override}")
+    if isinstance(value, str) and "e" in value.lower():
+        with suppress(ValueError):
+            value = float(value)  # YAML 1.1 reads 3e-5 (no dot) as a string; everyone who writes it means the number
+    node = tree
+    for key in parents:
+        if node.get(key) is None:
+            node[key] = {}
+        if not isinstance(node[key], dict):
+            raise InputError(f"--set {override}: {key} is a value, not a section")
+        node = node[key]
+    if field in kind_names and node.get("name") != value:
+        node.clear()
+    node[leaf] = value

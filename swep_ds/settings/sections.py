@@ -1,0 +1,135 @@
+"""Sections of settings, validated: their fields are typed, and a fault is an `InputError` of one line."""
+
+import unicodedata
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from swep_ds.errors import InputError
+from swep_ds.settings.messages import FieldFault, argument, explain_all, is_about, option, shown
+from swep_ds.settings.schema import add_meanings
+
+LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
+LARGEST = 10**30  # pydantic cannot compare, nor Python print, integers of any length
+
+
+class _Settings(type(BaseModel)):
+    """Settings made in Python raise `InputError`, as those of a file do."""
+
+    def __call__(cls, *args, **values):
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            raise InputError(f"{cls.__name__}: {explain_all(error.errors(), cls, argument)}") from None
+
+
+class Section(BaseModel, metaclass=_Settings):
+    """Settings by name. Unknown names, NaN, a bool in place of a number, and text of several lines are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, tree: Any) -> Any:
+        for name, value in tree.items() if isinstance(tree, dict) else ():
+            if name in cls.model_fields:
+                types = set(_leaf_types(cls.model_fields[name].annotation))
+                if any(isinstance(leaf_type, type) and issubclass(leaf_type, Section) for leaf_type in types):
+                    continue  # that section checks its own fields
+                if fault := next(filter(None, (_fault(leaf, types) for leaf in leaves(value))), None):
+                    raise FieldFault(f"{name}: {fault}")
+        return tree
+
+
+S = TypeVar("S", bound=Section)
+
+
+def _fault(leaf: Any, types: set[Any]) -> str | None:
+    if isinstance(leaf, bool) and types & {int, float} and bool not in types:
+        return f"{leaf} is not a number: write one"
+    if not isinstance(leaf, str):
+        return None
+    if len(leaf) > LONGEST_TEXT:
+        return f"text of {len(leaf):,} characters: shorten it to {LONGEST_TEXT:,}"
+    # control characters, halves of surrogate pairs, separators of lines and paragraphs
+    wrong = next((c for c in leaf if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
+    if wrong is None:
+        return None
+    return f"{leaf[:60]!r} holds {wrong!r}: write one line without control characters"
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The scalars in nested lists and mappings, keys included."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += [*part, *part.values()]
+        elif isinstance(part, list | tuple | set):
+            waiting += part
+        else:
+            yield part
+
+
+def _leaf_types(annotation: Any) -> Iterator[Any]:
+    if parts := get_args(annotation):
+        for part in parts:
+            yield from _leaf_types(part)
+    else:
+        yield annotation
+
+
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
+    """Values by dotted name."""
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{below}": leaf for below, leaf in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = None) -> str:
+    """How two flat mappings differ, for a message that names at most `most` values; empty if they are equal."""
+    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    more = f"; and {len(names[most:])} more" if most and names[most:] else ""
+    return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names[:most]) + more
+
+
+def validate(
+    model: type[S],
+    tree: dict[str, Any],
+    path: Path,
+    arguments: Collection[str] | None = None,
+    given: dict[str, Any] | None = None,
+) -> S:
+    """`tree` as typed settings.
+
+    Args:
+        path: of the file that the settings were read from, for messages.
+        arguments: the sections that a call in Python gave in place of the file's; None = no such call.
+        given: the settings that `--set` gave.
+
+    Raises:
+        InputError: lists all unknown fields and wrong values, and names the file of those that are in neither.
+    """
+    for name, value in flatten(tree).items():
+        if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
+            raise InputError(f"{path}: {shown(name, str)}: a whole number of more than 30 digits: correct it")
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        advise = option if arguments is None else argument
+        faults: dict[str, list[Any]] = {}
+        for fault in error.errors():
+            mine = arguments and (not fault["loc"] or fault["loc"][0] in arguments)
+            if mine:
+                place = f"{model.__name__}:"
+            else:
+                place = "--set" if is_about(fault, model, flatten(given or {})) else f"{path}:"
+            faults.setdefault(place, []).append(fault)
+        messages = (f"{place} {explain_all(part, model, advise)}" for place, part in faults.items())
+        raise InputError("; ".join(messages)) from None
