@@ -38,7 +38,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class ModelSection(Section):
     name: str  # hub id, local folder, or "quickstart:encoder", the encoder that comes with this package
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: the best that transformers has
-    attention_dropout: float | None = Field(None, ge=0, lt=1)  # of attention weights; null = as in the model's config
+    attention_dropout: float | None = Field(None, ge=0, lt=1)  # dropout of attention weights; null = the model's
 
 
 class DataSection(Section):
@@ -77,7 +77,7 @@ class TrainSection(Section):
     learning_rate: float = Field(3e-5, gt=0, le=1000)  # at its peak, after the warm-up
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
     schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
-    weight_decay: float = Field(0.0, ge=0)  # of all parameters; decoupled from the gradient
+    weight_decay: float = Field(0.0, ge=0)  # for all parameters, decoupled from the gradient
     optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32 or autocast
     adam_betas: tuple[Beta, Beta] = (0.9, 0.999)  # decay rates of the gradient's and its square's mean
     adam_epsilon: float = Field(1e-8, gt=0)  # added to the root in AdamW's denominator
@@ -167,7 +167,7 @@ class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
-    seed: int = Field(0, ge=0, lt=2**63)  # of the new layers, the order of the data, dropout and the noise
+    seed: int = Field(0, ge=0, lt=2**63)  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model
     # how it is fine-tuned: name, with the settings of that method
     method: methods.settings_union() = Field(discriminator="name")

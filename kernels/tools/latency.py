@@ -14,7 +14,7 @@ from typing import NamedTuple
 LATENCIES = (500, 700, 900)
 """Nanoseconds from a load's turn at the memory to its data."""
 REGISTERS, SCHEDULERS, MOST_WARPS, MOST_PROGRAMS = 65536, 4, 64, 32
-"""Of an SM of sm_80, sm_90 or sm_100: registers, schedulers, and the warps and programs that fit at most."""
+"""An SM of sm_80, sm_90 or sm_100: registers, schedulers, and the warps and programs that fit at most."""
 LAUNCH = 200
 """Cycles from the last instruction of a program to the first of the next in its place."""
 PIPES = (  # first match wins: opcodes, cycles for which a warp's instruction occupies the pipe

@@ -27,7 +27,7 @@ KINDS = {
 }
 AROUND = 110  # characters of the text that are shown before and after an answer
 LONGEST_WORD = 30  # characters; text may have no spaces
-MOST_PLACES = 50  # of one text in another that are looked at
+MOST_PLACES = 50  # where one text may be in another; more are not looked at
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from swep_ds.evaluation.calibration import (
     ordered,
 )
 
-POINTS = 100  # of a risk-coverage curve, at most
+POINTS = 100  # a risk-coverage curve has at most so many
 OTHERS = "other domains"
 CALIBRATED = ", calibrated"  # after the name of a curve
 
@@ -97,7 +97,7 @@ def _risk(values: np.ndarray) -> Curve:
 
 def _statement(groups: Mapping[str, np.ndarray], calibrated: Mapping[str, np.ndarray]) -> str:
     rows = {name: _row(values) for name, values in groups.items()}
-    told = [
+    sentences = [
         f"On {name} its confidence is {sure:.0f} % on average, and {right:.0f} % of its answers are exactly right"
         for name, (sure, right, *_) in rows.items()
     ]
@@ -106,6 +106,6 @@ def _statement(groups: Mapping[str, np.ndarray], calibrated: Mapping[str, np.nda
     source = next(iter(groups))
     then = f" By its calibrator, which was fitted to held-out text of {source}, it can answer {' and '.join(after)}."
     return (
-        f"{'. '.join(told)}. If it may decline, it can answer {' and '.join(kept)} with at least "
+        f"{'. '.join(sentences)}. If it may decline, it can answer {' and '.join(kept)} with at least "
         f"{COVERED_ACCURACY} % of these answers right.{then if after else ''}"
     )

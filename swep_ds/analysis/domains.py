@@ -81,23 +81,23 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     Args:
         answered: by data set; its intervals are missing where this is.
     """
-    told, notes = {}, []
+    matching, notes = {}, []  # the data sets whose answers score what results.json says
     for name, score in results.eval.items():
         items = answered.get(name, ())
         means = _scores(items).mean(0) if len(items) else np.full(2, np.nan)
         if len(items) == score.total and np.allclose(means, (score.exact_match, score.f1), atol=ROUNDING):
-            told[name] = items
+            matching[name] = items
         elif len(items):
             notes.append(
                 f"{name} has no interval: on today's data the answers score {means[0]:.2f} / {means[1]:.2f} over "
                 f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
                 "results.json."
             )
-    measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, told)
+    measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, matching)
     rows = measured.rows(results)
     if not any(score.no_answer_total for score in results.eval.values()):
         return Domains(rows, *_finding(rows, measured), notes)
-    having = {name: [item for item in items if item.example.answers] for name, items in told.items()}
+    having = {name: [item for item in items if item.example.answers] for name, items in matching.items()}
     scores = {
         name: (score.has_answer_exact_match, score.has_answer_f1)
         if score.no_answer_total
@@ -107,8 +107,8 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     }
     source = next(iter(results.eval))
     if source not in scores:
-        said = f"No question of {source}, the source domain, has an answer."
-        return Domains(rows, said, "So there is nothing to compare other domains with.", notes)
+        headline = f"No question of {source}, the source domain, has an answer."
+        return Domains(rows, headline, "So there is nothing to compare other domains with.", notes)
     answerable = _Measured.of(scores, having)
     return Domains(rows, *_finding(answerable.rows(results), answerable, " with an answer"), notes)
 
@@ -121,9 +121,9 @@ class _Measured(NamedTuple):
     samples: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, scores: Mapping[str, tuple[float, float]], told: Mapping[str, Sequence[Answered]]) -> "_Measured":
+    def of(cls, scores: Mapping[str, tuple[float, float]], answered: Mapping[str, Sequence[Answered]]) -> "_Measured":
         scores = {name: np.array(pair) for name, pair in scores.items()}
-        drawn = {name: _resampled(_scores(told[name]), told[name], name) for name in scores if name in told}
+        drawn = {name: _resampled(_scores(answered[name]), answered[name], name) for name in scores if name in answered}
         samples = {name: values for name, values in drawn.items() if values is not None}
         _, *others = scores
         if len(others) > 1:
@@ -199,26 +199,28 @@ def _finding(rows: Sequence[Domain], measured: _Measured, which: str = "") -> tu
         return f"The model answers {at_home} exactly.", "It was tested on no other domain."
     away = others[-1]  # the mean, or the only other domain
     shifted = [row for row in others if row.total is not None]
-    several = len(shifted) > 1
+    plural = len(shifted) > 1
     count = WORDS[len(shifted)] if len(shifted) < len(WORDS) else str(len(shifted))
-    where = f"{count} other domains on average" if several else shifted[0].name
-    told = f"It answers {at_home}, its source domain, exactly, and {away.exact_match.value:.1f} % of those of {where}."
+    where = f"{count} other domains on average" if plural else shifted[0].name
+    detail = (
+        f"It answers {at_home}, its source domain, exactly, and {away.exact_match.value:.1f} % of those of {where}."
+    )
     best, least = (choose(shifted, key=lambda row: row.exact_match.value) for choose in (max, min))
     if best.exact_match.value > least.exact_match.value:
-        told += (
+        detail += (
             f" It does best on {best.name} ({best.exact_match.value:.1f} %) and worst on {least.name} "
             f"({least.exact_match.value:.1f} %)."
         )
     if not source.exact_match.value:
-        return f"The model answers no question{which} of {source.name}, its source domain, exactly.", told
+        return f"The model answers no question{which} of {source.name}, its source domain, exactly.", detail
     lost = _loss(measured, source.name, away.name)
     if lost.low is not None:
-        told += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
+        detail += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
         if not lost.is_clear:
-            return "These questions do not show that the model loses exact answers on other domains.", told
+            return "These questions do not show that the model loses exact answers on other domains.", detail
     if lost.value < 0:
-        return f"On other domains the model gives {-lost.value:.0f} % more exact answers than at home.", told
-    return f"On other domains the model loses {lost.value:.0f} % of the exact answers that it gives at home.", told
+        return f"On other domains the model gives {-lost.value:.0f} % more exact answers than at home.", detail
+    return f"On other domains the model loses {lost.value:.0f} % of the exact answers that it gives at home.", detail
 
 
 def _loss(measured: _Measured, source: str, away: str) -> Interval:

@@ -85,7 +85,7 @@ class Grid:
     """A small table of a block; its texts are escaped."""
 
     title: str  # what the cells hold
-    heads: list[str]  # of all columns but the first, the rows' names
+    heads: list[str]  # all columns' but the first, which holds the rows' names
     rows: list[list[list[str]]]  # a cell is a list of texts, such as EM and F1
 
 

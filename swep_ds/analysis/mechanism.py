@@ -88,7 +88,8 @@ def curvature(run: SavedRun, windows: Sequence[AnswerWindow], draws: int = 2) ->
     def summary(group: pd.DataFrame) -> pd.Series:
         tokens = group.tokens.sum()
         k = group.k.sum() / tokens
-        error = np.sqrt(((group.k - k * group.tokens) ** 2).sum()) / tokens  # of a ratio of means over windows
+        # the standard error of a ratio of means over windows
+        error = np.sqrt(((group.k - k * group.tokens) ** 2).sum()) / tokens
         return pd.Series(
             {"k": k, "k_error": error, "squared_mean_gradient": group["product"].sum() / tokens, "tokens": tokens}
         )

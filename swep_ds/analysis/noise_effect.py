@@ -67,22 +67,22 @@ def noise_size(lines: Sequence[Mapping[str, Any]], prior_mean: float, prior_vari
         prior_mean: the prior's mean of mu: 0 for noise that is added.
         prior_variance: alpha; None if the method has no prior.
     """
-    told = []
+    sentences = []
     if last := _last(lines, "mu", "sigma"):
         act = "added to embeddings" if prior_mean == 0 else "by which embeddings are multiplied"
         priors = f" (the prior has {prior_mean:g} and {math.sqrt(prior_variance):.3f})" if prior_variance else ""
-        told.append(
+        sentences.append(
             f"At update {last['update']} the noise {act} had a mean of {last['mu']:.3f} and a standard deviation of "
             f"{last['sigma']:.3f}{priors}, averaged over tokens and dimensions."
         )
     if last := _last(lines, "kl_per_window"):
-        told.append(f"It was {last['kl_per_window']:.3g} nats a window away from the prior.")
+        sentences.append(f"It was {last['kl_per_window']:.3g} nats a window away from the prior.")
     if last := _last(lines, "words_changed", "words_changed_clean"):
-        told.append(
+        sentences.append(
             f"{100 * last['words_changed']:.1f} % of the perturbed tokens were nearest to another word, and "
             f"{100 * last['words_changed_clean']:.1f} % of the same tokens without noise."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _last(lines: Sequence[Mapping[str, Any]], *names: str) -> Mapping[str, Any] | None:
@@ -98,15 +98,15 @@ def _statement(learned: Mapping[str, np.ndarray], shuffled: Mapping[str, np.ndar
     clear = {answer: change for answer, change in changes.items() if change.is_clear}
     if not clear:
         return "Learned noise does to the answer what noise from the prior does, as far as these updates can tell."
-    said = " and ".join(
+    effect = " and ".join(
         f"{'lowers' if change.mean < 0 else 'raises'} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats"
         for answer, change in clear.items()
     )
     favour = Change.of(learned["guess"] - learned["gold"])
     if favour.is_clear and favour.mean < 0:
-        said += ", which favours what the model believes already over the gold answer"
+        effect += ", which favours what the model believes already over the gold answer"
     elif favour.is_clear:
-        said += ", which favours the gold answer over what the model believes already"
+        effect += ", which favours the gold answer over what the model believes already"
     most = max(clear, key=lambda answer: abs(clear[answer].mean))
     kept = Change.of(shuffled[most])
-    return f"Learned noise {said}. Shuffled, it changes the nll of the {ANSWERS[most]} by {kept} nats."
+    return f"Learned noise {effect}. Shuffled, it changes the nll of the {ANSWERS[most]} by {kept} nats."

@@ -1,4 +1,4 @@
-"""`report.html`: what a run found, its answers, its course and its settings, in one page that needs no other file.
+"""`report.html`: its result, its answers, its course and its settings, in one page that needs no other file.
 
 Everything comes from the run's folder and, for the questions, from the test data that its recipe names. What is missing
 is left out, and the page says so.
@@ -80,12 +80,12 @@ def _make_report(folder: Path, against: Path | None) -> Report:
     compared = _compared(folder, recipe, answered, results, against) if against else None
     from swep_ds.analysis.example_maps import heat_maps  # imports DeepSpeed: not before the checks
 
-    found = domains(results, answered) if results and results.eval else None
+    by_domain = domains(results, answered) if results and results.eval else None
     content = {
         "title": f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}",
         "results": results,
         "provenance": {"run": folder.resolve().name, **(results.provenance if results else {})},
-        "domains": found,
+        "domains": by_domain,
         "divided": _divided(results),
         "against": compared,
         **_counts(answered),
@@ -96,7 +96,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "confidence": _confidence(answered, results),
         "maps": heat_maps(folder, recipe, answered),
         "cost": run_facts.cost(results),
-        "ranks": run_facts.ranks(health, own_forward=run_facts.zero_stage(config) < 3),
+        "ranks": run_facts.ranks(health, local_forward=run_facts.zero_stage(config) < 3),
         "unread": unread,
         "settings": run_facts.settings(recipe, results, config, batch),
         "recipe": recipe.dump(),

@@ -99,11 +99,11 @@ def cost(results: Results | None) -> list[tuple[str, str]]:
     return rows
 
 
-def ranks(health: Sequence[HealthLine], *, own_forward: bool) -> list[dict[str, Any]]:
+def ranks(health: Sequence[HealthLine], *, local_forward: bool) -> list[dict[str, Any]]:
     """A row per rank, with medians over the logged updates; a single rank without a note has none.
 
     Args:
-        own_forward: whether a rank's forward passes wait for no other ranks' weights.
+        local_forward: whether a rank's forward passes wait for no other ranks' weights.
     """
     names = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
     world = len(health[-1].step_seconds) if health else 0  # at the end: a run may resume on other ranks
@@ -116,7 +116,7 @@ def ranks(health: Sequence[HealthLine], *, own_forward: bool) -> list[dict[str, 
         step, data, forward = (median(getattr(line, name)[rank] for line in lines) for name in names[:3])
         bad = [line.update for line in lines if rank in line.not_finite]
         notes = ["waits for data"] if data > WAITING * step else []
-        notes += ["slow forward passes"] if own_forward and forward > SLOW * usual else []
+        notes += ["slow forward passes"] if local_forward and forward > SLOW * usual else []
         notes += [f"not finite at update {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else "")] if bad else []
         memory = max(line.memory_mib[rank] for line in lines)
         rows.append({"rank": rank, "seconds": (step, data, forward), "memory_mib": memory, "notes": ", ".join(notes)})

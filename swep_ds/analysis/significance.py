@@ -15,7 +15,7 @@ from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run
 
 RESAMPLES = 10_000
-ELEMENTS = 2**22  # of the bootstrap's counts that are in memory at a time
+ELEMENTS = 2**22  # so many of the bootstrap's counts are in memory at a time
 Rows = Mapping[str, Sequence[Run]]
 
 

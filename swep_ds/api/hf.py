@@ -138,7 +138,7 @@ class RobustMixin:
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        if "loss" in logs and self._sums:  # of training, which all ranks log together
+        if "loss" in logs and self._sums:  # these are training's logs, which all ranks write together
             names = sorted(self._sums)
             means = torch.stack([self._sums[name] for name in names]) / self._count
             logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))
@@ -151,7 +151,7 @@ class RobustMixin:
             self._signature_columns.append("sample_id")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        if state_dict:  # of DeepSpeed's engine, and so of the wrapper
+        if state_dict:  # DeepSpeed's engine gives the wrapper's
             state_dict = {name.removeprefix(MODEL): value for name, value in state_dict.items() if MODEL in name}
         super()._save(output_dir, state_dict)
 

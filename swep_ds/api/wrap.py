@@ -25,7 +25,7 @@ from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.settings import shown
 
-MULTIPLIER = 6364136223846793005  # of Knuth's MMIX generator
+MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
 SPAN, TARGET = ("start_positions", "end_positions"), ("labels",)
 TAKES = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *SPAN, *TARGET)
 
@@ -71,7 +71,7 @@ class Robust(nn.Module):
         self.update, self.updates, self.accumulation = 0, updates, accumulation
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
-        self._shares: Tensor | None = None  # of a window and of a token in the update's loss, from `begin_update`
+        self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
     @property
     def model(self) -> nn.Module:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from swep_ds.errors import InputError, reason
 from swep_ds.plugins import check_free, load_entry_points
 
-GROUP = "swep_ds.readers"  # of entry points
+GROUP = "swep_ds.readers"  # the entry points' group
 Reader = Callable[[str], Iterable[dict[str, Any]]]
 R = TypeVar("R", bound=Reader)
 _readers: dict[str, Reader] = {}

@@ -69,7 +69,7 @@ def csv_rows(source: str, text: str, delimiter: str) -> Rows:
     csv.field_size_limit(sys.maxsize)  # a context may be long
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     fix = "give every row the header's columns; put a text with quotation marks in quotation marks and double its own"
-    places: dict[str, int] = {}  # of a column's cell in a row
+    places: dict[str, int] = {}  # column -> the place of its cell in a row
     width, number = 0, 0
     while True:
         with parsing(f"{source}: malformed table of text from line {reader.line_num + 1} on", fix):

@@ -103,5 +103,5 @@ def bins(total: int) -> list[np.ndarray]:
 
 
 def accuracy_by_coverage(right_N: np.ndarray) -> np.ndarray:
-    """Of `ordered` exact matches [N]: the share of right answers among the n most confident ones, n = 1 ... N."""
+    """The share of right answers among the n most confident ones, n = 1 ... N, from `ordered` exact matches [N]."""
     return np.cumsum(right_N) / np.arange(1, len(right_N) + 1)

@@ -97,7 +97,7 @@ class Evaluation:
     batch_size: int  # windows per rank
     cache: Path  # folder for tokenised windows
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by data set; others have SQuAD's rules
-    null_threshold: float | None = None  # of null odds, above which a question is declined; None = the model cannot
+    null_threshold: float | None = None  # null odds above it decline a question; None = never
     calibrator: Calibrator | None = None
 
     @property

@@ -24,7 +24,7 @@ SMALLEST = 1e-30  # probability of any answer beside an empty one that has all o
 
 class GeneratedAnswer(NamedTuple):
     text: str
-    probability: float  # of the whole sequence, given its window
+    probability: float  # the whole sequence's, given its window
     score: float  # its logarithm
 
 

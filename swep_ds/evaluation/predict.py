@@ -16,7 +16,7 @@ from swep_ds.data.batches import Batch, Padding
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.spans import Answer, Null
 
-Columns = Mapping[str, np.ndarray | pa.ListArray]  # of windows, by name; lists stay in Arrow
+Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 
 

@@ -82,7 +82,7 @@ class Evaluated:
 
     scores: Scores
     scorers: dict[str, str]  # whose rules
-    null_threshold: float | None = None  # of a model that may decline questions
+    null_threshold: float | None = None  # set for a model that may decline questions
     calibrator: Calibrator | None = None
 
 
@@ -111,7 +111,7 @@ class Results(Checked):
     selection: Selection | None = None
     eval: dict[str, CalibratedScore]  # the source domain first
     scorers: dict[str, str] = {}  # by data set: whose rules scored it
-    null_threshold: float | None = None  # of a model that may decline: above it, it does
+    null_threshold: float | None = None  # a model that may decline does so above it
     calibrator: Calibrator | None = None
     versions: dict[str, str]
     provenance: dict[str, str] = {}  # `provenance()`; results of earlier versions lack it

@@ -207,7 +207,7 @@ class SpanDecoder:
         self, examples: Sequence[Example], settings: SpanSettings, *, best_only: bool = False, null: bool = False
     ):
         self.examples, self.settings, self.best_only, self.null = examples, settings, best_only, null
-        self._log_sums: dict[int, float] = {}  # of exp(score) over the spans of an example seen so far
+        self._log_sums: dict[int, float] = {}  # log of the sum of exp(score) over an example's spans so far
         self._null_scores: dict[int, float] = {}  # the lowest of an example's windows seen so far
         # per batch: its candidates' example, score, first and end character
         self._parts = [(np.empty(0, np.int64), np.empty(0, np.float32), *np.empty((2, 0), np.int32))]
@@ -284,7 +284,7 @@ class SpanDecoder:
         return float(np.logaddexp(spans, self._null_scores[row])) if self.null else spans
 
     def _probabilities(self, example: np.ndarray, score: np.ndarray) -> np.ndarray:
-        """Of candidates with these scores [C] of these examples [C]: [C] float64."""
+        """The probabilities [C], float64, of candidates with these scores [C] of these examples [C]."""
         log_sum = np.array([self._log_sum(row) for row in example.tolist()])
         finite = score.astype(np.float64).clip(-2 * LARGEST, 2 * LARGEST)  # two infinite logits add up to inf
         return np.exp(np.minimum(0.0, finite - log_sum))

@@ -42,7 +42,7 @@ _CLASSES: dict[type[Settings], type[Method]] = {
     LnsrSettings: Lnsr,
 }
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in _CLASSES}
-GROUP = "swep_ds.methods"  # of entry points
+GROUP = "swep_ds.methods"  # the entry points' group
 on_registered: list[Callable[[], None]] = []  # called after each `method` that is registered
 M = TypeVar("M", bound=type[Method])
 

@@ -22,7 +22,7 @@ from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, dire
 class AdvAugSettings(Settings):
     uses_model: ClassVar[bool] = True
     name: Literal["adv_aug"] = "adv_aug"
-    ascent_steps: int = Field(5, ge=1, le=1000)  # of gradient ascent on the loss
+    ascent_steps: int = Field(5, ge=1, le=1000)  # steps of gradient ascent on the loss
     # share of the Frobenius norm of a window's embeddings; about 0.5 changes the paper's 20 % of the words on the quick
     # start, and leaves nothing to learn (docs/methods.md)
     step_size: float = Field(0.003, gt=0)

@@ -160,8 +160,8 @@ class Method(nn.Module):
     """
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
-    learning_rate: float | None = None  # of the method's own parameters; None = the model's
-    max_grad_norm: float | None = None  # of their gradient; None = clipped together with the model's; 0 = no clipping
+    learning_rate: float | None = None  # for the method's parameters; None = the model's
+    max_grad_norm: float | None = None  # for their gradient; None = clipped with the model's; 0 = no clipping
     watches: str | None = None  # the statistic of `Objective.forward` that `observe` gets
 
     def passes(self, progress: float) -> list[Pass]:

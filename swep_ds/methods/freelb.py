@@ -21,7 +21,7 @@ class FreelbSettings(Settings):
     needs: ClassVar[Need] = "gradient"
     name: Literal["freelb"] = "freelb"
     ascent_steps: int = Field(3, ge=2, le=1000)  # K
-    step_size: float = Field(0.1, gt=0)  # of a step of the ascent
+    step_size: float = Field(0.1, gt=0)  # length of a step of the ascent
     radius: float = Field(0.3, gt=0)  # epsilon, largest Frobenius norm of a window's perturbation
 
 

@@ -41,7 +41,7 @@ FAR = math.log(2.0)  # nearer, DAMPING and the ascent are gentle enough
 RECENT = 16  # updates of the mean that tells where the KL comes from
 BURST = 4.0  # targets; in that mean a KL counts as no more, or what follows a burst would look like a fall for long
 PACE = 12.0
-RANGE = math.log(1e6)  # of theta around its start, where a target is never reached
+RANGE = math.log(1e6)  # how far theta may go from its start, where a target is never reached
 STATE = ("theta", "mean", "recent")
 
 

@@ -18,7 +18,7 @@ class LnsrSettings(Settings):
     needs: ClassVar[Need] = "dropout"
     name: Literal["lnsr"] = "lnsr"
     noise_scale: float = Field(0.05, gt=0)  # root mean square length of a token's noise, share of its embedding's
-    distance_weight: float = Field(1.0, gt=0)  # of the distance between hidden states with and without noise
+    distance_weight: float = Field(1.0, gt=0)  # weighs the distance between hidden states with and without noise
 
 
 class Lnsr(Method):

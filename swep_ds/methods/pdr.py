@@ -23,7 +23,7 @@ class PdrSettings(Settings):
     name: Literal["pdr"] = "pdr"
     start_size: float = Field(1e-3, gt=0)  # standard deviation of the random start
     epsilon: float = Field(0.5, gt=0)  # Frobenius norm of a window's perturbation
-    divergence_weight: float = Field(1.0, gt=0)  # of the divergence between clean and perturbed predictions
+    divergence_weight: float = Field(1.0, gt=0)  # weighs the divergence between clean and perturbed predictions
 
 
 class Pdr(Method):

@@ -176,7 +176,7 @@ def _run_stage(
     return tracker
 
 
-NO_VALIDATION = "no held-out articles choose another (data.holdout_fraction or eval.select_on)"
+NO_VALIDATION = "the default, as no held-out articles choose one (data.holdout_fraction or eval.select_on)"
 NO_CALIBRATOR = (
     "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
 )
@@ -242,7 +242,7 @@ def _tuned(engine, job: Job, recipe: Recipe, say: Say) -> Evaluation:
     if evaluation.null_threshold is not None:
         say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
     elif recipe.data.unanswerable == "train":
-        say("no question is declined: all training questions have an answer, whatever data.unanswerable says")
+        say("no question is declined: data.unanswerable is train, but all training questions have an answer")
     say(confidences)
     return evaluation
 

@@ -40,7 +40,7 @@ class ReadingSettings(Section):
 
     data: WindowSection
     eval: EvalSection
-    null_threshold: float | None = None  # of null odds, above which a question is declined; None = never
+    null_threshold: float | None = None  # null odds above it decline a question; None = never
     calibrator: Calibrator | None = None
 
     @classmethod

@@ -150,12 +150,12 @@ def fingerprint(files: Iterable[Path], root: Path) -> str:
 def try_output(folder: Path) -> str:
     """Collective. Every rank writes a file and looks for rank 0's; all files and new folders are removed again."""
     token = ranks.gather(secrets.token_hex(8))[0]
-    rank_0_file, own_file = (folder / f".preflight-{token}-{rank}" for rank in (0, ranks.rank()))
+    rank_0_file, this_file = (folder / f".preflight-{token}-{rank}" for rank in (0, ranks.rank()))
     new_folders = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     fault = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own_file.touch()
+        this_file.touch()
     except OSError as error:
         fault = f"not writable ({error.strerror})"
     if not ranks.gather(fault)[0]:
@@ -166,7 +166,7 @@ def try_output(folder: Path) -> str:
             fault = fault or "not shared (a file that rank 0 wrote there cannot be seen)"
     ranks.gather(None)  # all have looked
     with suppress(OSError):  # the folder is not writable
-        own_file.unlink(missing_ok=True)
+        this_file.unlink(missing_ok=True)
     ranks.gather(None)  # all files are gone
     for path in new_folders:
         with suppress(OSError):  # another rank was faster

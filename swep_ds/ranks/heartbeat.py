@@ -92,8 +92,8 @@ class Heartbeat:
         Its traceback is printed unless another rank died, which may have caused it.
         """
         self._traceback = "".join(traceback.format_exception(error)).rstrip()
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        self._send(fault=f"ended with {said} in {self.at[1]}")
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        self._send(fault=f"ended with {text} in {self.at[1]}")
         self._thread.join(LEAVE_SECONDS)  # it ends the process, unless rank 0 hangs
         leave(self._traceback, EXIT_FAULT)
 

@@ -56,7 +56,7 @@ def _who_is_behind(statuses: Sequence[RankStatus], now: float) -> str:
     parts = _described(silent, lambda status: f"has been silent for {now - status.heard:.0f} s, last in {status.step}")
     groups = [list(group) for _, group in groupby(rest, key=attrgetter("steps"))]
     if len(groups) > 1 and not silent:
-        parts += _described(groups.pop(0), lambda status: f"is in {status.step}, since {now - status.moved:.0f} s")
+        parts += _described(groups.pop(0), lambda status: f"has been in {status.step} for {now - status.moved:.0f} s")
     for group in groups:
         waits = "waits" if len(group) == 1 else "wait"
         parts.append(f"{ranks_of(status.rank for status in group)} {waits} in {group[0].step}")

@@ -36,9 +36,9 @@ def argument(field: str, value: str) -> str:
 
 def explain_all(faults: Sequence[Any], model: type[BaseModel], advise: Advice) -> str:
     """Faults that pydantic lists in settings of the class `model`, on one line."""
-    said = [_explain(fault, model, advise) for fault in faults[:MOST_FAULTS]]
+    messages = [_explain(fault, model, advise) for fault in faults[:MOST_FAULTS]]
     more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-    return f"{'; '.join(said)}{more}"
+    return f"{'; '.join(messages)}{more}"
 
 
 def _explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
@@ -88,8 +88,8 @@ def _explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
         case "value_error":
             return f"{field}: {error['ctx']['error']}" if field else str(error["ctx"]["error"])
         case _:
-            said = error["msg"].replace("Input should", "must")
-            return f"{field}: {value}: {said[0].lower()}{said[1:]}"
+            text = error["msg"].replace("Input should", "must")
+            return f"{field}: {value}: {text[0].lower()}{text[1:]}"
 
 
 def _required(field: str, model: type[BaseModel], advise: Advice) -> str:

@@ -33,7 +33,7 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
 
     Empty for a class without source, such as one that was typed into an interpreter.
     """
-    said: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for part in section.__mro__[section.__mro__.index(BaseModel) - 1 :: -1]:
         try:
             source = textwrap.dedent(inspect.getsource(part))
@@ -49,12 +49,11 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
                 lines = [*range(first, field.lineno), field.end_lineno]
                 words = [comments[line].string.lstrip("# ") for line in lines if line in comments]
                 if words:
-                    said[field.target.id] = " ".join(words)
-        if (
-            "name" in vars(part).get("__annotations__", {}) and "name" not in said
-        ):  # the kind of a section that comes in several
-            said["name"] = (inspect.getmodule(part).__doc__ or "").partition("\n")[0]
-    return said
+                    by_name[field.target.id] = " ".join(words)
+        # the kind of a section that comes in several
+        if "name" in vars(part).get("__annotations__", {}) and "name" not in by_name:
+            by_name["name"] = (inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+    return by_name
 
 
 def add_meanings(schema: Schema, section: type[BaseModel]) -> None:

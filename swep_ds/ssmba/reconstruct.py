@@ -29,7 +29,7 @@ class Settings:
     """What determines the samples, beside data and model."""
 
     samples: int = 8  # per question
-    share: float = 0.25  # of the tokens that are corrupted
+    share: float = 0.25  # the share of tokens that are corrupted
     seed: int = 0
     batch_size: int = 32  # windows per forward pass
     protect_answer: bool = True  # no token of the answer is corrupted; else samples that lose it are dropped

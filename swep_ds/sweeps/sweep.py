@@ -58,7 +58,7 @@ class Sweep(Section):
     variants: dict[str, Settings] = Field({})  # by name
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
-    seeds: list[int] = Field([0], min_length=1)  # of each variant at each point
+    seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
     primary: Primary | None = None  # tested alone; the table adjusts all other comparisons for their number
 
     @field_validator("primary", mode="before")
@@ -276,8 +276,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         try:
             recipe = Recipe.load(sweep.recipe, options, "recipe")
         except InputError as error:
-            said = str(error) if overrides else str(error).removeprefix("--set ")
-            raise InputError(f"{place}: {said}") from None
+            text = str(error) if overrides else str(error).removeprefix("--set ")
+            raise InputError(f"{place}: {text}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         if len(name) > LONGEST_FOLDER:
             raise InputError(f"{place}: the folder {name} is too long a name: shorten them")

@@ -66,7 +66,7 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
     if stage == 0 and (engine.bfloat16_enabled() or engine.fp16_enabled()):
         return  # the optimizer's state has another form, which DeepSpeed alone reads
     if stage and same_layout:
-        parts = [_check_own_part(engine, stage, read_state(tag / files[rank])["optimizer_state_dict"])]
+        parts = [_check_part_of_rank(engine, stage, read_state(tag / files[rank])["optimizer_state_dict"])]
     else:
         parts = _read_parts(engine, tag, stage, model, files)[0][rank :: dist.get_world_size()]
     if not all(flat[WEIGHTS].isfinite().all() for part in parts for flat in part.flats):
@@ -88,7 +88,7 @@ def _check_progress(engine, model: dict[str, Any], manifest: Manifest) -> None:
         raise ValueError("another version of PyTorch wrote its schedule")
 
 
-def _check_own_part(engine, stage: int, optimizer: dict[str, Any]) -> Part:
+def _check_part_of_rank(engine, stage: int, optimizer: dict[str, Any]) -> Part:
     """What this rank saved in the engine's own layout."""
     flats = engine_flats(engine)
     part = saved_part(stage, engine_shares(engine, flats), optimizer)

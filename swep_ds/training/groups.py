@@ -66,7 +66,8 @@ class GroupNorms:
             engine.optimizer.unscale_and_clip_grads = self._clip_part if stage < 3 else self._clip_sub_group
 
     def method_norm(self) -> float:
-        """Of the method's parameters; infinite if it is not finite, not computed, or if the update overflowed."""
+        """The gradient norm of the method's parameters; infinite if it is not finite or not computed, or after an
+        overflow."""
         if not self._norms or getattr(self._optimizer, "overflow", False):
             return math.inf
         return float(self._norm(METHOD)) / self._scale

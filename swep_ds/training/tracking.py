@@ -95,8 +95,8 @@ class Tracker:
         shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
         self.progress.update(done.updates, shown)
         if bool(remark) != bool(self.remark):
-            said = remark or f"no longer so at update {done.updates}: {self.remark}"
-            self.console.print(f"note: {said}", style="yellow")
+            text = remark or f"withdrawn at update {done.updates}: {self.remark}"
+            self.console.print(f"note: {text}", style="yellow")
         self.remark = remark
         if done.updates == self.updates:
             self.progress.stop()

@@ -111,7 +111,7 @@ def test_frequency(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["heatmap", "RUN", "--data", "news"], "was not tested on a data set 'news'; did you mean 'test'?"),
+        (["heatmap", "RUN", "--data", "news"], "was not tested on a data set 'news'; known are test"),
         (["heatmap", "RUN", "--questions", "q7"], "--questions q7: no such question; there is, for example, q1-0"),
         (["heatmap", "RUN", "--first", "0"], "--first 0: must be at least 1"),
         (["tsne", "RUN", "--seed", str(2**32)], "scikit-learn takes numbers below 2^32"),

@@ -96,7 +96,7 @@ def test_every_value_of_what_a_run_logged_may_be_wrong(tmp_path):
             learning_curves(lines)
             throughput(lines)
             assert len(health) + unread == len(lines)
-            run_facts.ranks(health, own_forward=True)
+            run_facts.ranks(health, local_forward=True)
             assert lines[-1] == line
 
 

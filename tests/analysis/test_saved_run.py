@@ -88,7 +88,7 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
 def test_a_test_set_that_the_run_does_not_know(tmp_path):
     run = load(tmp_path, "prior_aug")
     assert run.test_examples() == run.test_examples("test")
-    with pytest.raises(InputError, match="was not tested on a data set 'news'; did you mean 'test'"):
+    with pytest.raises(InputError, match="was not tested on a data set 'news'; known are test"):
         run.test_examples("news")
     assert len(run.training_examples()) == 42
 

@@ -226,7 +226,7 @@ def test_stalls_name_who_is_behind_and_who_is_silent_and_busy_ranks_are_none(ran
     ranks.tell("progress update 5, step", 0, 2, 3)
     ranks.tell("busy 1.5", 2)  # which is not a death
     ranks.tell("watch 1", 0)
-    behind = rf"warning: no progress for \d+ s: {re.escape(ranks.name(1))} is in update 5, data, since \d+ s; "
+    behind = rf"warning: no progress for \d+ s: {re.escape(ranks.name(1))} has been in update 5, data for \d+ s; "
     ranks.report(behind + "ranks 0, 2-3 wait in update 5, step\n")
     ranks.tell("progress update 5, step", 1)
     ranks.tell("hear update 5, step", 0)

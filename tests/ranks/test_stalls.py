@@ -50,7 +50,7 @@ def test_the_ranks_with_the_fewest_steps_are_behind():
     ranks[5].moved = -12.0
     hear(ranks, 600)
     assert StallWatch(600, now=0).look(ranks, 600) == (
-        "no progress for 600 s: rank 5 (node1, pid 105) is in update 6, data, since 612 s; "
+        "no progress for 600 s: rank 5 (node1, pid 105) has been in update 6, data for 612 s; "
         "ranks 0-4, 6-7 wait in update 7, data"
     )
 
@@ -69,7 +69,7 @@ def test_all_in_one_step_and_many_behind():
     assert StallWatch(5, now=0).look(ranks, 5).endswith(": ranks 0-2 wait in update 7, data")
     ranks = statuses(*[6] * 9, 7)
     report = StallWatch(5, now=0).look(ranks, 5)
-    assert "rank 3 (node0, pid 103) is in update 6, data, since 5 s; likewise ranks 4-8; rank 9 waits in" in report
+    assert "rank 3 (node0, pid 103) has been in update 6, data for 5 s; likewise ranks 4-8; rank 9 waits in" in report
 
 
 @pytest.mark.parametrize(

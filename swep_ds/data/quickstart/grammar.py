@@ -217,9 +217,9 @@ def _ask_elsewhere(passage: Passage, kind: Kind, world: World) -> str | None:
         for template in templates
         if kind is not passage.kind or (asked in passage.fields and slots(template)[0] <= passage.fields)
     ]
-    template, told = world.rng.choice(templates)
+    template, named = world.rng.choice(templates)
     text = passage.text.lower()
-    return None if any(record[name].lower() in text for name in told) else _fill(template, record)
+    return None if any(record[name].lower() in text for name in named) else _fill(template, record)
 
 
 def _fill(template: str, record: dict[str, str]) -> str:
