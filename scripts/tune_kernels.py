@@ -7,6 +7,8 @@ A tile replaces the current one if it is at least 2% faster, so that measurement
 
 import argparse
 import functools
+import itertools
+from collections.abc import Callable
 
 import torch
 
@@ -14,19 +16,19 @@ from swep_ds import cli
 from swep_ds.kernels import MODES, arguments, tiles, triton_impl
 from swep_ds.kernels.tools import bench
 
-CAPS = (None, 128, 96, 80, 72)
+CAPS = (128, 96, 80, 72)
 """Registers a thread at most: 12 warps an SM or so without a cap, then 16, 20, 24 and 28."""
+CAPPED = 4  # so many tiles are tried with each cap: a tile compiles for about a second
 
 
-def candidates(arch: str, direction: str, d: int, warp_size: int) -> list[tiles.Tile]:
-    """The default tile, then others with 4, 8 or 16 counters a thread, 1 to 4 warps and, on NVIDIA, register caps."""
-    quarter, result = d // 4, [tiles.default(arch, direction, d, warp_size)]
-    for cap in CAPS if arch.startswith("sm_") else (None,):
-        for warps in (1, 2, 4):
-            for total in (n * warps * warp_size for n in (4, 8, 16)):
-                cols = [2**k for k in range(5, 11) if 2**k <= total and quarter % 2**k == 0]
-                result += [tiles.Tile(total // c, c, warps, cap) for c in cols]
-    return list(dict.fromkeys(result))
+def candidates(d: int, warp_size: int) -> list[tiles.Tile]:
+    """Tiles with 4, 8 or 16 counters a thread and 1 to 4 warps, without a cap."""
+    quarter, result = d // 4, []
+    for warps in (1, 2, 4):
+        for total in (n * warps * warp_size for n in (4, 8, 16)):
+            cols = [2**k for k in range(5, 11) if 2**k <= total and quarter % 2**k == 0]
+            result += [tiles.Tile(total // c, c, warps) for c in cols]
+    return result
 
 
 def overrides(tile: tiles.Tile, arch: str) -> dict[str, int | None]:
@@ -39,23 +41,34 @@ def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: 
     """The line of the table for one kernel and width; `name` is the GPU's.
 
     The best tile has the least mean, over the numbers of tokens, of its time as a multiple of the current tile's.
+    On NVIDIA the best `CAPPED` of the tiles without a cap are then tried with each cap.
     """
     arch, _, warp_size = triton_impl.target(device)
-    current = tiles.tile(arch, direction, d, 2, warp_size)
-    timed: dict[tiles.Tile, list[float]] = {}
+    current, default = tiles.tile(arch, direction, d, 2, warp_size), tiles.default(arch, direction, d, warp_size)
+    calls: list[Callable[..., object]] = []
     for tokens in sizes:
         batch = bench.inputs(*bench.shape(tokens), d, torch.bfloat16, device.type)
         tensors = [batch[key].detach() for key in ("embeddings", "params", "mask", "sample_ids")]
         gradients = [batch["grad"], batch["grad_kl"]] if direction == "backward" else []
-        run = functools.partial(getattr(triton_impl, direction), *gradients, *tensors, bench.SEED, 1, bench.ALPHA)
-        for tile in dict.fromkeys([current, *candidates(arch, direction, d, warp_size)]):
-            call = functools.partial(run, MODES["learned"], **overrides(tile, arch))
-            timed.setdefault(tile, []).append(bench.seconds(call, device.type)[0])
+        call = functools.partial(getattr(triton_impl, direction), *gradients, *tensors, bench.SEED, 1, bench.ALPHA)
+        calls.append(functools.partial(call, MODES["learned"]))
+    timed: dict[tiles.Tile, list[float]] = {}
+
+    def measure(tile: tiles.Tile) -> None:
+        if tile not in timed:
+            options = overrides(tile, arch)
+            timed[tile] = [bench.seconds(functools.partial(call, **options), device.type)[0] for call in calls]
 
     def multiple(tile: tiles.Tile) -> float:
         ratios = [new / old for new, old in zip(timed[tile], timed[current], strict=True)]
         return sum(ratios) / len(ratios)
 
+    for tile in (current, default, *candidates(d, warp_size)):
+        measure(tile)
+    if arch.startswith("sm_"):
+        uncapped = sorted((tile for tile in timed if tile.maxnreg is None), key=multiple)
+        for tile, cap in itertools.product(uncapped[:CAPPED], CAPS):
+            measure(tile._replace(maxnreg=cap))
     best = min(timed, key=multiple)
     if multiple(best) > 0.98:
         best = current

@@ -83,16 +83,19 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
     pytest.importorskip("triton")
     from swep_ds.kernels import triton_impl
 
-    tune = scripts.load("scripts/tune_kernels.py")
+    tune, shapes = scripts.load("scripts/tune_kernels.py"), []
     monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
 
     def choose(fast: tiles.Tile, factor: float):
         def seconds(call, device):
             names = "BLOCK_ROWS", "BLOCK_COLS", "num_warps", "maxnreg"
             tile = tiles.Tile(*(call.keywords[name] for name in names))
-            return (1e-5 * (factor if tile == fast else 1.0),) * 3
+            shapes.append(tile)
+            # without its cap the fast tile must be among the best for its caps to be tried
+            return (1e-5 * (factor if tile == fast else 0.995 if tile[:3] == fast[:3] else 1.0),) * 3
 
         monkeypatch.setattr(bench, "seconds", seconds)
+        shapes.clear()
         line = tune.entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
         return eval("{" + line + "\n}", {"Tile": tiles.Tile}), line
 
@@ -100,6 +103,9 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
         entry, line = choose(best, 0.5)
         assert entry == {("sm_90", "backward", 768): best}
         assert line.endswith("# a GPU: 5.0, 5.0 us, was 10.0, 10.0")
+        # 18 shapes, the default's cap, and 4 caps for 4 of them; each at two numbers of tokens
+        assert len(set(shapes)) <= 18 + 1 + 4 * 4
+        assert len(shapes) == 2 * len(set(shapes))
     # not worth a change
     assert choose(tiles.Tile(8, 64, 2), 0.99)[0] == {
         ("sm_90", "backward", 768): tiles.default("sm_90", "backward", 768, 32)
