@@ -182,11 +182,11 @@ def compile_kernel(
     pointers = {"mask_ptr": "*i1", "sample_ids_ptr": "*i64", "kl_ptr": "*fp32", "grad_kl_ptr": "*fp32"}
     signature, aligned = {}, []
     for name in kernel.arg_names:
-        if name in types:
-            signature[name] = types[name]
-        elif name.endswith("_ptr"):
-            signature[name] = pointers.get(name, f"*{dtype}")
+        if name.endswith("_ptr"):
+            signature[name] = types.get(name) or pointers.get(name, f"*{dtype}")
             aligned.append(name)
+        elif name in types:
+            signature[name] = types[name]
         elif name in ("inverse_alpha", "log2_root_alpha", "fixed_sigma", "fixed_kl"):
             signature[name] = "fp32"
         elif name not in fixed:

@@ -96,6 +96,7 @@ def integers(direction, pattern):
         # seed and draw on the device
         ("forward", "gfx90a", 100, "fp16", "prior", dict.fromkeys(KEY, "*i64"), {"KEY_ON_DEVICE": True}),
         # mixed dtypes, as under autocast
+        ("forward", "sm_90", 1024, "fp32", "learned", {"params_ptr": "*bf16"}, {}),
         ("backward", "sm_80", 768, "fp32", "fixed_mu", {"params_ptr": "*bf16", "grad_params_ptr": "*bf16"}, {}),
         # half precision, a mask of integers, a width that leaves a ragged end
         ("backward", "gfx942", 100, "fp16", "no_eps", {"mask_ptr": "*i64"}, {}),
