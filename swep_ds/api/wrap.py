@@ -90,6 +90,8 @@ class Robust(nn.Module):
         """For an optimizer: the model's trained parameters, then the method's with `noise_learning_rate`, if set."""
         return self.objective.parameter_groups()
 
+    # torch.compile takes a module's numbers for constants: it would compile anew for each `update`
+    @torch.compiler.disable(recursive=False)
     def forward(self, **inputs):
         """
         Args:

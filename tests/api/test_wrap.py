@@ -133,6 +133,22 @@ def test_a_restored_state_continues_exactly():
     assert other.update == 0
 
 
+def test_a_compiled_wrapper_is_not_compiled_anew_for_each_update():
+    torch.compiler.reset()
+    robust = sd.wrap(tiny_models.model("bert").train(), sd.Swep(beta_schedule="linear_to_zero"), updates=8)
+    compiled, graphs = torch.compile(robust, backend="eager"), []
+    plain = sd.wrap(robust.model, sd.Swep(beta_schedule="linear_to_zero"), updates=8)
+    plain.method.load_state_dict(robust.method.state_dict())
+    for batch in batches("bert"):
+        torch.manual_seed(SEED)
+        loss = compiled(**inputs(batch)).loss
+        torch.manual_seed(SEED)
+        assert loss.item() == plain(**inputs(batch)).loss.item()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0
+    assert graphs[-1] == graphs[1]  # the second update has shown that the update's number changes
+
+
 def test_without_sample_ids_the_noise_goes_with_the_windows_text():
     robust = sd.wrap(tiny_models.model(), sd.PriorAug(prior_variance=0.5), accumulation=None)
     given = inputs(tiny_batches.batch(dtype=torch.float32))
