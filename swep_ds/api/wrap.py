@@ -18,9 +18,10 @@ from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
-from swep_ds.methods.base import Method, MicroStep, Settings
+from swep_ds.methods.base import Method, MicroStep, Settings, without_dropout
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.loading import check_takes_embeddings
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.settings import shown
@@ -202,8 +203,9 @@ def wrap(
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:
-        InputError: the model is of another kind or has embeddings of an odd width, or the method needs more than one
-            backward in an update, or weights that are trained are float16.
+        InputError: the model is of another kind, has embeddings of an odd width, or computes something else from
+            embeddings than from their ids; the method needs more than one backward in an update; or weights that are
+            trained are float16.
     """
     robust = Robust(model, method, seed, updates, accumulation)
     check_trained_dtypes(robust)
@@ -214,6 +216,11 @@ def _interface(model: nn.Module) -> QAModel:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
     takes = inspect.signature(base.forward).parameters if isinstance(base, PreTrainedModel) else {}
     if "inputs_embeds" in takes:
+        parameters = [*base.parameters()]
+        # ZeRO-3's parameters are elsewhere, and mixed dtypes, as under quantisation, run in the loop's autocast alone
+        if not hasattr(parameters[0], "ds_id") and len({parameter.dtype for parameter in parameters}) == 1:
+            with without_dropout(base):
+                check_takes_embeddings(base, "model")
         if set(SPAN) <= set(takes) and not base.config.is_encoder_decoder:
             return ExtractiveQA(model)
         if set(TARGET) <= set(takes) and hasattr(base, "prepare_decoder_input_ids_from_labels"):

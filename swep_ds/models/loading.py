@@ -65,7 +65,7 @@ def load_trainable(
         model = model if mapped else model.float()
     else:
         model = make_hollow(*source)
-    _check_takes_embeddings(make_hollow(*source) if mapped else model, label)
+    check_takes_embeddings(make_hollow(*source) if mapped else model, label)
     if activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise InputError(
@@ -164,12 +164,14 @@ def _options(attention: str) -> dict[str, Any]:
     return {} if attention == "auto" else {"attn_implementation": attention}
 
 
-def _check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
+def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     """Tries the model on a few tokens' embeddings: signatures promise `inputs_embeds` that some models refuse, or treat
     otherwise than the ids. Pegasus and Marian scale embeddings of ids alone; Longformer and BigBird find the question
     by the ids of its separators.
 
-    A model on the meta device that reads values cannot be tried, and passes.
+    A model on the meta device that reads values cannot be tried, and passes. Others are left in evaluation mode.
+
+    Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
     """
     fault, on_meta = None, model.device.type == "meta"
     try:

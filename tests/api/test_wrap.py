@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, PegasusConfig, PegasusForConditionalGeneration
 
 import swep_ds as sd
 from swep_ds.errors import InputError
@@ -220,12 +220,22 @@ def test_settings_that_the_loop_decides_are_refused():
             sd.wrap(other, sd.Swep())
 
 
+def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused():
+    tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    config = PegasusConfig(vocab_size=50, scale_embedding=True, init_std=0.3, **tiny)
+    with pytest.raises(InputError, match=r"^model: PegasusForConditionalGeneration computes something else"):
+        sd.wrap(PegasusForConditionalGeneration(config), sd.Swep())
+
+
 def test_nothing_of_its_host_changes():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    model = tiny_models.model("bart")
+    model = tiny_models.model("bart").train()
+    model.get_encoder().layers[0].eval()
+    modes = [part.training for part in model.modules()]
     generation = model.generation_config
     torch.set_rng_state(before)
     sd.wrap(model, sd.Swep())
     assert torch.equal(torch.get_rng_state(), before)
+    assert [part.training for part in model.modules()] == modes
     assert model.generation_config is generation
