@@ -310,8 +310,9 @@ def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
-    saved = folder.path / RECIPE
-    if not saved.is_file() or read_text(saved) != recipe.dump():  # an earlier start may have had other test settings
+    saved = {name: folder.path / name for name in (RECIPE, DS_CONFIG)}
+    before = {name: read_text(file) for name, file in saved.items() if file.is_file()}
+    if before != _settings(recipe, job):  # the results are those of other settings
         for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
             file.unlink(missing_ok=True)
     _begin_folder(folder, recipe, job)
@@ -320,8 +321,13 @@ def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> No
 
 def _begin_folder(folder: RunFolder, recipe: Recipe, job: Job) -> None:
     folder.path.mkdir(exist_ok=True)
-    write_atomically(folder.path / RECIPE, recipe.dump())
-    write_atomically(folder.path / DS_CONFIG, json.dumps(job.config, indent=2) + "\n")
+    for name, text in _settings(recipe, job).items():
+        write_atomically(folder.path / name, text)
+
+
+def _settings(recipe: Recipe, job: Job) -> dict[str, str]:
+    """The files, by name, that say with which settings a run was made."""
+    return {RECIPE: recipe.dump(), DS_CONFIG: json.dumps(job.config, indent=2) + "\n"}
 
 
 def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
