@@ -88,7 +88,7 @@ def test_a_file_is_read_whole(tmp_path):
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind):
+def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path, kind):
     path = tmp_path / "input"
     NO_FILES[kind](path)
     with pytest.raises(InputError, match=r"input: (is not a regular file|cannot be read|no such file)"):
@@ -112,7 +112,7 @@ def test_a_path_that_names_nothing_is_refused(tmp_path, name):
         ("1" * 5000, "thousands of digits"),
     ],
 )
-def test_what_is_no_json_is_reported_in_one_line(text, message):
+def test_what_is_not_json_is_reported_in_one_line(text, message):
     with pytest.raises(InputError, match=message) as caught:
         parse_json(text, "a.json")
     assert str(caught.value).startswith("a.json: ")
@@ -167,7 +167,7 @@ def test_what_is_locked_is_neither_emptied_nor_followed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_a_lock_that_is_no_file_is_an_error_and_no_lock(tmp_path, kind):
+def test_a_lock_that_is_not_a_file_is_an_error_and_does_not_lock(tmp_path, kind):
     lock = tmp_path / ".lock"
     NO_FILES[kind](lock)
     with pytest.raises(InputError, match=r"/\.lock: is not a regular file.*: delete it") as caught:

@@ -396,7 +396,7 @@ def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path)
         *((content, "a recipe is a mapping with the sections task, seed") for content in ("", "- a\n", "text\n")),
     ],
 )
-def test_what_is_no_recipe(tmp_path, content, said):
+def test_what_is_not_a_recipe(tmp_path, content, said):
     (tmp_path / "r.yaml").write_text(content)
     assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
 

@@ -71,7 +71,7 @@ def test_without_clusters_it_is_the_analysis_of_variance():
     assert crossed.estimate([(values, np.arange(questions))]).variance == pytest.approx(expected)
 
 
-def test_one_run_twice_is_no_difference():
+def test_a_run_does_not_differ_from_itself():
     same = crossed.estimate([(np.zeros((3, 10)), np.arange(10))])
     assert (same.mean, same.p(), bool(same.within())) == (0, 1, True)
 

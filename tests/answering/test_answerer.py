@@ -136,7 +136,7 @@ def test_a_model_that_may_decline_withholds_what_it_is_not_sure_of(model):
     assert [reply.text for reply in others] == [reply.text for reply in plain if reply.text]
 
 
-def test_logits_that_are_no_numbers_give_no_answer(model):
+def test_logits_that_are_not_numbers_give_no_answer(model):
     asks = QuestionAnswerer(model)
     predict = asks._saved.qa.predict
     asks._saved.qa.predict = lambda batch: tuple(values * math.nan for values in predict(batch))
@@ -178,7 +178,7 @@ def test_the_tokenizer_is_judged_by_the_first_texts_alone(model, monkeypatch):
     assert len(list(asks.answer([ASKED[0], ASKED[0], *foreign]))) == 6
 
 
-def test_a_runs_folder_is_no_model_and_its_model_is_named(tmp_path):
+def test_a_runs_folder_is_not_a_model_and_its_model_is_named(tmp_path):
     (tmp_path / "recipe.yaml").touch()
     assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)
 

@@ -121,7 +121,7 @@ class Taken(sd.Method):
         super().__init__()
 
 
-def test_what_is_no_method_is_refused():
+def test_what_is_not_a_method_is_refused():
     with pytest.raises(TypeError, match=r"'swep' is taken by swep_ds\.methods\.swep\.Swep"):
         sd.method("swep")(Taken)
     with pytest.raises(TypeError, match="takes settings"):

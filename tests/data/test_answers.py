@@ -48,7 +48,7 @@ def test_other_answers(written, text):
 
 
 @pytest.mark.parametrize("spans", [[[True, 5]], [[0, True]], [[0.0, 5]], [["0", "5"]], [[0]], [0, 5], "05", [None]])
-def test_offsets_that_are_no_numbers(spans):
+def test_offsets_that_are_not_numbers(spans):
     with pytest.raises(InputError, match=r"char_spans.* is .*expected"):
         mrqa_span(WHERE, "Tea is served", detected("Tea is", spans))
 

@@ -107,7 +107,7 @@ def test_an_answer_beside_empty_answers_counts(save):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("answers", ["", [""], [" ", ""], {"text": [""], "answer_start": [-1]}])
-def test_a_blank_answer_is_no_answer_and_no_text(save, training, answers):
+def test_a_blank_answer_is_neither_an_answer_nor_a_text(save, training, answers):
     """Scored, it would count as an answer that nobody can give."""
     row = {"question": "Who?", "context": "foo bar", "answer" if answers == "" else "answers": answers}
     with pytest.raises(InputError, match="its answer is blank; give the answer's text, or no answer"):

@@ -94,7 +94,7 @@ def test_thousands_of_long_ids_are_cut_in_a_message(save, layout):
     ],
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_half_of_a_surrogate_pair_is_no_text(save, layout, changes, name, training):
+def test_half_of_a_surrogate_pair_is_not_text(save, layout, changes, name, training):
     """Nothing could be written with it: a run would end where it writes its predictions."""
     if layout is mrqa and name.startswith("id"):
         name = "qid holds half"
@@ -142,7 +142,7 @@ def test_a_file_name_of_other_bytes_than_utf_8(tmp_path):
 
 @layouts
 @pytest.mark.parametrize("start", [True, False, "19", 19.0, [19], {}, float("nan"), float("inf")])
-def test_offsets_that_are_no_whole_numbers(save, layout, start):
+def test_offsets_that_are_not_whole_numbers(save, layout, start):
     refused(save(layout(question(answers=[{"text": "1998", "answer_start": start}]))))
 
 
@@ -186,14 +186,14 @@ def test_rows_without_answers_say_what_is_read(save):
 
 @pytest.mark.parametrize("name", ["data.json", "data", "data.arrow"])
 @pytest.mark.parametrize("within", [False, True])
-def test_a_pipe_is_no_file(tmp_path, name, within):
+def test_a_pipe_is_not_a_file(tmp_path, name, within):
     os.mkfifo(tmp_path / name)
     message = refused(str(tmp_path if within else tmp_path / name))
     assert ("no data file in this folder" if within else "is not a regular file") in message
 
 
 @pytest.mark.parametrize("source", ["/dev/zero", "/dev/null", "/dev/stdin", "~no-such-user/x.json", "a\0b", "x" * 5000])
-def test_what_is_no_file(source):
+def test_what_is_not_a_file(source):
     refused(source)
 
 

@@ -58,7 +58,7 @@ def test_seeds_choose_differently():
 
 
 @given(n=st.integers(2, 30), fraction=st.floats(0.1, 1), count=st.integers(1, 4), seed=st.integers(0, 9))
-def test_samples_are_those_of_the_subset_and_no_others(n, fraction, count, seed):
+def test_samples_are_those_of_the_subset_alone(n, fraction, count, seed):
     examples = [replace(e, id=f"q{i}-ssmba1") for i, e in enumerate(questions(["t"] * n))]  # even of samples
     samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(count)]
     chosen = subset(examples, fraction, None, seed)

@@ -45,7 +45,7 @@ def test_a_window_that_writes_nothing_does_not_silence_another():
 
 
 @pytest.mark.parametrize("broken", [math.nan, -math.inf])
-def test_a_window_whose_probability_is_no_number_never_wins(broken):
+def test_a_window_whose_probability_is_not_a_number_never_wins(broken):
     tokenizer, asked = tiny.wordpiece(), [tiny.example("Who?", "an abbot", "an abbot", id_="a")]
     end = tokenizer.sep_token_id
     rows = [[*tokenizer(text, add_special_tokens=False).input_ids, end] for text in ("tea", "abbot")]

@@ -185,7 +185,7 @@ def test_question_and_separator_are_never_answers_and_white_space_is_stripped():
     assert (second.text, second.score) == ("cd", 2.0)
 
 
-def test_a_token_of_spaces_is_no_answer_and_neither_begins_nor_ends_one():
+def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
     context = "ab \u3000cd\U0001f600 ef"
     asked = [Example("id0", "?", context, ("ab",), None, "a")]
     tokens = {"offset_start": [0, 2, 3, 4, 6, 7], "offset_end": [2, 3, 4, 6, 7, 10]}
@@ -272,7 +272,7 @@ def test_tokens_of_one_character_give_an_answer_once():
     assert [answer.text for answer in decoder.n_best(2)["id0"]] == ["ab cd ef", "ab cd"]  # repeats take no place
 
 
-def test_a_nan_logit_is_no_answer():
+def test_a_nan_logit_is_not_an_answer():
     unknown = {"start_logits": [0.0, -math.nan, 2.0, 1.0, 0.0], "end_logits": [0.0, math.nan, math.nan, 2.0, 0.0]}
     decoder = decode(window(**unknown))
     assert decoder.answers() == {"id0": "cd ef"}

@@ -64,7 +64,7 @@ def test_a_name_that_cannot_be_looked_up(name):
         assert len(message) < 1000
 
 
-def test_a_file_and_no_folder(folder):
+def test_a_file_in_place_of_a_folder(folder):
     file = folder / "config.json"
     for loader in (load_tokenizer, resolve_model):
         assert refused(loader, str(file)).startswith(f"model.name {file}: is not a folder: name the folder that holds")
@@ -91,7 +91,7 @@ CONTENTS |= {"nested": '{"a": ' + "[" * 100_000, "long": '{"a": ' + "9" * 5000 +
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"])
 @pytest.mark.parametrize("content", CONTENTS)
-def test_files_that_are_no_json_objects(name, content, folder):
+def test_files_that_are_not_json_objects(name, content, folder):
     (folder / name).write_bytes(CONTENTS[content].encode(errors="surrogateescape"))
     message = refused(load, folder)
     assert message.startswith(f"model.name {folder}: ")

@@ -137,7 +137,7 @@ def test_token_types_of_a_model_without_any_are_left_out(architecture, tmp_path)
 
 
 @pytest.mark.parametrize("length", ["512", [512], {}, True, 0, -5])
-def test_lengths_that_are_no_numbers(length, tmp_path):
+def test_lengths_that_are_not_numbers(length, tmp_path):
     tiny.wordpiece().save_pretrained(tmp_path)
     change_json(tmp_path / "tokenizer_config.json", model_max_length=length)
     assert "tokenizer_config.json has model_max_length" in refused(load_tokenizer, str(tmp_path))

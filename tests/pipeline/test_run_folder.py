@@ -83,7 +83,7 @@ def test_a_start_that_waited_for_one_that_is_refused_holds_a_lock_of_its_own(tmp
     assert not (path / ".lock").exists()
 
 
-def test_what_is_no_folder_or_holds_other_files(tmp_path):
+def test_what_is_not_a_folder_or_holds_other_files(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     before = sorted(tmp_path.rglob("*"))

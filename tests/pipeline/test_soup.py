@@ -175,7 +175,7 @@ def test_what_is_unlike_the_first_run_is_refused(runs, tmp_path, change, file, s
     assert not (tmp_path / "soup").exists()
 
 
-def test_what_is_no_soup_is_refused(runs, tmp_path):
+def test_what_is_not_a_soup_is_refused(runs, tmp_path):
     assert "a soup is made of two or more different runs" in refused(make_soup, runs[:1], tmp_path / "soup")
     assert "a soup is made of two or more different runs" in refused(make_soup, [runs[0]] * 2, tmp_path / "soup")
     said = refused(make_soup, runs, runs[0])

@@ -48,7 +48,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error(online):
         check_hub(MODEL, "none.json", f"model.name {MODEL}")
 
 
-def test_a_hub_that_answers_and_what_is_no_hub_id_pass(online):
+def test_a_hub_that_answers_and_what_is_not_a_hub_id_pass(online):
     with stand_in() as address:
         online(address)
         for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):

@@ -117,7 +117,7 @@ def test_a_thousand_ranks_that_all_differ_are_still_few_lines():
 
 
 @pytest.mark.parametrize("value", ["missing", "unreadable (x: y)", "not shared (z)", "not writable (Read-only)"])
-def test_what_is_wrong_everywhere_is_no_agreement(value):
+def test_what_is_wrong_everywhere_is_not_an_agreement(value):
     hosts, reports = fleet(data=dict.fromkeys(range(1024), value))
     (line,) = preflight.disagreements(hosts, reports)
     assert line.startswith(f"data: {value} on ranks 0-1023 (")

@@ -50,7 +50,7 @@ def test_each_launcher_is_read():
 
 @pytest.mark.parametrize("value", NUMBERS)
 @pytest.mark.parametrize(("env", "name"), [(WHOLE, name) for name in OF_WHOLE] + [(STEP, name) for name in OF_STEP])
-def test_what_is_no_number_is_refused_by_its_name(env, name, value):
+def test_what_is_not_a_number_is_refused_by_its_name(env, name, value):
     with pytest.raises(InputError, match=f"^environment variable {name}="):
         read_launch(env | {name: value})
 

@@ -80,7 +80,7 @@ def test_a_port_in_use_is_reported_by_rank_0():
     assert end.startswith(f"MASTER_PORT {port}: another process listens on it, such as another run: choose a free port")
 
 
-def test_a_program_that_is_no_rank_0_is_not_waited_for(monkeypatch):
+def test_a_program_that_is_not_rank_0_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.5)
     with socket.create_server((HERE, 0)) as server:
         port = server.getsockname()[1]

@@ -84,12 +84,12 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
     return execute([sys.executable, "-c", script, *arguments], check=False)
 
 
-def test_a_signal_to_a_process_that_a_library_forked_is_no_request():
+def test_a_signal_to_a_process_that_a_library_forked_is_not_a_request():
     ended = run(FORKS)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_what_a_signal_to_the_process_group_did_to_a_compiler_is_no_fault():
+def test_what_a_signal_to_the_process_group_did_to_a_compiler_is_not_a_fault():
     ended = run(COMPILES)
     assert ended.returncode == 75
     assert ended.stderr.startswith("stopped: on request (SIGUSR1), outside training; ")

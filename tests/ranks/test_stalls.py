@@ -28,7 +28,7 @@ def test_it_reports_when_the_time_is_up_and_each_time_it_has_doubled():
     assert reported == [10, 20, 40, 80]
 
 
-def test_what_moves_is_no_stall_and_restarts_the_clock():
+def test_what_moves_is_not_a_stall_and_restarts_the_clock():
     ranks, watch = statuses(5, 5), StallWatch(10, now=0)
     for now in range(1, 60):
         hear(ranks, now)

@@ -85,7 +85,7 @@ def test_aliases_of_small_things_are_yaml():
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_regular_file(path, tmp_path, kind):
+def test_what_is_not_a_regular_file(path, tmp_path, kind):
     source = tmp_path / "odd.yaml"
     NO_FILES[kind](source)
     assert "is not a regular file" in message(source)
@@ -176,7 +176,7 @@ def test_any_value_of_a_field_is_one_line_or_taken(field, value):
     ],
 )
 @pytest.mark.parametrize("value", [True, False])
-def test_true_is_no_number(path, field, value):
+def test_true_is_not_a_number(path, field, value):
     given = [value, 0.9] if field == "train.adam_betas" else value
     assert f"--set {field}: {value} is not a number: write one" in message(path, f"{field}={json.dumps(given)}")
 

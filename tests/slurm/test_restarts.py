@@ -98,7 +98,7 @@ def test_a_job_that_was_cancelled_does_not_come_back(start):
 
 
 @pytest.mark.parametrize("silence", ["empty", "fails", "blank", "SIGNALING", "fails empty fails empty"])
-def test_no_answer_of_squeue_is_no_end_of_the_job(start, silence):
+def test_an_unanswered_squeue_does_not_end_the_job(start, silence):
     code, said, calls = start(75, ANSWERS=f"{silence} RUNNING")
     assert (code, calls[1:]) == (75, ["scontrol requeue 7"])
     assert said.endswith("restart 1 of at most 2\n")

@@ -155,7 +155,7 @@ def test_a_file_from_another_checkpoint_is_damage(tmp_path):
         mine.load(engine, [mine.tag(1)])
 
 
-def test_what_is_no_state_of_this_model_is_passed_over(tmp_path, monkeypatch, caplog):
+def test_a_state_of_another_model_is_passed_over(tmp_path, monkeypatch, caplog):
     mine, engine = open_in(tmp_path, 3), Engine()
     for update in (1, 2):
         mine.save(engine, TrainState(update))
@@ -192,7 +192,7 @@ FOREIGN = ("update-00000001-backup", "update-1", "update-0000000x", "update-0000
 FOREIGN += ("update-" + 8 * "\N{ARABIC-INDIC DIGIT ONE}", "UPDATE-00000001", "update-00000001 ", "update--0000001")
 
 
-def test_what_is_no_checkpoint_of_the_run_stays_as_it_is(tmp_path):
+def test_what_is_not_a_checkpoint_of_the_run_stays_as_it_is(tmp_path):
     mine, engine = open_in(tmp_path, 1), Engine()
     mine.save(engine, TrainState(1), score(99))
     for name in FOREIGN:

@@ -56,7 +56,7 @@ def test_autos_are_filled(tmp_path):
     assert [config["zero_optimization"][name] for name in sizes] == [256, 230, 160]
 
 
-def test_values_that_agree_are_no_fault(tmp_path):
+def test_values_that_agree_are_not_a_fault(tmp_path):
     config = {
         "train_batch_size": 24,  # 4 x 3 x 2 ranks
         "train_micro_batch_size_per_gpu": 4,
@@ -200,7 +200,7 @@ def test_the_files_own_settings_stay(tmp_path):
 
 @pytest.mark.parametrize("block", [{"device": "none"}, {"device": "none", "pin_memory": True}, None, {}])
 @pytest.mark.parametrize("stage", [0, 3])
-def test_no_offload_is_no_block(tmp_path, block, stage):
+def test_without_offload_there_is_no_block(tmp_path, block, stage):
     config = resolve(write(tmp_path, zero(stage=stage, offload_optimizer=block, offload_param=block)))
     assert config["zero_optimization"] == {"stage": stage}
 

@@ -215,7 +215,7 @@ def test_what_only_the_engine_refuses_is_one_line(group, resolve, config, part):
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("of a lost rank"), torch.OutOfMemoryError("full"), MemoryError()])
-def test_a_full_memory_and_a_lost_rank_are_no_fault_of_the_file(monkeypatch, resolve, fault):
+def test_a_full_memory_and_a_lost_rank_are_not_faults_of_the_file(monkeypatch, resolve, fault):
     def fail(**_):
         raise fault
 
