@@ -26,7 +26,7 @@ class InputError(RunExit):
 
 
 class Unreadable(InputError):
-    """The system does not let a file be read: its content may be as it should."""
+    """There is no permission to read a file, whose content may be fine."""
 
 
 class TrainingDiverged(RunExit):

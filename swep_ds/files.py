@@ -35,7 +35,7 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
     except PermissionError as error:
         raise Unreadable(f"{what}: cannot be read ({error.strerror}): change its permissions") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise Unreadable(f"{what}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise InputError(f"{what}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise InputError(f"{what}: is not a regular file: name one")
@@ -43,12 +43,12 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:
-    """The content of a file. Raises as `open_input` does, and Unreadable if the disk fails."""
+    """The content of a file. Raises as `open_input` does, and InputError if the disk fails."""
     with open_input(path, what) as file:
         try:
             return file.read()
         except OSError as error:
-            raise Unreadable(f"{what or path}: cannot be read ({error.strerror})") from None
+            raise InputError(f"{what or path}: cannot be read ({error.strerror})") from None
 
 
 def read_text(path: Path, what: str | None = None) -> str:
@@ -211,7 +211,7 @@ def open_lock(path: Path) -> BinaryIO:
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | LOCK_FLAGS, 0o666), "r+b", buffering=0)
     except (OSError, ValueError) as error:
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) and os.path.lexists(path):
             raise InputError(f"{path}: cannot be opened ({error.strerror}): change its permissions") from None
         if path.is_symlink() or path.exists():
             raise InputError(f"{path}: is not a regular file ({reason(error)}): delete it") from None

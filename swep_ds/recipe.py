@@ -50,7 +50,7 @@ class DataSection(Section):
     augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
     max_eval_examples: Many | None = None  # per data set
     max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
-    doc_stride: Count = 128  # tokens from a window's start to the next one's: a step, not an overlap; at most a window
+    doc_stride: Count = 128  # tokens from a window's start to the next one's, at most max_length: not the overlap
     max_query_length: Count = 64  # longer questions are cut, and counted
     max_target_length: int = Field(30, ge=2, le=1_000_000)  # generative: longer answers are cut, and counted
     windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
@@ -79,7 +79,9 @@ class TrainSection(Section):
     schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
     weight_decay: float = Field(0.0, ge=0)  # for all parameters, decoupled from the gradient
     optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32 or autocast
-    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)  # decay rates of the gradient's and its square's mean
+    adam_betas: tuple[Beta, ...] = Field(
+        (0.9, 0.999), min_length=2, max_length=2
+    )  # decay rates of the gradient's and its square's mean
     adam_epsilon: float = Field(1e-8, gt=0)  # added to the root in AdamW's denominator
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
@@ -262,7 +264,9 @@ class Recipe(Section):
         return self
 
     @staticmethod
-    def load(name_or_path: str, overrides: Sequence[str] = (), option: str = "--recipe") -> "Recipe":
+    def load(
+        name_or_path: str, overrides: Sequence[str] = (), option: str = "--recipe", given_by: str = "--set"
+    ) -> "Recipe":
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
@@ -273,12 +277,13 @@ class Recipe(Section):
 
         Args:
             option: what the user named the recipe with.
+            given_by: what gave the overrides, for messages.
 
         Raises:
             InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
                 that do not say which of them is the source domain (`_check_source_domain`).
         """
-        return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain)
+        return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain, given_by)
 
     @staticmethod
     def make(base: "str | Recipe", **sections: Any) -> "Recipe":

@@ -3,13 +3,16 @@
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swep_ds.analysis import runs
 from swep_ds.errors import InputError, Stopped, parsing
+from swep_ds.evaluation.results import read_results
 from swep_ds.files import (
     LONGEST_NAME,
     check_output,
@@ -25,6 +28,10 @@ from swep_ds.files import (
     user_path,
     write_atomically,
 )
+from swep_ds.pipeline.saved import ReadingSettings
+from swep_ds.ranks.group import on_all_ranks, process_group
+from swep_ds.sweeps.sweep import saved_recipe
+from swep_ds.training.checkpoint_files import read_manifest
 from tests.support.hostile import NO_FILES
 from tests.support.tiny_run import ROOT
 
@@ -226,3 +233,58 @@ SOURCES = sorted([*(ROOT / "scripts").glob("*.py"), *(ROOT / "swep_ds" / "comman
 def test_every_script_checks_its_paths(script):
     apart = script.stem in ("bench_kernels", "same_numbers")  # scripts that know nothing of the package
     assert apart or "type=Path" not in script.read_text()
+
+
+READERS = {  # the file that cannot be read -> what reads it
+    "recipe.yaml": lambda file: saved_recipe(file.parent),
+    "ds_config.json": lambda file: runs.conditions(file.parent, 1),
+    "results.json": read_results,
+    "reading.json": ReadingSettings.load,
+    "sweep.json": lambda file: runs.find_runs([file.parent]),
+    "complete.json": lambda file: read_manifest(file.parent),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_nobody_is_told_to_delete_a_file_that_lacks_a_permission(tmp_path, monkeypatch, name):
+    file, opened = tmp_path / name, os.open
+    file.write_text("{}")
+
+    def refuse(path, *arguments):
+        if Path(path) == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(InputError) as caught:
+        READERS[name](file)
+    assert str(caught.value) == f"{file}: cannot be read (Permission denied): change its permissions"
+
+
+def test_a_lock_without_permission_and_a_folder_that_takes_none(tmp_path, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    (tmp_path / ".lock").write_text("")
+    with pytest.raises(InputError, match=r"/\.lock: cannot be opened \(Permission denied\): change its permissions$"):
+        open_lock(tmp_path / ".lock")
+    with pytest.raises(InputError, match=r"/other: cannot be made \(Permission denied\)$"):
+        open_lock(tmp_path / "other")
+
+
+def test_a_step_without_permission_ends_all_ranks_with_one_line(tmp_path):
+    def step():
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    said = f"{tmp_path}: Permission denied: change its permissions, or its folder's"
+    with process_group(), pytest.raises(InputError, match=re.escape(said)):
+        on_all_ranks(step)
+
+
+def test_a_lack_of_permission_that_names_no_file_is_not_the_users(tmp_path):
+    def step():
+        raise PermissionError(1, "Operation not permitted")  # as by os.kill
+
+    with process_group(), pytest.raises(PermissionError):
+        on_all_ranks(step)

@@ -27,7 +27,7 @@ KINDS = {
 }
 AROUND = 110  # characters of the text that are shown before and after an answer
 LONGEST_WORD = 30  # characters; text may have no spaces
-MOST_PLACES = 50  # where one text may be in another; more are not looked at
+MOST_PLACES = 50  # at most so many occurrences of one text in another are examined
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
     file = folder / "predictions" / f"{name}.json"
     answers = read_json(file)
     if not isinstance(answers, dict) or not all(isinstance(text, str) for text in answers.values()):
-        raise InputError(f"{file}: no JSON object of question ids and answers")
+        raise InputError(f"{file}: is not a JSON object of question ids and answers")
     return answers
 
 
@@ -111,7 +111,7 @@ def read_confidences(folder: Path, name: str, kind: str = "confidence") -> dict[
     if not isinstance(values, dict) or not all(
         type(value) in (int, float) and 0 <= value <= 1 for value in values.values()
     ):
-        raise InputError(f"{file}: no JSON object of question ids and numbers from 0 to 1")
+        raise InputError(f"{file}: is not a JSON object of question ids and numbers from 0 to 1")
     return values
 
 

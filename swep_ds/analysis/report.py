@@ -1,4 +1,4 @@
-"""`report.html`: its result, its answers, its course and its settings, in one page that needs no other file.
+"""`report.html`: a run's result, answers, course and settings, in one page that needs no other file.
 
 Everything comes from the run's folder and, for the questions, from the test data that its recipe names. What is missing
 is left out, and the page says so.
@@ -255,5 +255,5 @@ def _read_object(file: Path) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{error}: {fix}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{file}: no JSON object: {fix}")
+        raise InputError(f"{file}: is not a JSON object: {fix}")
     return content

@@ -143,9 +143,11 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
 def _runs_of_sweep(folder: Path) -> list[RunRef]:
     file = folder / DESCRIPTION
     try:
-        sweep = SweepFile.model_validate(read_json(file, file.name))
+        sweep = SweepFile.model_validate(read_json(file))
         if bad := [name for name in sweep.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
             raise InputError(f"runs.{bad[0]!r} is not a folder name")
+    except Unreadable:
+        raise
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with `swep-ds sweep SWEEP --table`") from None

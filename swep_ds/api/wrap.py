@@ -21,7 +21,7 @@ from swep_ds.methods import build
 from swep_ds.methods.base import Method, MicroStep, Settings, without_dropout
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import check_takes_embeddings
+from swep_ds.models.loading import check_same_from_ids
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.settings import shown
@@ -72,6 +72,7 @@ class Robust(nn.Module):
         self.update, self.updates, self.accumulation = 0, updates, accumulation
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
+        self._checked = False
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
     @property
@@ -108,11 +109,14 @@ class Robust(nn.Module):
             outside of the batch's width do not count. In evaluation what the model returns.
 
         Raises:
-            InputError: in training, an input is unknown or missing.
+            InputError: in training, an input is unknown or missing, or the model computes something else from
+                embeddings than from their ids.
         """
         if not self.training:
             inputs.pop("sample_id", None)
             return self.model(**inputs)
+        if not self._checked:
+            self._check()
         batch = _batch(inputs, self._is_generative, self._shares)
         progress = min(self.update / self.updates, 1.0) if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
@@ -122,6 +126,15 @@ class Robust(nn.Module):
         if self._calls == self.accumulation:
             self.end_update()
         return RobustOutput(loss, metrics)
+
+    @torch.compiler.disable
+    def _check(self) -> None:
+        """Looks at the model where it trains first: on its device, under the loop's autocast."""
+        base = _base(self.model)
+        if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3's weights are elsewhere
+            with without_dropout(base):
+                check_same_from_ids(base, "model")
+        self._checked = True
 
     @property
     def _is_generative(self) -> bool:
@@ -203,24 +216,22 @@ def wrap(
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:
-        InputError: the model is of another kind, has embeddings of an odd width, or computes something else from
-            embeddings than from their ids; the method needs more than one backward in an update; or weights that are
-            trained are float16.
+        InputError: the model is of another kind or has embeddings of an odd width, or the method needs more than one
+            backward in an update, or weights that are trained are float16.
     """
     robust = Robust(model, method, seed, updates, accumulation)
     check_trained_dtypes(robust)
     return robust
 
 
+def _base(model: nn.Module) -> nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
+
+
 def _interface(model: nn.Module) -> QAModel:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
+    base = _base(model)
     takes = inspect.signature(base.forward).parameters if isinstance(base, PreTrainedModel) else {}
     if "inputs_embeds" in takes:
-        parameters = [*base.parameters()]
-        # ZeRO-3's parameters are elsewhere, and mixed dtypes, as under quantisation, run in the loop's autocast alone
-        if not hasattr(parameters[0], "ds_id") and len({parameter.dtype for parameter in parameters}) == 1:
-            with without_dropout(base):
-                check_takes_embeddings(base, "model")
         if set(SPAN) <= set(takes) and not base.config.is_encoder_decoder:
             return ExtractiveQA(model)
         if set(TARGET) <= set(takes) and hasattr(base, "prepare_decoder_input_ids_from_labels"):

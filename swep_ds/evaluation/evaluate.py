@@ -97,7 +97,7 @@ class Evaluation:
     batch_size: int  # windows per rank
     cache: Path  # folder for tokenised windows
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by data set; others have SQuAD's rules
-    null_threshold: float | None = None  # null odds above it decline a question; None = never
+    null_threshold: float | None = None  # a question with null odds above this is declined; None = never
     calibrator: Calibrator | None = None
 
     @property

@@ -164,6 +164,9 @@ def _options(attention: str) -> dict[str, Any]:
     return {} if attention == "auto" else {"attn_implementation": attention}
 
 
+OTHERWISE = "computes something else from inputs_embeds than from the same input_ids"
+
+
 def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     """Tries the model on a few tokens' embeddings: signatures promise `inputs_embeds` that some models refuse, or treat
     otherwise than the ids. Pegasus and Marian scale embeddings of ids alone; Longformer and BigBird find the question
@@ -175,15 +178,7 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     """
     fault, on_meta = None, model.device.type == "meta"
     try:
-        separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
-        apart = (model.config.pad_token_id, separator)
-        word, other, *_ = [token for token in range(min(4, size)) if token not in apart]
-        # a question and a text, as RoBERTa writes them
-        tokens = [word, other] if separator not in range(size) else [word, separator, separator, other, separator]
-        ids = torch.tensor([tokens], device=model.device)
-        inputs = {} if on_meta else {"attention_mask": torch.ones_like(ids)}
-        if model.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = ids
+        ids, inputs = _question_and_text(model)
         with torch.no_grad():
             embeddings = model.eval().get_input_embeddings()(ids)
             output = model(inputs_embeds=embeddings, output_hidden_states=True, return_dict=True, **inputs)
@@ -192,18 +187,51 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
             fault = "does not return its hidden states"
         elif not on_meta and not hidden[-1].isfinite().all():
             fault = "computes NaN or infinity from any text"
-        elif not on_meta:
-            with torch.no_grad():
-                expected = model(input_ids=ids, return_dict=True, **inputs)
-            names = [name for name in ("start_logits", "end_logits", "logits") if name in output]
-            if not all(torch.allclose(output[name], expected[name], rtol=1e-3, atol=1e-3) for name in names):
-                fault = "computes something else from inputs_embeds than from the same input_ids"
+        elif not on_meta and not _same_from_ids(model, output, ids, inputs):
+            fault = OTHERWISE
     except Exception as error:  # its type depends on the model's class
         if on_meta and isinstance(error, RuntimeError):
             return
-        fault = f"cannot be run on inputs_embeds ({type(error).__name__}: {reason(error, 160)})"
+        fault = f"cannot be run on inputs_embeds ({reason(error, 160)})"
     if fault:
-        raise InputError(
-            f"{label}: {type(model).__name__} {fault}, which every perturbation of word embeddings needs: take a "
-            "model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
-        )
+        raise _unfit(model, label, fault)
+
+
+def check_same_from_ids(model: PreTrainedModel, label: str) -> None:
+    """The last part of `check_takes_embeddings`, for a model that is about to be trained: training shows whatever else
+    is wrong with it. Leaves the model in evaluation mode, and compiles nothing.
+
+    Raises InputError: the model computes something else from embeddings than from their ids.
+    """
+    ids, inputs = _question_and_text(model)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        embeddings = model.eval().get_input_embeddings()(ids)
+        output = model(inputs_embeds=embeddings, return_dict=True, **inputs)
+        if not _same_from_ids(model, output, ids, inputs):
+            raise _unfit(model, label, OTHERWISE)
+
+
+def _question_and_text(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them."""
+    separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
+    apart = (model.config.pad_token_id, separator)
+    word, other, *_ = [token for token in range(min(4, size)) if token not in apart]
+    tokens = [word, other] if separator not in range(size) else [word, separator, separator, other, separator]
+    ids = torch.tensor([tokens], device=model.device)
+    inputs = {} if model.device.type == "meta" else {"attention_mask": torch.ones_like(ids)}
+    return ids, inputs | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+
+
+def _same_from_ids(model: PreTrainedModel, output: Any, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> bool:
+    """Whether the ids give the `output` of their embeddings, to rounding."""
+    with torch.no_grad():
+        expected = model(input_ids=ids, return_dict=True, **inputs)
+    names = [name for name in ("start_logits", "end_logits", "logits") if name in output]
+    return all(torch.allclose(output[name], expected[name], rtol=1e-3, atol=1e-3) for name in names)
+
+
+def _unfit(model: PreTrainedModel, label: str, fault: str) -> InputError:
+    return InputError(
+        f"{label}: {type(model).__name__} {fault}, which every perturbation of word embeddings needs: take a model "
+        "such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
+    )

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,8 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
         return
     write()
     for file in files:  # safetensors made them for their owner alone
-        shutil.copymode(folder / CONFIG_NAME, file)
+        with suppress(OSError):  # some file systems have no modes to change
+            shutil.copymode(folder / CONFIG_NAME, file)
     if len(files) == 1:
         files[0].rename(folder / SAFE_WEIGHTS_NAME)
         return

@@ -18,7 +18,7 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.errors import InputError, RunExit, reason
+from swep_ds.errors import InputError, RunExit, Unreadable, reason
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import (
     Evaluated,
@@ -31,7 +31,7 @@ from swep_ds.evaluation.results import (
     versions,
     write_results,
 )
-from swep_ds.files import read_text, write_atomically
+from swep_ds.files import write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, Batch, RunFolder, check_alike
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
@@ -104,7 +104,7 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     first = recipe.first_stage()
     with RunFolder(folder.path / PRETRAIN) as first_folder:
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
-        if not ranks.gather(first_folder.results.is_file())[0]:
+        if not ranks.gather(ranks.is_main() and first_folder.results.is_file())[0]:
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = Batch.of(recipe, second.batches.global_batch)
             del second
@@ -147,7 +147,7 @@ def _run_stage(
         first = ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else None)
         pretraining = ranks.gather(first)[0]
         # last, so that a start that is refused leaves the folder as it was
-        write_on_rank0(lambda: _note_start(folder, recipe, job, batch), folder.path)
+        write_on_rank0(lambda: _note_start(folder, recipe, job, batch, before.updates == updates), folder.path)
         if tag is not None:
             say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
         with write_on_all_ranks(
@@ -309,10 +309,10 @@ def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
     )
 
 
-def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch) -> None:
-    saved = {name: folder.path / name for name in (RECIPE, DS_CONFIG)}
-    before = {name: read_text(file) for name, file in saved.items() if file.is_file()}
-    if before != _settings(recipe, job):  # the results are those of other settings
+def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch, trained: bool) -> None:
+    """`trained`: no update is left. Then the results of an earlier start with the same settings stay until new ones."""
+    files = ((folder.path / name, text.encode()) for name, text in _settings(recipe, job).items())
+    if not (trained and all(file.is_file() and file.read_bytes() == content for file, content in files)):
         for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
             file.unlink(missing_ok=True)
     _begin_folder(folder, recipe, job)
@@ -341,6 +341,8 @@ def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
     file, data = folder.path / PRETRAIN / folder.results.name, {"data": recipe.pretrain.train}
     try:
         return data | read_results(file).train if file.is_file() else data
+    except Unreadable:
+        raise
     except InputError:
         raise InputError(f"{file}: is damaged: delete it, and the first stage writes it again") from None
 

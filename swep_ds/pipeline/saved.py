@@ -12,7 +12,7 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, Unreadable, parsing
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import CACHE, Evaluation
 from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
@@ -40,7 +40,7 @@ class ReadingSettings(Section):
 
     data: WindowSection
     eval: EvalSection
-    null_threshold: float | None = None  # null odds above it decline a question; None = never
+    null_threshold: float | None = None  # a question with null odds above this is declined; None = never
     calibrator: Calibrator | None = None
 
     @classmethod
@@ -56,6 +56,8 @@ class ReadingSettings(Section):
             if not isinstance(tree, dict):
                 raise InputError(f"{file}: not a JSON object")
             return validate(cls, tree, file)
+        except Unreadable:
+            raise
         except InputError as error:
             raise InputError(f"{error}: correct it, or delete it to read with default windows") from None
 

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -17,12 +17,6 @@ class FieldFault(ValueError):
     """A message that begins with the name of a field in its section."""
 
 
-def is_about(fault: Any, model: type[BaseModel], fields: Iterable[str]) -> bool:
-    """Whether the field that a fault's message begins with is one of `fields`, by dotted name, in one or around one."""
-    field = re.match(r"[^\s:]*", _explain(fault, model, option))[0] + "."
-    return any(field.startswith(f"{name}.") or name.startswith(field) for name in fields)
-
-
 def option(field: str, value: str) -> str:
     """How to give a field a value on the command line."""
     return f"--set {field}={value}"
@@ -34,15 +28,14 @@ def argument(field: str, value: str) -> str:
     return f'{section}={{"{name}": {value}}}' if name else f"{section}={value}"
 
 
-def explain_all(faults: Sequence[Any], model: type[BaseModel], advise: Advice) -> str:
-    """Faults that pydantic lists in settings of the class `model`, on one line."""
-    messages = [_explain(fault, model, advise) for fault in faults[:MOST_FAULTS]]
-    more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-    return f"{'; '.join(messages)}{more}"
+def join(messages: Sequence[str]) -> str:
+    """Messages on one line, of which at most `MOST_FAULTS` are shown."""
+    more = f"; and {len(messages) - MOST_FAULTS} more" if len(messages) > MOST_FAULTS else ""
+    return f"{'; '.join(messages[:MOST_FAULTS])}{more}"
 
 
-def _explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
-    """One pydantic error as field, fault and fix."""
+def explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
+    """An error of pydantic's in settings of the class `model`, as field, fault and fix."""
     location = [str(part) for part in error["loc"]]
     kinds = kinds_of(model, location[0]) if location else {}
     # pydantic inserts the kind behind the section's name
@@ -66,17 +59,20 @@ def _explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
             return f"{field}.name is required: one of {', '.join(kinds)}"
         case "list_type" | "tuple_type":
             return f"{field}: {value} is not a list: write it as {location[-1]}: [A, B]"
-        case "missing":  # a place of a list with a fixed number of values
-            return f"{field.rpartition('.')[0]}: {value} is too short: give {error['loc'][-1] + 1} values or more"
+        case "too_short":
+            return f"{field}: {value} has too few values: give at least {error['ctx']['min_length']}"
         case "too_long":
-            return f"{field}: {value} is too long: give {error['ctx']['max_length']} values"
+            return f"{field}: {value} has too many values: give at most {error['ctx']['max_length']}"
         case "dict_type":
             return f"{field}: {value} is not a mapping: write it as {location[-1]}: {{NAME: VALUE}}"
         case "literal_error":
-            choices = re.findall("'([^']*)'", error["ctx"]["expected"])
-            return f"{field}: {value} is not known{suggest(str(error['input']), choices)}"
+            choices = [choice.strip("'\"") for choice in re.split(", | or ", error["ctx"]["expected"])]
+            return f"{field}: {value} is not known{suggest(shown(error['input'], str), choices)}"
+        case _ if error["input"] is None:
+            return f"{field}: is empty: give a value"
         case "string_type":
-            return f"{field}: {value} is not text: " + ("give a value" if error["input"] is None else "quote it")
+            fix = "" if isinstance(error["input"], dict | list) else ": quote it"
+            return f"{field}: {value} is not text{fix}"
         case "int_type" | "int_parsing" | "int_from_float":
             return f"{field}: {value} is not a whole number"
         case "float_type" | "float_parsing":

@@ -97,6 +97,7 @@ def load(
     option: str,
     overrides: Sequence[str] = (),
     check_layer: CheckLayer = lambda base, layer, merged: None,
+    given_by: str = "--set",
 ) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
 
@@ -106,6 +107,7 @@ def load(
         option: what the user names the file with, such as "--recipe".
         check_layer: is called with settings, those laid over them (a file, the overrides) and the result, not yet
             validated.
+        given_by: what gave the overrides, for messages.
 
     Raises:
         InputError: see `read_settings` and `validate`; a circle of `extends`; an override that is not `a.b=c`.
@@ -118,7 +120,7 @@ def load(
         _apply(tree, override, names)
         _apply(layer, override, names)
     check_layer(base, layer, tree)
-    return validate(model, tree, path, given=layer)
+    return validate(model, tree, path, base=base if overrides else None, given_by=given_by)
 
 
 def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from swep_ds.errors import InputError
-from swep_ds.settings.messages import FieldFault, argument, explain_all, is_about, option, shown
+from swep_ds.settings.messages import Advice, FieldFault, argument, explain, join, option, shown
 from swep_ds.settings.schema import add_meanings
 
 LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
@@ -22,7 +22,8 @@ class _Settings(type(BaseModel)):
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
-            raise InputError(f"{cls.__name__}: {explain_all(error.errors(), cls, argument)}") from None
+            messages = [explain(fault, cls, argument) for fault in error.errors()]
+            raise InputError(f"{cls.__name__}: {join(messages)}") from None
 
 
 class Section(BaseModel, metaclass=_Settings):
@@ -104,32 +105,44 @@ def validate(
     tree: dict[str, Any],
     path: Path,
     arguments: Collection[str] | None = None,
-    given: dict[str, Any] | None = None,
+    base: dict[str, Any] | None = None,
+    given_by: str = "--set",
 ) -> S:
     """`tree` as typed settings.
 
     Args:
         path: of the file that the settings were read from, for messages.
         arguments: the sections that a call in Python gave in place of the file's; None = no such call.
-        given: the settings that `--set` gave.
+        base: the settings before some were given by `given_by`; None = none were.
 
     Raises:
-        InputError: lists all unknown fields and wrong values, and names the file of those that are in neither.
+        InputError: lists all unknown fields and wrong values, and says where they were given: what is wrong in `base`
+            already, or not in `arguments`, by the file.
     """
+    advise = option if arguments is None else argument
+    settings, faults = _validated(model, tree, advise)
+    if not faults:
+        return settings
+    before = set() if base is None else {message for _, message in _validated(model, base, advise)[1]}
+    by_place: dict[str, list[str]] = {}
+    for location, message in faults:
+        if arguments and (not location or location[0] in arguments):
+            place = f"{model.__name__}: "
+        elif base is not None and message not in before:
+            # settings that do not fit together need not be among those given
+            place = given_by and (f"{given_by} " if location else f"with {given_by}: ")
+        else:
+            place = f"{path}: "
+        by_place.setdefault(place, []).append(message)
+    raise InputError("; ".join(f"{place}{join(messages)}" for place, messages in by_place.items()))
+
+
+def _validated(model: type[S], tree: dict[str, Any], advise: Advice) -> tuple[S | None, list[tuple[tuple, str]]]:
+    """The settings, or the location and the message of each fault."""
     for name, value in flatten(tree).items():
         if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
-            raise InputError(f"{path}: {shown(name, str)}: a whole number of more than 30 digits: correct it")
+            return None, [(tuple(name.split(".")), f"{shown(name, str)}: has more than 30 digits: correct it")]
     try:
-        return model.model_validate(tree)
+        return model.model_validate(tree), []
     except ValidationError as error:
-        advise = option if arguments is None else argument
-        faults: dict[str, list[Any]] = {}
-        for fault in error.errors():
-            mine = arguments and (not fault["loc"] or fault["loc"][0] in arguments)
-            if mine:
-                place = f"{model.__name__}:"
-            else:
-                place = "--set" if is_about(fault, model, flatten(given or {})) else f"{path}:"
-            faults.setdefault(place, []).append(fault)
-        messages = (f"{place} {explain_all(part, model, advise)}" for place, part in faults.items())
-        raise InputError("; ".join(messages)) from None
+        return None, [(fault["loc"], explain(fault, model, advise)) for fault in error.errors()]

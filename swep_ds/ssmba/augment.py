@@ -57,10 +57,13 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         setup |= {**asdict(settings), "data": source, "questions": _digest(examples)}
         return setup, chunks.take(setup)
 
-    ranks.on_all_ranks(chunks.check_new)
-    # before `take` makes a folder: a model that is refused leaves nothing
-    reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
     setup, missing = ranks.gather(ranks.on_all_ranks(lambda: take() if ranks.is_main() else None))[0]
+    try:
+        reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
+    except InputError:
+        if ranks.is_main():
+            chunks.leave()
+        raise
     write_on_rank0(lambda: chunks.begin(setup), output)
     done = chunks.count - len(missing)
     if done:
@@ -134,18 +137,14 @@ class Chunks:
         self.folder = output.with_name(f"{output.name}.chunks")
         self.settings = self.folder / "settings.json"
 
-    def check_new(self) -> None:
-        """Raises InputError if the output exists."""
-        if user_path(str(self.output), "--output").exists():
-            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
-
     def take(self, setup: dict[str, Any]) -> list[int]:
         """Locks the folder for this process and returns the missing chunks. `begin` must precede the first `write`.
 
         Raises:
             InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
         """
-        self.check_new()
+        if user_path(str(self.output), "--output").exists():
+            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open_lock(self.folder / ".lock")  # held until the process ends
@@ -171,6 +170,13 @@ class Chunks:
     def begin(self, setup: dict[str, Any]) -> None:
         """Records that the folder holds parts of this setup."""
         write_atomically(self.settings, json.dumps(setup))
+
+    def leave(self) -> None:
+        """Unlocks the folder, and deletes it if nothing has begun there."""
+        if not self.settings.exists():
+            (self.folder / ".lock").unlink(missing_ok=True)
+            self.folder.rmdir()
+        self._lock.close()
 
     def write(self, number: int, articles: list[dict[str, Any]], counts: Counter) -> None:
         write_atomically(self._part(number), json.dumps({"articles": articles, "counts": counts}, ensure_ascii=False))

@@ -30,7 +30,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import is_locked, read_json, write_atomically
-from swep_ds.pipeline.folder import UNAVERAGED
+from swep_ds.pipeline.folder import BATCH, UNAVERAGED
 from swep_ds.recipe import HOLDOUT, Recipe
 from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate
 
@@ -232,7 +232,7 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     Raises InputError: the folder is a run's, or cannot be written to.
     """
     file = folder / DESCRIPTION
-    if (folder / "recipe.yaml").is_file():
+    if (folder / BATCH).is_file():
         raise InputError(f"--output_dir {folder}: is the folder of a run: name another")
     runs = {
         cell.name: {"variant": cell.variant, "labels": cell.labels, "seed": cell.seed, "model": cell.recipe.model.name}
@@ -274,10 +274,9 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         options += [*overrides, f"seed={seed}"]
         place = f"{path}: variants.{variant}" + "".join(f", across.{axis}.{label}" for axis, label in labels.items())
         try:
-            recipe = Recipe.load(sweep.recipe, options, "recipe")
+            recipe = Recipe.load(sweep.recipe, options, "recipe", given_by="")
         except InputError as error:
-            text = str(error) if overrides else str(error).removeprefix("--set ")
-            raise InputError(f"{place}: {text}") from None
+            raise InputError(f"{place}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         if len(name) > LONGEST_FOLDER:
             raise InputError(f"{place}: the folder {name} is too long a name: shorten them")

@@ -216,12 +216,7 @@ SERVICES: dict[str, type[Service]] = {
 def check_service(recipe: Recipe) -> None:
     """Raises InputError if the package of the recipe's service is not installed; call it before the work."""
     if recipe.tracking.to != "off" and not find_spec(name := SERVICES[recipe.tracking.to].name):
-        raise InputError(f"tracking.to: {name} is not installed: {_fix(SERVICES[recipe.tracking.to])}")
-
-
-def _fix(kind: type[Service]) -> str:
-    others = " or log in to it, or set it to wandb_offline or off" if kind is Wandb else ", or set it to off"
-    return f"pip install 'swep-ds[{kind.name}]'{others}"
+        raise InputError(f"tracking.to: {name} is not installed: pip install 'swep-ds[{name}]', or set it to off")
 
 
 def start_service(recipe: Recipe, folder: Path, before: TrainState) -> Service | None:
@@ -241,7 +236,10 @@ def start_service(recipe: Recipe, folder: Path, before: TrainState) -> Service |
         service = kind.start(recipe, folder, run_id, before)
     except Exception as error:  # a broken installation and an absent server raise anything
         if first and kind.fixable(error, recipe):
-            raise InputError(f"tracking.to: {kind.name} cannot start ({reason(error)}): {_fix(kind)}") from None
+            fix = " or log in to it, or set it to wandb_offline or off" if kind is Wandb else ", or set it to off"
+            raise InputError(
+                f"tracking.to: {kind.name} cannot start ({reason(error)}): pip install 'swep-ds[{kind.name}]'{fix}"
+            ) from None
         log.warning("%s cannot start: this run goes untracked (%s)", kind.name, reason(error))
         return None
     write_atomically(known, run_id)

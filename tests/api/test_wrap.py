@@ -135,6 +135,7 @@ def test_a_restored_state_continues_exactly():
 
 def test_a_compiled_wrapper_is_not_compiled_anew_for_each_update():
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
     robust = sd.wrap(tiny_models.model("bert").train(), sd.Swep(beta_schedule="linear_to_zero"), updates=8)
     compiled, graphs = torch.compile(robust, backend="eager"), []
     plain = sd.wrap(robust.model, sd.Swep(beta_schedule="linear_to_zero"), updates=8)
@@ -223,8 +224,9 @@ def test_settings_that_the_loop_decides_are_refused():
 def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused():
     tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     config = PegasusConfig(vocab_size=50, scale_embedding=True, init_std=0.3, **tiny)
+    robust, batch = sd.wrap(PegasusForConditionalGeneration(config), sd.Swep()).train(), tiny_batches.generative()
     with pytest.raises(InputError, match=r"^model: PegasusForConditionalGeneration computes something else"):
-        sd.wrap(PegasusForConditionalGeneration(config), sd.Swep())
+        robust(**inputs(batch))
 
 
 def test_nothing_of_its_host_changes():
@@ -235,7 +237,9 @@ def test_nothing_of_its_host_changes():
     modes = [part.training for part in model.modules()]
     generation = model.generation_config
     torch.set_rng_state(before)
-    sd.wrap(model, sd.Swep())
+    robust = sd.wrap(model, sd.Swep())
+    assert torch.equal(torch.get_rng_state(), before)
+    robust._check()
     assert torch.equal(torch.get_rng_state(), before)
     assert [part.training for part in model.modules()] == modes
     assert model.generation_config is generation

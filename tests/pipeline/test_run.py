@@ -105,26 +105,26 @@ def test_damaged_results_of_a_first_stage_are_deleted_not_run_again(tmp_path):
         _pretraining(recipe, folder)
 
 
-def test_results_stay_until_there_are_new_ones_unless_settings_change(tmp_path):
+def test_results_of_a_finished_run_stay_until_there_are_new_ones_unless_settings_change(tmp_path):
     tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
     recipe, folder = Recipe.model_validate(tree), RunFolder(tmp_path)
     job, batch = SimpleNamespace(config={}), Batch(8, 8, 1)
     kept = [folder.results, folder.report, tmp_path / "unaveraged" / "results.json"]
-    _note_start(folder, recipe, job, batch)
+    _note_start(folder, recipe, job, batch, False)
     kept[2].parent.mkdir()
-    for file in kept:
-        file.write_text("{}")
-    _note_start(folder, recipe, job, batch)
-    assert all(file.is_file() for file in kept)
-    for other in (
-        (Recipe.model_validate(tree | {"eval": {"n_best": 5}}), job),
-        (recipe, SimpleNamespace(config={"a": 1})),
+    others = Recipe.model_validate(tree | {"eval": {"n_best": 5}}), SimpleNamespace(config={"a": 1})
+    for given, trained in (
+        ((recipe, job), True),
+        ((others[0], job), True),
+        ((recipe, others[1]), True),
+        ((recipe, job), False),
     ):
-        _note_start(folder, recipe, job, batch)
+        _note_start(folder, recipe, job, batch, True)
         for file in kept:
             file.write_text("{}")
-        _note_start(folder, *other, batch)
-        assert not any(file.exists() for file in kept)
+        _note_start(folder, *given, batch, trained)
+        stay = given == (recipe, job) and trained
+        assert [file.exists() for file in kept] == [stay] * 3
 
 
 def test_a_service_that_is_not_installed_is_refused_before_the_folder_is_claimed(tmp_path, monkeypatch):

@@ -28,9 +28,14 @@ def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path)
         f"--set seed: -1: must be greater than or equal to 0; {file}: train.epochs: -1: must be greater than 0"
     )
     assert message(file, "seed=1").startswith(f"{file}: train.epochs")
-    fits = "train.packing: is for extractive models: set it to false"
-    assert message(file, "train.epochs=1", "task=generative") == f"{file}: {fits}"
-    assert message(file, "train={packing: true}", "task=generative") == f"--set {fits}"
+    fits = "with --set: train.packing: is for extractive models: set it to false"
+    assert message(file, "train.epochs=1", "task=generative") == fits
+    assert message("quickstart", "method.name=ssmba").startswith("with --set: data.augmented: ssmba trains on")
+    assert message("quickstart", f"seed={10**40}") == "--set seed: has more than 30 digits: correct it"
+    assert message("quickstart", "data={}").startswith("--set data.train is required: ")
+    file = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t", "eval": {"a/b": "x"}}})
+    assert message(file, "data.eval.w=y").startswith(f"{file}: data.eval: the name 'a/b' becomes a file name")
+    assert message("quickstart", "data.eval={my set: 5}").startswith("--set data.eval.my set: 5 is not text: quote it")
 
 
 @pytest.mark.parametrize(
@@ -42,12 +47,15 @@ def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path)
         ("train.packing=ja", "train.packing: 'ja' is neither true nor false"),
         ("train.schedule=Linear", "train.schedule: 'Linear' is not known; did you mean 'linear'?"),
         ("train.execution=xx", "train.execution: 'xx' is not known; known are joint, split, stacked"),
-        ("model.name=null", "model.name: None is not text: give a value"),
+        ("model.name=null", "model.name: is empty: give a value"),
         ("model.name=3", "model.name: 3 is not text: quote it"),
+        ("model.name={a: b}", "model.name: {'a': 'b'} is not text"),
+        ("train.epochs=", "train.epochs: is empty: give a value"),
+        ("data.train_fraction=", "data.train_fraction: is empty: give a value"),
         ("data.eval=3", "data.eval: 3 is not a mapping: write it as eval: {NAME: VALUE}"),
         ("train.adam_betas=0.9", "train.adam_betas: 0.9 is not a list: write it as adam_betas: [A, B]"),
-        ("train.adam_betas=[0.9]", "train.adam_betas: [0.9] is too short: give 2 values or more"),
-        ("train.adam_betas=[0.9, 0.9, 0.9]", "train.adam_betas: [0.9, 0.9, 0.9] is too long: give 2 values"),
+        ("train.adam_betas=[0.9]", "train.adam_betas: [0.9] has too few values: give at least 2"),
+        ("train.adam_betas=[0.9, 0.9, 0.9]", "train.adam_betas: [0.9, 0.9, 0.9] has too many values: give at most 2"),
         ("train.adam_epsilon=-1", "train.adam_epsilon: -1: must be greater than 0"),
     ],
 )

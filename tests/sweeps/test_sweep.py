@@ -117,7 +117,7 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     with pytest.raises(InputError, match=r"--output_dir .*file: cannot be written to"):
         describe(cells, tmp_path / "file")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").write_text("")
+    (tmp_path / "run" / "batch.json").write_text("")
     with pytest.raises(InputError, match=r"--output_dir .*run: is the folder of a run: name another"):
         describe(cells, tmp_path / "run")
 
@@ -231,7 +231,7 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ({"variants": ["MLE"]}, "variants: ['MLE'] is not a mapping"),
         ({**MINIMAL, "across": {"share": ["1"]}}, "across.share: ['1'] is not a mapping"),
         ({**MINIMAL, "seeds": 3}, "seeds: 3 is not a list: write it as seeds: [A, B]"),
-        ({**MINIMAL, "seeds": []}, "seeds: []: list should have at least 1 item"),
+        ({**MINIMAL, "seeds": []}, "seeds: [] has too few values: give at least 1"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
         ({**MINIMAL, "seeds": [-1]}, "variants.MLE: seed: -1: must be greater"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
@@ -255,7 +255,7 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             "variants.B is tested differently from A, .* give data.eval",
         ),
         ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested differently from A"),
-        ({**MINIMAL, "across": {"x": {}}}, "across.x: {}: dictionary should have at least 1 item"),
+        ({**MINIMAL, "across": {"x": {}}}, "across.x: {} has too few values: give at least 1"),
         ({**MINIMAL, "across": {"x": {"%": {}}}}, "across.x: '%' becomes the folder ''"),
         (
             {**MINIMAL, "across": {"x": {"a": {"seed": 1}}}},
