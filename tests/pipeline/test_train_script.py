@@ -90,7 +90,7 @@ if importlib.util.find_spec("wandb") is None:
     SETTINGS["wandb"] = (
         ["tracking.wandb=offline"],
         2,
-        ["tracking.to: wandb cannot start (ModuleNotFoundError", "pip install"],
+        ["tracking.to: wandb is not installed", "pip install"],
     )
 
 
