@@ -151,7 +151,7 @@ def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
     paths = [str(tmp_path / name) for name in ("pairs.txt", "pairs.jsonl", "nowhere")]
     ended = run_script(SCRIPT, *paths[:2], "--tokenizer", paths[2], check=False)
     assert ended.returncode == 2
-    assert f"error: --tokenizer {paths[2]}: no tokenizer to load there" in ended.stderr
+    assert f"error: --tokenizer {paths[2]}: no such folder: name the folder" in ended.stderr
 
 
 def test_nothing_is_overwritten_and_wrong_files_are_named_before_a_tokenizer_is_loaded(tmp_path):
