@@ -182,7 +182,7 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
         with torch.no_grad():
             embeddings = model.eval().get_input_embeddings()(ids)
             output = model(inputs_embeds=embeddings, output_hidden_states=True, return_dict=True, **inputs)
-        hidden = output["encoder_hidden_states" if model.config.is_encoder_decoder else "hidden_states"]
+        hidden = output.get("encoder_hidden_states" if model.config.is_encoder_decoder else "hidden_states")
         if hidden is None:
             fault = "does not return its hidden states"
         elif not on_meta and not hidden[-1].isfinite().all():

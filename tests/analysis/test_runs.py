@@ -88,7 +88,7 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
 
 
 def test_a_row_holds_one_setting_of_its_method(tmp_path):
-    """Somebody changed beta in the sweep and added seeds: sweep.json calls both by one name."""
+    """A user changed beta in the sweep and added seeds: sweep.json gives both the same name."""
     for seeds, beta in (([0, 1, 2], 1e-4), ([0, 1, 2, 3, 4], 1e-2)):
         variants = {"MLE": {}, "SWEP": {"method.name": "swep", "method.beta": beta}}
         for cell in fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=seeds):
