@@ -17,7 +17,7 @@ import numpy as np
 from swep_ds import ranks
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import build_features
-from swep_ds.data.fields import require_text
+from swep_ds.data.fields import is_blank, require_text
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
@@ -161,7 +161,7 @@ def _example(number: int, asked: tuple[str, str]) -> Example:
     for name, text in zip(("question", "text"), asked, strict=True):
         if not isinstance(text, str):
             raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")
-        if not text.strip():
+        if is_blank(text):
             raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
         require_text(text, name, f"question {number + 1}")
     question, context = asked

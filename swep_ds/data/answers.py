@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from swep_ds.data.fields import excerpt, field, require_text
+from swep_ds.data.fields import excerpt, field, is_blank, require_text
 from swep_ds.errors import InputError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -39,7 +39,7 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
         if not isinstance(answer, str):
             raise InputError(f"{where}: the answer {excerpt(answer)} is not text; give a string")
         require_text(answer, "an answer", where)
-    if not any(map(str.strip, answers)):
+    if all(map(is_blank, answers)):
         raise InputError(f"{where}: its answer is blank; give the answer's text, or no answer: null or an empty list")
     return tuple(answers)
 
@@ -47,7 +47,7 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
 def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, int]:
     """Characters [start, end) of the answer `text`. Raises InputError: the answer is blank or not at `start`."""
     end = start + len(text)
-    if not text.strip():
+    if is_blank(text):
         raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
     if start < 0 or context[start:end] != text:
         actual = excerpt(context[start:end]) if 0 <= start < len(context) else "no text"
@@ -64,7 +64,7 @@ def find_answer(where: str, context: str, text: str) -> tuple[int, int]:
     Raises InputError: the answer is blank, or the context does not hold it exactly once as whole words.
     """
     text = text.strip()
-    if not text:
+    if is_blank(text):
         raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
     starts = list(occurrences(context, text))
     if len(starts) != 1:

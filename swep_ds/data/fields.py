@@ -42,9 +42,14 @@ def field(mapping: Any, name: str, kind: type | tuple[type, ...], where: str) ->
 def text_field(mapping: Any, name: str, where: str) -> str:
     """The field `name`, a string that is not blank."""
     value = field(mapping, name, str, where)
-    if not value or value.isspace():
+    if is_blank(value):
         raise InputError(f"{where}: {name} is empty; give its text or leave it out of the data set")
     return require_text(value, name, where)
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing in a text can be seen: space, or marks such as U+200B and U+FEFF, which tokenizers drop."""
+    return not any(character.isprintable() and not character.isspace() for character in text)
 
 
 def id_field(mapping: Any, name: str, where: str, otherwise: str | None = None) -> str:

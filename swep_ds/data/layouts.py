@@ -143,6 +143,8 @@ def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
     else:
         if not texts and "answer" in row:
             texts = [] if row["answer"] is None else [row["answer"]]
+        elif texts is None and "answers" in row:
+            texts = []
         elif not isinstance(texts, list):
             state = f"is {excerpt(texts)}" if "answers" in row else f"is missing (there: {excerpt(list(row))})"
             raise InputError(

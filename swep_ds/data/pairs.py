@@ -18,7 +18,7 @@ from typing import BinaryIO
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.answers import occurrences
-from swep_ds.data.fields import require_text
+from swep_ds.data.fields import is_blank, require_text
 from swep_ds.errors import InputError, parsing, reason
 from swep_ds.files import check_output, open_input, parse_json, write_atomically
 
@@ -81,7 +81,7 @@ def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
 
 def _fault(pair: Pair) -> str | None:
     try:
-        return None if all(require_text(text, "", "").strip() for text in pair[:3]) else BLANK
+        return BLANK if any(is_blank(require_text(text, "", "")) for text in pair[:3]) else None
     except InputError:
         return NO_TEXT
 

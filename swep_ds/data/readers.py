@@ -43,6 +43,11 @@ SOURCES = (
     "package registers"
 )
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
+SPLIT_NAMES = {  # words of a data file's name, by split, as the hub's data sets have them
+    "train": {"train", "training"},
+    "validation": {"validation", "valid", "val", "dev"},
+    "test": {"test", "testing"},
+}
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
@@ -53,9 +58,10 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False) ->
 
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
-            else its data files in name order), `quickstart:<domain>[.<split>]`, `quickstart_v2:...` with unanswerable
-            questions, or `NAME:ADDRESS` of a registered reader (`plugged.reader`). A source with named splits gives
-            "train" for training, else "validation" or, without it, "test" (the quick start has "train" and "test").
+            else its data files in name order, whose names may tell splits apart), `quickstart:<domain>[.<split>]`,
+            `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader
+            (`plugged.reader`). A source with named splits gives "train" for training, else "validation" or, without
+            it, "test" (the quick start has "train" and "test").
         training: the first answer of each question must be at its offset or, without one, occur exactly once in the
             context; it becomes `Example.span`.
         unanswerable: reads questions without an answer, too, which are an error otherwise.
@@ -126,7 +132,21 @@ def _read_folder(folder: Path, training: bool, wanted: Wanted) -> list[Example]:
         files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
     if not files:
         raise InputError(f"{source}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
+    splits: dict[str | None, list[Path]] = {}
+    for file in files:
+        splits.setdefault(_split_of(file), []).append(file)
+    if None in splits and len(splits) > 1:
+        named = ", ".join(printable(file.name) for file in files)
+        raise InputError(f"{source}: some files of this folder name a split and others do not ({named}): name one file")
+    if len(splits) > 1:
+        files = splits[_default_split(source, splits, training)]
     return [example for file in files for example in _read_file(file, wanted)]
+
+
+def _split_of(file: Path) -> str | None:
+    """The split that a file's name says, as in train-00000-of-00001.parquet or dev-v1.1.json; None if it says none."""
+    words = re.split(r"[^a-z]+", file.name.lower())
+    return next((split for split, names in SPLIT_NAMES.items() if names & set(words)), None)
 
 
 def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: Wanted) -> list[Example]:

@@ -50,7 +50,8 @@ class GeneratedAnswers:
     ) -> None:
         """Adds N windows: their evaluation columns (`Features.dataset`), and the output of `GenerativeQA.predict`."""
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
-        texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
+        # whatever the tokenizer's configuration says: cleaning up would join " 's" to the word before
+        texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         counts, scores = (token_ids_NK != IGNORED).sum(1).tolist(), _finite(log_probability_N)
         for example, text, score, count in zip(map(int, columns["example"]), texts, scores, counts, strict=True):
             proposal = (not text.strip(), -score, text.strip(), count)

@@ -1,5 +1,6 @@
 """Generative QA: any Hugging Face sequence-to-sequence model (T5, T5 v1.1 and Flan, mT5, BART)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -95,6 +96,24 @@ class GenerativeQA(Seq2SeqQA):
         # summarisers forbid short answers and repeated words, and force a first token. Training teaches that token
         # where targets begin with it. The exported model generates with these settings as well.
         model.generation_config = self.generation
+
+    def check_start(self, empty_answer: Sequence[int]) -> None:
+        """Checks that the targets of training begin with the token that answers are generated from.
+
+        Args:
+            empty_answer: the ids of the target "", special ones alone.
+
+        Raises:
+            InputError: they do not, as with mBART-cc25, whose targets end, and so begin, with a language's token.
+        """
+        start = self.generation.decoder_start_token_id
+        labels = torch.tensor([list(empty_answer) or self.ends[:1]])
+        trained = int(self.model.prepare_decoder_input_ids_from_labels(labels=labels)[0, 0])
+        if trained != start:
+            raise InputError(
+                f"model {self.model.config.name_or_path}: with its tokenizer, training would begin answers "
+                f"with token {trained} and generation with {start}: name another model (of mBART, mbart-large-50)"
+            )
 
     def _check_tokens(self, **tokens: list[Any]) -> None:
         rows = self.model.get_input_embeddings().num_embeddings

@@ -85,8 +85,10 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
         training, tests = load_examples(recipe, training_source)
-        texts = [example.context[:1000] for example in training[:20]]
-        check_knows(tokenizer, texts, f"model.name {recipe.model.name}", training_source)
+        named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
+        for source, examples in named.items():
+            texts = [example.context[:1000] for example in examples[:20]]
+            check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
         qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
         config = resolve_ds_config(
@@ -222,8 +224,10 @@ def load_model(
     if tokenizer is None:
         return qa
     fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
-    if recipe.task == "generative" and recipe.data.unanswerable == "train":
-        qa.empty_answer = empty_answer(tokenizer)
+    if recipe.task == "generative":
+        qa.check_start(empty_answer(tokenizer))
+        if recipe.data.unanswerable == "train":
+            qa.empty_answer = empty_answer(tokenizer)
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(

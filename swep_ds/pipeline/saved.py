@@ -106,8 +106,10 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
             null_threshold, calibrator = reading.null_threshold, reading.calibrator
     qa = GenerativeQA(model, **generation_kwargs) if generative else ExtractiveQA(model)
-    if generative and null_threshold is not None:
-        qa.empty_answer = empty_answer(tokenizer)
+    if generative:
+        qa.check_start(empty_answer(tokenizer))
+        if null_threshold is not None:
+            qa.empty_answer = empty_answer(tokenizer)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator)
 
 

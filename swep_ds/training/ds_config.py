@@ -65,7 +65,7 @@ def resolve_ds_config(
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():  # a run's
         for field in given:
             _set(config, field, AUTO)
-    faults = _recipe_faults(config, recipe.train, given) + refused_fields(config) + _silent_faults(config)
+    faults = _recipe_faults(config, recipe, given) + refused_fields(config) + _silent_faults(config)
     if getattr(recipe.method, "noise_max_grad_norm", None) is not None:
         faults += _clipping_faults(config, recipe.train)
     _fill(config, given, hidden_size)
@@ -121,9 +121,9 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict
     return given
 
 
-def _recipe_faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]]) -> list[str]:
+def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tuple[Any, str]]) -> list[str]:
     """What contradicts the recipe."""
-    faults, stage, present = [], zero_stage(config), flatten(config)
+    train, faults, stage, present = recipe.train, [], zero_stage(config), flatten(config)
     for field, (value, origin) in given.items():
         if present.get(field) not in (None, AUTO, value):
             faults.append(f"{field} = {shown(present[field])}, but the recipe's {origin} gives {shown(value)}")
@@ -150,12 +150,17 @@ def _recipe_faults(config: dict[str, Any], train: TrainSection, given: dict[str,
         params = optimizer.get("params", {})
         if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
             faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
-        if train.average != "none" and not stage and train.precision == "bf16":
-            faults.append(
-                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, "
-                f"of which train.average {train.average} cannot leave out the method's: remove this block, or take "
-                "--ds_config zero1"
-            )
+        if not stage and train.precision == "bf16":
+            needs = {
+                f"train.average {train.average} cannot leave out the method's": train.average != "none",
+                "pretrain cannot hand the second stage the model's in float32": recipe.pretrain is not None,
+            }
+            faults += [
+                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, of which "
+                f"{need}: remove this block, or take --ds_config zero1"
+                for need, needed in needs.items()
+                if needed
+            ]
         for name, default in (("bias_correction", True), ("amsgrad", False)):
             if params.get(name, default) not in (default, AUTO):
                 faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")

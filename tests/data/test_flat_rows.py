@@ -105,11 +105,19 @@ def test_an_answer_beside_empty_answers_counts(save):
         assert (example.answers, example.span) == (("bar",), (4, 7))
 
 
+@pytest.mark.parametrize("answers", [{"answers": None}, {"answers": []}, {"answer": None}])
+def test_a_question_without_an_answer_is_read_where_the_recipe_takes_it(save, answers):
+    row = {"question": "What?", "context": "foo bar", **answers}
+    [example] = read_examples(save(json.dumps(row)), training=True, unanswerable=True)
+    assert (example.answers, example.span) == ((), None)
+    assert "has no answer; give it, or set data.unanswerable" in refused(save(json.dumps(row)))
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("answers", ["", [""], [" ", ""], {"text": [""], "answer_start": [-1]}])
+@pytest.mark.parametrize("answers", ["", "\u200b", [""], [" ", ""], {"text": [""], "answer_start": [-1]}])
 def test_a_blank_answer_is_neither_an_answer_nor_a_text(save, training, answers):
     """Scored, it would count as an answer that nobody can give."""
-    row = {"question": "Who?", "context": "foo bar", "answer" if answers == "" else "answers": answers}
+    row = {"question": "Who?", "context": "foo bar", "answer" if isinstance(answers, str) else "answers": answers}
     with pytest.raises(InputError, match="its answer is blank; give the answer's text, or no answer"):
         read_examples(save(json.dumps(row)), training=training, unanswerable=True)
 

@@ -62,7 +62,7 @@ def test_every_layout_gives_the_same_examples(save, layout, compress):
     assert read_examples(source, training=False) == without_span
 
 
-word = st.text(min_size=1, max_size=8).filter(lambda text: text.strip() == text)
+word = st.text(min_size=1, max_size=8).filter(lambda text: text.strip() == text and any(map(str.isprintable, text)))
 passages = st.lists(word, min_size=1, max_size=6).flatmap(
     lambda words: st.tuples(
         st.just(words), st.lists(st.tuples(word, st.integers(0, len(words) - 1)), min_size=1, max_size=4)
@@ -190,6 +190,18 @@ def test_folder_of_files_in_name_order(save, tmp_path):
     assert "'q1' occurs twice" in refused(str(tmp_path))
 
 
+def test_a_folders_files_are_told_apart_by_the_splits_that_they_name(save, tmp_path):
+    save(LAYOUTS["Parquet"](WHAT), "validation-00000-of-00001.parquet")
+    read = functools.partial(read_examples, str(tmp_path))
+    assert [e.id for e in read(training=True)] == ["q2"]  # of one split, the folder is that split
+    save(LAYOUTS["Parquet"](WHEN), "train-00000-of-00002.parquet")
+    save(LAYOUTS["squad"](WHEN | {"id": "q3"}), "train-00001-of-00002.json")
+    assert [e.id for e in read(training=True)] == ["q1", "q3"]
+    assert [e.id for e in read(training=False)] == ["q2"]
+    save(LAYOUTS["squad"](WHEN | {"id": "q4"}), "trainers.json")
+    assert "some files of this folder name a split and others do not (train-00000-of-00002" in refused(str(tmp_path))
+
+
 def test_folder_saved_by_datasets(tmp_path):
     when, what = datasets.Dataset.from_list(rows(WHEN)), datasets.Dataset.from_list(rows(WHAT))
     when.save_to_disk(tmp_path / "one")
@@ -290,6 +302,7 @@ def test_malformed_files(save, content, message):
         ({"answers": []}, "question 'q1': has no answer"),
         ({"question": " \t"}, "question 'q1': question is empty"),
         ({"question": ""}, "question 'q1': question is empty"),
+        ({"question": "\u200b \ufeff"}, "question 'q1': question is empty"),
     ],
 )
 def test_bad_training_questions(save, layout, changes, message):

@@ -1,5 +1,6 @@
 """Generated token ids become the texts that the tokenizer makes of them; a question's most probable window wins."""
 
+import copy
 import math
 
 import pytest
@@ -42,6 +43,17 @@ def test_a_window_that_writes_nothing_does_not_silence_another():
     alone = GeneratedAnswers(asked, tokenizer)
     alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([-0.01]))
     assert alone.answers() == {"a": ""}
+
+
+def test_the_spaces_of_an_answer_stay_whatever_the_tokenizers_configuration_says():
+    tokenizer = copy.deepcopy(tiny.unigram())
+    tokenizer.clean_up_tokenization_spaces = True
+    words = "It 's the holder ."
+    ids = tokenizer(words, add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) != words
+    decoder = GeneratedAnswers([tiny.example("Who?", "an abbot", "an abbot", id_="a")], tokenizer)
+    decoder.add({"example": [0]}, torch.tensor([ids]), torch.tensor([-0.1]))
+    assert decoder.answers() == {"a": words}
 
 
 @pytest.mark.parametrize("broken", [math.nan, -math.inf])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, MBartConfig, MBartForConditionalGeneration
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.models.outputs import symmetric_divergence
@@ -113,6 +113,19 @@ def test_a_config_without_the_decoders_first_token_is_refused(tmp_path):
     assert "config.json has no decoder_start_token_id, which answers begin with: add it" in refused(
         tiny_models.load, tmp_path
     )
+
+
+def test_answers_are_generated_from_the_token_that_targets_begin_with():
+    """mBART begins a target with the token that it ends with: with </s> (mbart-large-50), or a language's (cc25)."""
+    config = MBartConfig(**tiny_models.BART | {"forced_eos_token_id": None, "decoder_start_token_id": None})
+    end, language = config.eos_token_id, 7
+    qa = GenerativeQA(MBartForConditionalGeneration(config))
+    qa.check_start([language, end])
+    assert f"training would begin answers with token {language} and generation with {end}: name another" in refused(
+        qa.check_start, [end, language]
+    )
+    for architecture in tiny_models.SEQ2SEQ:
+        GenerativeQA(tiny_models.model(architecture)).check_start([1])
 
 
 @pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)

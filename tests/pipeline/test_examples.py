@@ -3,7 +3,7 @@
 import pytest
 
 from swep_ds.errors import InputError
-from swep_ds.pipeline.examples import reported_examples
+from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.recipe import HOLDOUT, Recipe
 
 GONE = "gone.json"
@@ -28,3 +28,18 @@ def test_a_source_that_cannot_be_read_does_not_take_the_others_along():
     assert list(reported_examples(without_training_data, ["news"])) == ["news"]
     with pytest.raises(InputError, match=r"the recipe has no test set nyt \(there: held_out, encyclopedia, "):
         reported_examples(recipe, ["nyt"])
+
+
+def test_test_questions_that_are_trained_on_are_counted(caplog):
+    source = "quickstart:news.test"
+    recipe = Recipe.load("quickstart", ["data.max_train_examples=70", f"data.train={source}"])
+    training, tests = load_examples(recipe)
+    asked = {(example.question, example.context) for example in training}
+    counted = {name: sum((e.question, e.context) in asked for e in examples) for name, examples in tests.items()}
+    assert counted["news"] >= 70
+    assert [record.message for record in caplog.records if record.message.startswith("test set")] == [
+        f"test set {name}: {count} of its {len(tests[name])} questions are in data.train, contexts and all: its "
+        "scores say little of new text"
+        for name, count in counted.items()
+        if count
+    ]

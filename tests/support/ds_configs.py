@@ -20,10 +20,10 @@ TRAIN = {
 }
 
 
-def recipe(method: dict | None = None, **train) -> Recipe:
+def recipe(method: dict | None = None, pretrain: dict | None = None, **train) -> Recipe:
     sections = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
     sections["method"] |= method or {}
-    return Recipe.model_validate(sections | {"train": TRAIN | train})
+    return Recipe.model_validate(sections | {"train": TRAIN | train, "pretrain": pretrain})
 
 
 def write(folder: Path, config: object) -> Path:
