@@ -1,4 +1,4 @@
-"""Data of one's own layout: a reader for questions and answers in tab-separated lines.
+"""A custom data reader: questions and answers in tab-separated lines.
 
     python examples/own_data.py --train train.tsv --test test.tsv --output_dir runs/tabs
 

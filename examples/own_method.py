@@ -1,4 +1,4 @@
-"""A method of one's own: rotated noise, which keeps the length of each word's embedding.
+"""A custom method: rotated noise, which keeps the length of each word's embedding.
 
     python examples/own_method.py --output_dir runs/rotation
 

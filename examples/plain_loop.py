@@ -1,4 +1,4 @@
-"""SWEP in a training loop of one's own, here with Accelerate.
+"""SWEP in a custom training loop, here with Accelerate.
 
     python examples/plain_loop.py
     accelerate launch examples/plain_loop.py

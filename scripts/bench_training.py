@@ -43,11 +43,11 @@ def bench() -> None:
         help=f"methods, all of them, or {PUBLISHED}; execution is split, joint or stacked (default: split) "
         f"(default: {' '.join(DEFAULT)})",
     )
-    parser.add_argument("--updates", type=int, default=30, help="updates that count, of each (default: 30)")
-    parser.add_argument("--warmup", type=int, default=3, help="updates before them (default: 3)")
+    parser.add_argument("--updates", type=int, default=30, help="measured updates per candidate (default: 30)")
+    parser.add_argument("--warmup", type=int, default=3, help="warm-up updates per candidate (default: 3)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
-    what.add_argument("--scaling", action="store_true", help="the same on 1 and 2 ranks, and a model of more")
+    what.add_argument("--scaling", action="store_true", help="the loop on 1 and 2 ranks, and a model of more ranks")
     what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
     what.add_argument("--operations", action="store_true", help="what an update launches, counted at each ZeRO stage")
     parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")

@@ -22,7 +22,7 @@ host=() compiled=()
 if rehearsing; then
   right=(tests/kernels/test_tiles.py)
   sizes=(--device cpu --dtype float32 --width 16 --tokens 64)
-  host=(--device cpu) compiled=(--width 128 --dtype float32)
+  host=(--device cpu) compiled=(--width 128 --dtype fp32)
 fi
 
 begin "$out"

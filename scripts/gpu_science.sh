@@ -6,7 +6,7 @@
 #              amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for the runs
 # All arms of a seed run before the next seed. The archive has results, predictions and logs of the finished runs, no
-# weights; unpacked in OUT, also on another machine, it lets the sweep resume there. Steps: runs (the table, over all runs,
+# weights; unpacked in OUT, also on another machine, it lets the sweep resume there if ENCODER and DATA have the same paths. Steps: runs (the table, over all runs,
 # comes last). Environment, beside that of gpu_steps.sh:
 #   JOBS  runs at a time (default: three for four cores)
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
@@ -17,7 +17,7 @@ for file in {squad_dev,bioasq}.jsonl.gz {new_wiki,amazon_reviews}_v1.0.json.gz; 
   [ -f "$data/$file" ] || fail "DATA $data: has no $file"
 done
 JOBS=${JOBS:-$((($(nproc) * 3 + 3) / 4))}
-AT_THE_END=75  # s: runs that are stopped save a checkpoint first
+GRACE=75 AT_THE_END=95  # s: the sweep lets its runs save a checkpoint for 60 s, then kills them
 
 few=() sweep=learned_noise_gpu
 if rehearsing; then

@@ -11,12 +11,12 @@ from swep_ds.version import __version__
 
 COMMANDS = {
     "train": "train, test and export a model, as a recipe says",
-    "plan": "what a training would take, and the ds_config for it",
-    "preflight": "whether all ranks see the same, before a long training",
+    "plan": "estimate what a training needs, and name the ds_config to use",
+    "preflight": "check that all ranks see the same, before a long training",
     "sweep": "train every variant of a sweep with every seed",
-    "table": "one table, and curves, of any number of runs",
-    "report": "a run's report: one HTML page",
-    "analyze": "the paper's analyses of a run",
+    "table": "make one table, and curves, of any number of runs",
+    "report": "write a run's report, one HTML page",
+    "analyze": "run the paper's analyses on a run",
     "evaluate": "score a saved model on any data sets",
     "calibrate": "calibrate the confidences of a finished run",
     "answer": "answer a question about a text",

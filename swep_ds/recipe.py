@@ -46,9 +46,9 @@ class DataSection(Section):
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
     train_fraction: float = Field(1.0, gt=0, le=1)  # nested, seeded subset: the 10 % are inside the 30 %
-    max_train_examples: Many | None = None  # at most so many training questions
+    max_train_examples: Many | None = None  # the most training questions to use; null = all
     augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
-    max_eval_examples: Many | None = None  # per data set
+    max_eval_examples: Many | None = None  # the most questions of each test set to use; null = all
     max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
     doc_stride: Count = 128  # tokens from a window's start to the next one's, at most max_length: not the overlap
     max_query_length: Count = 64  # longer questions are cut, and counted
@@ -71,7 +71,7 @@ class TrainSection(Section):
     epochs: Epochs = 2  # passes over the training data
     max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
     micro_batch_size: Count = 8  # windows per rank and forward pass
-    max_tokens: Many | None = None  # in its place: padded positions per rank and forward pass
+    max_tokens: Many | None = None  # replaces micro_batch_size: padded positions per rank and pass
     group_by_length: bool = True  # windows of similar length share an update; false = random ones, with more padding
     gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
     learning_rate: float = Field(3e-5, gt=0, le=1000)  # at its peak, after the warm-up
@@ -94,21 +94,21 @@ class TrainSection(Section):
     packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
     deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
-    log_every: Many = 10  # updates
-    checkpoint_every: Many = 1000  # updates
-    keep_checkpoints: Count = 2  # the newest so many stay
+    log_every: Many = 10  # updates between two logged lines
+    checkpoint_every: Many = 1000  # updates between two checkpoints
+    keep_checkpoints: Count = 2  # how many of the newest are kept
     stall_seconds: float = Field(600, gt=0, le=1_000_000)  # without progress, until rank 0 names the ranks behind
     on_checkpoint_failure: Literal["stop", "go_on"] = "stop"  # when one cannot be written; earlier ones stay
     average: Literal["none", "ema", "last_k"] = "none"  # which mean of the weights is tested and exported
     average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
-    average_last: float = Field(0.25, gt=0, le=1)  # last_k: the share of the updates, at the run's end, that is k
+    average_last: float = Field(0.25, gt=0, le=1)  # last_k: k as a share of all updates
 
 
 class PretrainSection(Section):
     """A first stage of training on other data, usually generated questions. All else is as in the recipe."""
 
     train: str  # a source like data.train, used whole
-    max_train_examples: Many | None = None  # at most so many of its questions
+    max_train_examples: Many | None = None  # the most of its questions to use; null = all
     epochs: Epochs = 2  # passes over that data
     max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
     micro_batch_size: Count = 32  # windows per rank and forward pass
@@ -122,10 +122,10 @@ class EvalSection(Section):
     select_on: str | None = None
     batch_size: Count = 32  # windows per rank
     n_best: int = Field(20, ge=1, le=10_000)  # extractive: how many of the best starts and ends per window are paired
-    max_answer_tokens: Count = 30  # when generated, with the end-of-sequence token
+    max_answer_tokens: Count = 30  # longest answer; if generated, with its end-of-sequence token
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
     scorer: Literal["squad", "mlqa"] = "squad"  # whose rules compare answers: English ones, or those of `language`
-    language: Language | dict[str, Language] = "en"  # mlqa: of the answers; or by data set, where others are in en
+    language: Language | dict[str, Language] = "en"  # mlqa: language of the answers; or by data set, else en
 
     @field_validator("language", mode="wrap")
     @classmethod
@@ -147,8 +147,8 @@ class TrackingSection(Section):
     # where metrics, scores and tables go besides the run's folder: wandb (offline: without a network), tensorboard
     # (files in the run's folder) or trackio (its local dashboard)
     to: Literal["off", "wandb", "wandb_offline", "tensorboard", "trackio"] = "off"
-    project: str = "swep-ds"  # that the run belongs to there
-    group: str | None = None  # under which wandb and trackio show runs together; a sweep sets its own name
+    project: str = "swep-ds"  # the project in that service
+    group: str | None = None  # the group of runs in wandb and trackio; a sweep sets its own name
 
     @model_validator(mode="before")
     @classmethod

@@ -261,3 +261,13 @@ def test_training_is_measured_and_scored(tmp_path, inputs):
     assert {row["name"] for row in json.loads((out / "base.json").read_text())["rows"]} >= {"mle", "swep:split"}
     assert (out / "profile-base.json").is_file()
     assert "samples/s  held_out " in ended.stdout
+
+
+def test_a_rehearsal_of_the_kernels_gives_its_commands_values_that_they_take(tmp_path):
+    """argparse checks the values before it comes to --help."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = - ] && exec {sys.executable} "$@"\nexec {sys.executable} "$@" --help\n')
+    python.chmod(0o755)
+    ended = run(["bash", SCRIPTS / "gpu_kernels.sh", tmp_path / "out"], PYTHON=str(python))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "report" in (tmp_path / "out" / "rehearsal" / "steps.txt").read_text()

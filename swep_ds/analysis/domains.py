@@ -1,4 +1,4 @@
-"""What a run's report says first: how much of what the model can answer at home it cannot answer on other domains.
+"""The headline of a run's report: the share of its exact answers that the model loses on other domains.
 
 Home is the source domain, the first data set that a run tests on. All intervals are of 95 percent over questions, for
 this trained model: paragraphs or articles are drawn again (`significance.resampled_means`). They say nothing about

@@ -61,7 +61,7 @@ def noise_effect(lines: Sequence[Mapping[str, Any]]) -> NoiseEffect | None:
 
 
 def noise_size(lines: Sequence[Mapping[str, Any]], prior_mean: float, prior_variance: float | None) -> str:
-    """What the noise was in the last line of metrics.jsonl that tells, in words; "" where none does.
+    """Describes the noise at the last line of metrics.jsonl that has its statistics; "" without one.
 
     Args:
         prior_mean: the prior's mean of mu: 0 for noise that is added.

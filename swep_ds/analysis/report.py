@@ -122,7 +122,7 @@ def _read_all(
 def _compared(
     folder: Path, recipe: Recipe, answered: Mapping[str, Sequence[Answered]], results: Results | None, against: Path
 ) -> dict[str, Any]:
-    """What the page tells of the other run.
+    """The page's comparison with the other run.
 
     Raises:
         InputError: it answered none of the questions, or its files are damaged.
@@ -193,7 +193,7 @@ def _confidence(answered: Mapping[str, Sequence[Answered]], results: Results | N
 
 
 def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What metrics.jsonl tells."""
+    """The learning curves and the noise, from metrics.jsonl."""
     mode = MODES.get(getattr(recipe.method, "noise", None), MODES["learned"])
     variance = getattr(recipe.method, "prior_variance", None)
     charts = learning_curves(lines, mode.prior_mean, variance)

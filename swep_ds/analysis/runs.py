@@ -87,7 +87,7 @@ class MissingRun:
 
 
 def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
-    """The runs of a sweep, each with the recipe that it should have; behind one with `train.average` itself without."""
+    """The runs of a sweep, each with its recipe; after one with `train.average`, the row of its last weights."""
     refs = []
     for cell in cells:
         model = cell.recipe.model.name
@@ -116,7 +116,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
     """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several runs.
 
     A run that no sweep describes is named by its method and by the settings in which it differs from most runs of it.
-    A run with `train.average` is followed by itself without, which is in its folder.
+    A run with `train.average` is followed by the same training without it, from `unaveraged/`.
 
     Raises:
         InputError: no such folder, a folder without runs, or a damaged `sweep.json`.
@@ -294,7 +294,7 @@ def _repeated(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
-    """A line for each setting outside `method` in which rows differ. A row of last weights is as that of the mean."""
+    """A line for each setting outside `method` in which rows differ. A row of last weights has its mean's settings."""
     values: dict[str, dict[str, list[str]]] = {}  # setting -> value as JSON -> rows
     folders = {run.ref.folder / UNAVERAGED for runs in rows.values() for run in runs}
     settings = {

@@ -72,7 +72,7 @@ class RobustMixin:
         bare = self.model
         if self.robust is None or self.robust.model is not bare:
             self.robust = Robust(bare, self.method, self.args.seed, max_steps, accumulation=None)
-        if not self.is_deepspeed_enabled:  # which keeps float32 copies
+        if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
         self.robust.updates, self.robust.update = max_steps, 0
         if self.model_wrapped is bare:

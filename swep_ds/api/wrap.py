@@ -131,7 +131,7 @@ class Robust(nn.Module):
     def _check(self) -> None:
         """Looks at the model where it trains first: on its device, under the loop's autocast."""
         base = _base(self.model)
-        if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3's weights are elsewhere
+        if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
             with without_dropout(base):
                 check_same_from_ids(base, "model")
         self._checked = True
@@ -199,7 +199,7 @@ class Robust(nn.Module):
 def wrap(
     model: nn.Module, method: Settings, *, seed: int = 0, updates: int | None = None, accumulation: int | None = 1
 ) -> Robust:
-    """Wraps a question-answering model for a training loop of one's own, Accelerate or Lightning.
+    """Wraps a question-answering model for a custom training loop, Accelerate or Lightning.
 
         robust = sd.wrap(model, sd.Swep(beta=1e-4), seed=0)
         optimizer = torch.optim.AdamW(robust.parameter_groups(), lr=3e-5)

@@ -45,16 +45,16 @@ def parser() -> argparse.ArgumentParser:
                 "--first", type=int, default=first, help=f"the first N questions that have an answer (default: {first})"
             )
         if name == "tsne":
-            sub.add_argument("--max_tokens", type=int, default=500, help="more are sampled (default: 500)")
+            sub.add_argument("--max_tokens", type=int, default=500, help="most tokens to plot (default: 500)")
             sub.add_argument("--seed", type=int, default=0, help="seed of the sample and of t-SNE (default: 0)")
         if name == "frequency":
             sub.add_argument("--windows", type=int, default=200, help="training windows to perturb (default: 200)")
         if name == "mechanism":
             sub.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
             sub.add_argument("--ratios", nargs="+", type=float, default=[0.1, 1, 10, 100], help="alpha k / beta")
-            sub.add_argument("--factors", nargs="+", type=float, default=[1, 10], help="of train.learning_rate")
-            sub.add_argument("--updates", type=int, default=400, help="of each noise generator (default: 400)")
-            sub.add_argument("--windows", type=int, default=400, help="of each set (default: 400)")
+            sub.add_argument("--factors", nargs="+", type=float, default=[1, 10], help="times train.learning_rate")
+            sub.add_argument("--updates", type=int, default=400, help="updates of each noise generator (default: 400)")
+            sub.add_argument("--windows", type=int, default=400, help="windows of each data set (default: 400)")
     return options
 
 

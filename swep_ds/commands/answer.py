@@ -1,10 +1,10 @@
-"""Answers questions about texts with a saved model: one, or those of a file.
+"""Answers one question, or a file of questions, with a saved model.
 
     swep-ds answer runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
     swep-ds answer MODEL --question "Who ...?" --text_file article.txt --n_best 3
     swep-ds answer MODEL --questions asked.jsonl --output answers.jsonl --min_confidence 0.5
 
-MODEL is a Hugging Face folder or hub id, of spans or generative. Of one question it prints the best answers, each with
+MODEL is a Hugging Face folder or hub id, extractive or generative. It prints the best answers to --question, each with
 its probability among all spans of the text, and the text around it. The probability of a generated answer is that of
 its tokens. A model that was trained with unanswerable questions may find that there is no answer.
 --min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the

@@ -66,7 +66,7 @@ def training(options: list[str]) -> tuple[list[str], list[str], Path]:
     """(options of sbatch, options of `swep-ds train` with the run's folder, the folder of the log)."""
     arguments = train_command.parser().parse_args(options)
     if arguments.resume != "auto":
-        raise InputError(f"--resume {arguments.resume}: every start of a job would do that: leave it out, for auto")
+        raise InputError(f"--resume {arguments.resume}: every start of the job would repeat it: leave it out")
     from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
@@ -83,7 +83,7 @@ def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str
     """
     arguments = sweep_command.parser().parse_args(options)
     if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.num_accelerators) > 1:
-        raise InputError("leave out --jobs, --num_accelerators, --cell and --table: the array decides what they would")
+        raise InputError("leave out --jobs, --num_accelerators, --cell and --table: the array replaces them")
     folder, cells, _ = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]

@@ -59,8 +59,8 @@ class Predictions:
         return {id_: null.odds for id_, null in self.nulls.items()}
 
     def declining(self, threshold: float | None) -> "Predictions":
-        """With "" and its probability for each question whose null odds are above the threshold, and the null answer
-        among the best; None declines none."""
+        """These, with "" for each question whose null odds exceed the threshold, and with the null answer
+        among the n best. With None no question is declined."""
         declined = [id_ for id_, odds in self.odds.items() if threshold is not None and odds > threshold]
         texts = self.texts | dict.fromkeys(declined, "")
         confidences = self.confidences | {id_: self.nulls[id_].probability for id_ in declined}
@@ -148,7 +148,7 @@ class Evaluation:
         return scorer.score(predictions.texts, test.golds)
 
     def with_threshold(self, predictions: Predictions, test: EvalSet) -> "Evaluation":
-        """If the model may decline: at the threshold with the best F1 on `test`, with these answers to it."""
+        """This evaluation at the threshold with the best F1 on `test`; unchanged if the model never declines."""
         if self.null_threshold is None:
             return self
         return replace(self, null_threshold=self._best_threshold(predictions, test))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import NoiseKey
-from swep_ds.models.products import float32_products
+from swep_ds.models.backends import float32_products
 
 CHUNK = 2**15  # words whose embeddings are compared at once
 # `words_changed` samples as many tokens of a micro-batch as make this many products with the vocabulary, within bounds

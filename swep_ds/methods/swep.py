@@ -51,8 +51,8 @@ class SwepSettings(Settings):
     # start at the prior, where the KL is 0 and SWEP is Prior-Aug; or as PyTorch does, where mu starts near 0 and sigma
     # near 1, so that the first noisy inputs are nearly erased
     initialisation: Literal["prior", "default"] = "prior"
-    noise_dropout: float = Field(0.0, ge=0, lt=1)  # in the noise generator, after its ReLU (the published code's)
-    separate_hidden_pass: bool = False  # h from a pass of its own, without gradient (the published code)
+    noise_dropout: float = Field(0.0, ge=0, lt=1)  # after the noise generator's ReLU, as in the published code
+    separate_hidden_pass: bool = False  # computes h in an extra pass without gradient (published code)
     divergence_weight: float = Field(0.0, ge=0)  # weighs R-Drop's symmetric KL between clean and noisy predictions
     # nats a window, or a token with kl_reduction mean; beta then starts at `beta` and holds the KL there: kl_control.py
     kl_target: float | None = Field(None, gt=0)

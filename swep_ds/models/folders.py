@@ -27,7 +27,7 @@ SETTINGS = (
 )
 # transformers loads the first of these that exists
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-BAD_CONFIG = "its config.json makes no model"
+BAD_CONFIG = "no model can be built from its config.json"
 CORRECT = "correct it or name another model"
 
 # transformers' own; others may be fetched from the hub as code
@@ -47,7 +47,7 @@ def reading(label: str, fault: str, fix: str) -> Iterator[None]:
 
     Args:
         label: how the user named the model, as in "model.name ./bert".
-        fault: what is wrong if the block fails, as in "its config.json makes no model".
+        fault: what is wrong if the block fails, as in "no model can be built from its config.json".
         fix: what the user can do, in the imperative.
 
     Raises:

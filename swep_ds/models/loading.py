@@ -135,7 +135,8 @@ def make_hollow(
 ) -> PreTrainedModel:
     """Makes the model on the meta device, without memory for its weights; arguments as `load_weights`.
 
-    Raises InputError: no head for the task, a config that makes no model, or an attention that the model does not have.
+    Raises InputError: no head for the task, a config that no model can be built from, or an attention that the model
+    does not have.
     """
     if type(config) not in auto_class._model_mapping:
         head, advice = HEADS[auto_class]

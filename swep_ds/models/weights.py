@@ -30,7 +30,7 @@ def check_size(hollow: PreTrainedModel, source: str, label: str) -> None:
     held = sum(file.stat().st_size for file in files)
     if files and numbers > held + NOT_IN_FILES:
         raise InputError(
-            f"{label}: its config.json makes a model of {numbers:,} numbers, and its weights take {held:,} bytes: "
+            f"{label}: its config.json describes {numbers:,} parameters, and its weights take {held:,} bytes: "
             "they do not belong together, correct config.json or name another model"
         )
 

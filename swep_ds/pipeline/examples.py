@@ -50,7 +50,7 @@ def _warn_of_known(training: list[Example], tests: dict[str, list[Example]], tra
 
 
 def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dict[str, list[Example]]:
-    """The questions behind a run's results, by data set; of `Recipe.halved` the half that chose nothing.
+    """The questions behind a run's results, by data set; of `Recipe.halved` only the reported half.
 
     Args:
         names: the data sets to read; None = all. The sources of the others are not read.

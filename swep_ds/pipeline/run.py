@@ -176,7 +176,7 @@ def _run_stage(
     return tracker
 
 
-NO_VALIDATION = "the default, as no held-out articles choose one (data.holdout_fraction or eval.select_on)"
+NO_VALIDATION = "the default: no data to choose it on (set data.holdout_fraction or eval.select_on)"
 NO_CALIBRATOR = (
     "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
 )
@@ -227,7 +227,7 @@ def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
 
 
 def _tuned(engine, job: Job, recipe: Recipe, say: Say) -> Evaluation:
-    """The evaluation with what the validation data choose: when the model declines; of source text, a calibrator."""
+    """The evaluation with the threshold and, on source text, the calibrator that the validation data choose."""
     evaluation, validation, confidences = job.evaluation, job.validation, NO_CALIBRATOR
     why = NO_VALIDATION
     if validation:

@@ -108,6 +108,8 @@ def _slurm_ranks(env: Mapping[str, str]) -> tuple[int, int, int, str]:
 
 
 def _first_host(env: Mapping[str, str]) -> str:
+    if env.get("SLURM_STEP_NUM_NODES") == "1":  # a container need not have Slurm's commands
+        return "127.0.0.1"
     command = ["scontrol", "show", "hostnames", env.get("SLURM_STEP_NODELIST", "")]
     try:
         listed = subprocess.run(

@@ -29,6 +29,7 @@ from swep_ds.errors import InputError, parsing
 from swep_ds.files import open_lock, read_json, user_path, write_atomically
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
+from swep_ds.settings import differences
 from swep_ds.ssmba.reconstruct import Reconstructor, Settings
 
 QUESTIONS_IN_A_CHUNK = 32
@@ -157,11 +158,10 @@ class Chunks:
             before = read_json(self.settings)
             if not isinstance(before, dict):
                 raise InputError(f"--output {self.output}: {self.settings} is damaged: delete {self.folder.name}")
-            differing = [f"{k} {before.get(k)!r} there, {v!r} here" for k, v in setup.items() if before.get(k) != v]
-            if differing:
+            if differing := differences(before, setup):
                 raise InputError(
-                    f"--output {self.output}: {self.folder.name} holds parts made with other settings "
-                    f"({'; '.join(differing)}): name another file, or delete that folder"
+                    f"--output {self.output}: {self.folder.name} holds parts made with other settings ({differing}): "
+                    "name another file, or delete that folder"
                 )
         elif any(self.folder.glob("[!.]*")):
             raise InputError(f"--output {self.output}: {self.folder.name} holds files of something else: delete it")

@@ -28,7 +28,7 @@ def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
         match = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d{1,5}))?", signals[-1], re.ASCII)
         if not match:
             raise InputError(
-                f"--sbatch=--signal={signals[-1]}: no signal of Slurm: give one such as USR1@{LEAD_SECONDS}"
+                f"--sbatch=--signal={signals[-1]}: not a Slurm signal: give one such as USR1@{LEAD_SECONDS}"
             )
         seconds = int(match[1] or 60)
     if 60 * limit <= seconds + EARLY_SECONDS:
@@ -53,7 +53,7 @@ def _minutes(text: str) -> int | None:
     if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None
     if not re.fullmatch(r"(\d{1,9}-)?\d{1,9}(:\d{1,9}){0,2}", text, re.ASCII):
-        raise InputError(f"--time {text}: no time of Slurm: give minutes, hours:minutes:seconds or days-hours:minutes")
+        raise InputError(f"--time {text}: not a Slurm time: give minutes, hours:minutes:seconds or days-hours:minutes")
     days, dash, clock = text.rpartition("-")
     numbers = clock.split(":")
     if not dash and len(numbers) < 3:

@@ -16,7 +16,7 @@ from swep_ds import ranks
 from swep_ds.errors import NOT_OF_THE_INPUT, TrainingDiverged, parsing
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
-from swep_ds.models.products import float32_products
+from swep_ds.models.backends import float32_products, without_cudnn_attention
 from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
@@ -36,7 +36,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     ...}` is DeepSpeed's fused or CPU Adam). Adafactor is transformers', at the recipe's learning rate and without its
     own schedule, as T5 is fine-tuned. A method's own parameters, if it has any, are the optimizer's second group, and
     `engine.group_norms` has the norms of their gradients. With precision tf32 the engine's forwards and backwards
-    compute in TF32, in training and evaluation, and nothing else in the process does.
+    compute in TF32, in training and evaluation, and nothing else in the process does. None of them takes cuDNN's
+    attention (`without_cudnn_attention`).
 
     Args:
         config: from `resolve_ds_config`.
@@ -91,9 +92,9 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     if engine.coalesces:
         engine.set_gradient_accumulation_boundary(True)  # `run_update` steps once, after all micro-steps
     use_foreach(engine)
-    if train.precision == "tf32":
-        in_tf32 = float32_products("tf32")
-        engine.forward, engine.backward = in_tf32(engine.forward), in_tf32(engine.backward)
+    switches = [without_cudnn_attention(), *([float32_products("tf32")] if train.precision == "tf32" else [])]
+    for inside in switches:
+        engine.forward, engine.backward = inside(engine.forward), inside(engine.backward)
     engine.group_norms = watch_norms(engine, objective, train.max_grad_norm)
     engine.checkpoint_engine = writer = Writer(engine)
     # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
@@ -104,7 +105,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 
 def _refusals() -> AbstractContextManager[None]:
     """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
-    what, fix = "ds_config: DeepSpeed builds no engine of it", "fix the field it names, or take a shipped file"
+    what, fix = "ds_config: DeepSpeed cannot build an engine from it", "fix the field it names, or take a shipped file"
     return parsing(what, fix, but=NOT_OF_THE_INPUT)
 
 

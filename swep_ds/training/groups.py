@@ -57,7 +57,7 @@ class GroupNorms:
             return
         # of each flat tensor
         self._groups = [*engine.optimizer.sub_group_to_group_id.values()] if stage == 3 else [MODEL, METHOD]
-        self._norms = deque(maxlen=len(self._groups))  # an update notes as many
+        self._norms = deque(maxlen=len(self._groups))  # one norm per flat tensor
         # whichever DeepSpeed calls, without or with offload, it calls once for each flat tensor, in their order
         for name in ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload"):
             setattr(engine.optimizer, name, self._noting(getattr(engine.optimizer, name)))

@@ -62,7 +62,7 @@ class Stopwatch:
         return time.perf_counter() - self._started
 
     def reset(self, seconds: float) -> None:
-        """Leaves out what happened since the run had taken so many seconds."""
+        """Sets the run's clock back to `seconds`: the time since then does not count."""
         self._started = time.perf_counter() - seconds
 
     def restart(self) -> None:

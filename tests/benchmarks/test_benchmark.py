@@ -6,10 +6,12 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from swep_ds.benchmarks import candidates
 from swep_ds.benchmarks.candidates import _recorded_rise, largest_batch, sample
 from swep_ds.benchmarks.launches import PLAIN
 from swep_ds.benchmarks.scaling import COUNTS
@@ -77,6 +79,24 @@ def test_memory_is_measured_on_the_largest_batch_of_an_epoch():
     largest = largest_batch(batches).input_ids.numel()
     [whole] = ranks(windows(200), micro=2)
     assert largest == max(whole[number].input_ids.numel() for number in range(len(whole)))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on_gpu):
+    calls = []
+    monkeypatch.setattr(candidates.accelerator, "on_gpu", lambda: on_gpu)
+    monkeypatch.setattr(candidates.ranks, "synchronize", lambda: None)
+
+    def candidate(name):
+        training = SimpleNamespace(update=lambda batch, number: calls.append((name, batch)))
+        return SimpleNamespace(training=training, batches=["a", "b", "c"], seconds=[])
+
+    pair = [candidate("mle"), candidate("swep")]
+    candidates.measure(pair, warmup=1)
+    in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]
+    first = [(name, batch) for name in ("mle", "swep") for batch in "abc"]
+    assert calls == first * on_gpu + in_turns
+    assert [len(each.seconds) for each in pair] == [2, 2]
 
 
 def test_a_sample_of_updates_stands_for_the_epoch():

@@ -129,6 +129,12 @@ def test_without_an_answer_of_scontrol_the_address_is_asked_for(answer, tmp_path
         read_launch(env | {"SLURM_STEP_NODELIST": "n[1-2]"})
 
 
+def test_a_step_on_a_single_node_needs_none_of_slurms_commands(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    env = {name: value for name, value in STEP.items() if name != "MASTER_ADDR"}
+    assert read_launch(env | {"SLURM_STEP_NUM_NODES": "1"}).master_addr == "127.0.0.1"
+
+
 def test_only_where_a_launcher_started_the_first_rank_the_others_keep_silent(monkeypatch, capsys):
     """A process that was started by hand with a wrong port must end with a message."""
     for name, value in (WHOLE | {"LOCAL_RANK": "1", "MASTER_PORT": "0"}).items():

@@ -122,7 +122,10 @@ CPU = ["--cpu_ranks_per_node", "1"]
             ["train", *CPU, "--", "--ds_config", "zero9"],
             "--ds_config zero9: no such file: give a path, or a shipped one: zero0,",
         ),
-        (["train", *CPU, "--", *RUN, "--resume", "runs/x/checkpoints/update-1"], "every start of a job would do that"),
+        (
+            ["train", *CPU, "--", *RUN, "--resume", "runs/x/checkpoints/update-1"],
+            "every start of the job would repeat it",
+        ),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; did you mean"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --num_accelerators, --cell"),
         (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),
@@ -172,7 +175,7 @@ def test_a_time_limit_leaves_time_before_the_signal(time):
         slurm.check_time(time, [])
         return
     said = (
-        "no time of Slurm: give minutes" if time in NO_TIMES else "a start is asked to stop 120 s before .* 3 minutes$"
+        "not a Slurm time: give minutes" if time in NO_TIMES else "a start is asked to stop 120 s before .* 3 minutes$"
     )
     with pytest.raises(InputError, match=rf"^--time {time}: {said}"):
         slurm.check_time(time, [])
@@ -187,7 +190,7 @@ def test_the_time_of_another_signal_counts():
         slurm.check_time("11", signal)
     slurm.check_time("12", signal)
     slurm.check_time(None, signal)
-    with pytest.raises(InputError, match="--signal=@x: no signal of Slurm"):
+    with pytest.raises(InputError, match="--signal=@x: not a Slurm signal"):
         slurm.check_time("60", ["--signal=@x"])
 
 

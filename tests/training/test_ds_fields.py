@@ -209,7 +209,7 @@ def test_what_only_the_engine_refuses_is_one_line(group, resolve, config, part):
     with pytest.raises(InputError) as caught:
         build_engine(objective("swep").float(), resolved, ds_configs.recipe(**ONE_RANK).train, updates=4)
     said = str(caught.value)
-    assert said.startswith("ds_config: DeepSpeed builds no engine of it (")
+    assert said.startswith("ds_config: DeepSpeed cannot build an engine from it (")
     assert said.isprintable()
     assert part in said
 

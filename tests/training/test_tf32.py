@@ -1,4 +1,5 @@
-"""TF32 holds in the forwards and backwards of an engine that asks for it, and nowhere else in the process."""
+"""TF32 holds in the forwards and backwards of an engine that asks for it, and nowhere else in the process. So does the
+choice of attention kernels, in every engine."""
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from swep_ds.benchmarks.candidates import engine_update
 from swep_ds.errors import InputError
 from swep_ds.methods.nearest import nearest
-from swep_ds.models.products import float32_products
+from swep_ds.models.backends import float32_products
 from swep_ds.pipeline.prepare import _check_environment
 from swep_ds.ranks import accelerator
 from swep_ds.training.engine import build_engine
@@ -53,6 +54,20 @@ def test_only_the_engine_that_asks_for_it_computes_in_tf32(group, tmp_path):
             engine(batch(dtype=torch.float32))
         assert seen == {("model", expected)}
         engine.destroy()
+
+
+def test_no_engine_takes_cudnns_attention(group, tmp_path):
+    engine, module = engine_at(tmp_path, "fp32")
+    seen = set()
+    module.qa.register_forward_hook(lambda *_: seen.add(("forward", torch.backends.cuda.cudnn_sdp_enabled())))
+    module.method.noise.inner.register_full_backward_hook(
+        lambda *_: seen.add(("backward", torch.backends.cuda.cudnn_sdp_enabled()))
+    )
+    engine.train()
+    engine_update(engine, "split")(batch(dtype=torch.float32), 0)
+    assert seen == {("forward", False), ("backward", False)}
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    engine.destroy()
 
 
 def test_the_log_compares_words_in_float32():
