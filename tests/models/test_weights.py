@@ -65,7 +65,12 @@ FAULTS = {
     "complex": ("bert", put(QUERY, lambda w: w.to(torch.complex64)), {}, "of unknown dtype C64|query.weight as C64"),
     "NaN": ("bert", put(QUERY, lambda w: w.index_fill(0, torch.tensor(3), torch.nan)), {}, "query.weight holds NaN or"),
     "infinity": ("albert", put("qa_outputs.bias", lambda b: b - torch.inf), {}, "qa_outputs.bias holds NaN or inf"),
-    "a config of a model far larger": ("bert", dict, {"hidden_size": 10**9, "vocab_size": 10**12}, "no model can be built|describes "),
+    "a config of a model far larger": (
+        "bert",
+        dict,
+        {"hidden_size": 10**9, "vocab_size": 10**12},
+        "no model can be built|describes ",
+    ),
     "tables beside the weights": ("deberta-v2", dict, {"max_position_embeddings": 10**12}, "and its weights take"),
 }
 
