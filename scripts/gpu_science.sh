@@ -6,8 +6,8 @@
 #              amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for the runs
 # All arms of a seed run before the next seed. The archive has results, predictions and logs of the finished runs, no
-# weights; unpacked in OUT, also on another machine, it lets the sweep resume there if ENCODER and DATA have the same paths. Steps: runs (the table, over all runs,
-# comes last). Environment, beside that of gpu_steps.sh:
+# weights; unpacked in OUT, also on another machine, it lets the sweep resume there if ENCODER and DATA have the same
+# paths. Steps: runs (the table, over all runs, comes last). Environment, beside that of gpu_steps.sh:
 #   JOBS  runs at a time (default: three for four cores)
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"

@@ -188,12 +188,12 @@ def _recorded_rise(recorded: profile) -> int:
 def measure(candidates: list[Candidate], warmup: int) -> None:
     """Runs each candidate over its batches, in turns; the first `warmup` batches do not count.
 
-    On a GPU each candidate first runs over all of them alone: the first update with a shape allocates its memory and
-    may plan its kernels, which would count as the first candidate's time.
+    On a GPU each candidate first runs alone over those that count: the first update with a shape allocates its memory
+    and may plan its kernels, which would count as the first candidate's time.
     """
     if accelerator.on_gpu():
         for candidate in candidates:
-            for number, batch in enumerate(candidate.batches):
+            for number, batch in enumerate(candidate.batches[warmup:]):
                 candidate.training.update(batch, number)
     for number in range(len(candidates[0].batches)):
         for candidate in candidates:

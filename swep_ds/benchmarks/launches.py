@@ -25,6 +25,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.kernels import op
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
+from swep_ds.models.backends import without_cudnn_attention
 from swep_ds.recipe import TrainSection
 from swep_ds.training.loop import observe, run_update
 from swep_ds.training.metrics import Meter
@@ -115,6 +116,7 @@ def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
     return _count(update)
 
 
+@without_cudnn_attention()
 def count_plain_launches(objective: Objective, batch: Batch, train: TrainSection) -> dict[str, int]:
     """The same passes in PyTorch alone: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16."""
     if train.precision == "bf16":

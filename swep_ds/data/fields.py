@@ -2,12 +2,14 @@
 
 import re
 import reprlib
+import unicodedata
 from typing import Any
 
 from swep_ds.errors import InputError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "an object", (str, int): "a string or number"}
+_BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
 _LIMIT = 80  # characters of a value in a message
 
 _repr = reprlib.Repr()
@@ -48,8 +50,8 @@ def text_field(mapping: Any, name: str, where: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing in a text can be seen: space, or marks such as U+200B and U+FEFF, which tokenizers drop."""
-    return not any(character.isprintable() and not character.isspace() for character in text)
+    """Whether a text has only spaces, control and format characters, such as U+200B, all of which tokenizers drop."""
+    return all(unicodedata.category(character) in _BLANK for character in text)
 
 
 def id_field(mapping: Any, name: str, where: str, otherwise: str | None = None) -> str:

@@ -46,7 +46,7 @@ QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable q
 SPLIT_NAMES = {  # words of a data file's name, by split, as the hub's data sets have them
     "train": {"train", "training"},
     "validation": {"validation", "valid", "val", "dev"},
-    "test": {"test", "testing"},
+    "test": {"test", "testing", "eval", "evaluation"},
 }
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
@@ -175,7 +175,7 @@ def _default_split(source: str, splits: Any, training: bool) -> str:
     if split is None:
         raise InputError(
             f"{source}: has no split {' or '.join(wanted)}, only {', '.join(map(printable, splits))}; name one (@split "
-            "after a hub id, or the split's own folder)"
+            "after a hub id, the split's folder, or its file)"
         )
     return split
 

@@ -15,7 +15,6 @@ from swep_ds.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.spans import Answer, Null
-from swep_ds.models.backends import without_cudnn_attention
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
@@ -36,7 +35,6 @@ class Decoder(Protocol):
 
 
 @torch.no_grad()
-@without_cudnn_attention()
 def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:
     """Runs this rank's share of the windows through the model and adds the outputs to the decoder. Collective.
 
@@ -70,7 +68,6 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
 
 
 @torch.no_grad()
-@without_cudnn_attention()
 def decode_alone(
     outputs: Outputs,
     decoder: Decoder,

@@ -1,10 +1,13 @@
 """PyTorch's global switches of a GPU's kernels, set for a block and then put back: matrix products and attention."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
+
+_lock, _overlapping, _before = threading.Lock(), 0, True  # of `without_cudnn_attention`
 
 
 @contextmanager
@@ -26,13 +29,22 @@ def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
 def without_cudnn_attention() -> Iterator[None]:
     """Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel.
 
-    On an H100 or H200 PyTorch 2.11 and later prefer that kernel in half precision. cuDNN plans it anew for each number
-    of windows and each length, and a run that pads each batch to its longest window meets hundreds of pairs of these.
-    The switch is global, so that the forward that activation checkpointing repeats in a backward takes the same kernel.
+    On an H100, H200 or B200, PyTorch 2.11 and later prefer that kernel in half precision. cuDNN plans it anew for each
+    number of windows and each length, which took 1 s on a B200 (FunASR issue 3704), and a run that pads each batch to
+    its longest window meets hundreds of these shapes. The switch is global, so that the forward that activation
+    checkpointing repeats in a backward takes the same kernel. After the last of the blocks that overlap, in whatever
+    threads, it is as before the first.
     """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    global _overlapping, _before
+    with _lock:
+        if not _overlapping:
+            _before = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        _overlapping += 1
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+        with _lock:
+            _overlapping -= 1
+            if not _overlapping:
+                torch.backends.cuda.enable_cudnn_sdp(_before)

@@ -12,6 +12,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError, reason
 from swep_ds.models import packing
+from swep_ds.models.backends import without_cudnn_attention
 from swep_ds.models.loading import load_trainable
 from swep_ds.models.masks import given_masks
 from swep_ds.models.outputs import QAModel, QAOutput
@@ -75,6 +76,7 @@ class ExtractiveQA(QAModel):
         h = states[-1] if hidden else None
         return QAOutput(nll_NK.mean(1), logits_NKT, torch.full_like(nll_NK, 0.5), h, states if layers else ())
 
+    @without_cudnn_attention()
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Start and end logits [N, T] of the plain model, as it will be exported."""
         output = self._run(batch, input_ids=batch.input_ids)

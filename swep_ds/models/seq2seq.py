@@ -11,6 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
+from swep_ds.models.backends import without_cudnn_attention
 from swep_ds.models.loading import load_trainable
 from swep_ds.models.masks import given_masks
 from swep_ds.models.outputs import QAModel, QAOutput
@@ -111,8 +112,8 @@ class GenerativeQA(Seq2SeqQA):
         trained = int(self.model.prepare_decoder_input_ids_from_labels(labels=labels)[0, 0])
         if trained != start:
             raise InputError(
-                f"model {self.model.config.name_or_path}: with its tokenizer, training would begin answers "
-                f"with token {trained} and generation with {start}: name another model (of mBART, mbart-large-50)"
+                f"model {self.model.config.name_or_path}: targets of its tokenizer begin with token "
+                f"{trained}, but answers are generated from {start}: name another model (for mBART, mbart-large-50)"
             )
 
     def _check_tokens(self, **tokens: list[Any]) -> None:
@@ -134,6 +135,7 @@ class GenerativeQA(Seq2SeqQA):
         """
         return cls(load_trainable(AutoModelForSeq2SeqLM, name, **load_kwargs), beams, max_answer_tokens)
 
+    @without_cudnn_attention()
     def predict(self, batch: Batch) -> tuple[Tensor, ...]:
         """Generates answers by beam search. Collective: a rank that has finished keeps generating until all have.
 

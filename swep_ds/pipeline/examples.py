@@ -30,22 +30,22 @@ def load_examples(
         raise InputError(f"{training_source} {data.train}: no question has an answer: give some that have")
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
     if is_first_on_node():
-        _warn_of_known(training, tests, training_source)
+        _warn_of_known(training, tests)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
     return training, tests
 
 
-def _warn_of_known(training: list[Example], tests: dict[str, list[Example]], training_source: str) -> None:
+def _warn_of_known(training: list[Example], tests: dict[str, list[Example]]) -> None:
     known = {(example.question, example.context) for example in training}
     for name, examples in tests.items():
         if count := sum((example.question, example.context) in known for example in examples):
             log.warning(
-                "test set %s: %d of its %d questions are in %s, contexts and all: its scores say little of new text",
+                "test set %s: %d of its %d questions are in data.train, with the same contexts: its scores say little "
+                "about new text",
                 name,
                 count,
                 len(examples),
-                training_source,
             )
 
 

@@ -88,7 +88,8 @@ class Batch:
             raise InputError(
                 f"{'' if train.max_tokens else f'train.micro_batch_size {width} x '}train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
-                f"began with {self.windows}: set their product to that, or start a new run with another --output_dir"
+                f"began with {self.windows}: choose values with that product, or start a new "
+                "run with another --output_dir"
             )
         share, rest = divmod(self.windows, world_size)
         if rest:

@@ -152,11 +152,11 @@ def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tupl
             faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
         if not stage and train.precision == "bf16":
             needs = {
-                f"train.average {train.average} cannot leave out the method's": train.average != "none",
-                "pretrain cannot hand the second stage the model's in float32": recipe.pretrain is not None,
+                f"from which train.average {train.average} cannot leave out the method's": train.average != "none",
+                "so pretrain cannot export the model's for the second stage": recipe.pretrain is not None,
             }
             faults += [
-                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, of which "
+                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, "
                 f"{need}: remove this block, or take --ds_config zero1"
                 for need, needed in needs.items()
                 if needed

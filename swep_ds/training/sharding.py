@@ -48,7 +48,8 @@ def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[s
     Args:
         model: part of the engine's module.
         masters: whether to yield the optimizer's float32 weights, of which a half-precision module's are roundings.
-            Not for DeepSpeed's fused optimizers at stage 0, which keep them flat: `ds_config` refuses those.
+            Not for DeepSpeed's fused optimizers at stage 0, which keep them flat: `ds_config` refuses those where
+            these weights are needed.
     """
     stage = engine.zero_optimization_stage()
     master = {}

@@ -72,7 +72,7 @@ class Tracker:
             self.progress.stop()
             self.metrics.close()
             self.health.close()
-            if self.service and kind and issubclass(kind, RunExit):  # else other ranks wait for this one
+            if self.service and kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
                 self.service.finish(exit_code=1)
 
     def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:

@@ -200,7 +200,7 @@ def test_a_file_of_questions_becomes_lines_of_answers(model, tmp_path):
         assert [a["text"] for a in line["answers"]] == [r.text for r in replies]
     (tmp_path / "asked.jsonl").write_text(json.dumps({"id": "blank", "question": "Who?", "context": "\u200b"}))
     refused_ = run_script(*command[:-3], str(tmp_path / "other.jsonl"), check=False)
-    assert "question 'blank': the tokenizer finds no token" in refused_.stderr
+    assert "question 'blank': context is empty" in refused_.stderr
     again = run_script(*command, check=False)
     assert (again.returncode, again.stderr) == (2, f"error: --output {output}: exists already: name another file\n")
 

@@ -121,7 +121,7 @@ def test_answers_are_generated_from_the_token_that_targets_begin_with():
     end, language = config.eos_token_id, 7
     qa = GenerativeQA(MBartForConditionalGeneration(config))
     qa.check_start([language, end])
-    assert f"training would begin answers with token {language} and generation with {end}: name another" in refused(
+    assert f"begin with token {language}, but answers are generated from {end}: name another model" in refused(
         qa.check_start, [end, language]
     )
     for architecture in tiny_models.SEQ2SEQ:

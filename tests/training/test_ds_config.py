@@ -134,12 +134,12 @@ ADAFACTOR = {"optimizer": "adafactor"}
         (
             {"optimizer": {"type": "AdamW"}},
             {"precision": "bf16", "average": "ema"},
-            "own optimizer keeps all weights in one tensor, of which train.average ema cannot",
+            "own optimizer keeps all weights in one tensor, from which train.average ema cannot",
         ),
         (
             {"optimizer": {"type": "AdamW"}},
             {"precision": "bf16", "pretrain": {"train": "generated.json"}},
-            "of which pretrain cannot hand the second stage the model's in float32: remove this block",
+            "so pretrain cannot export the model's for the second stage: remove this block",
         ),
         ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, {}, "makes another optimizer than the recipe"),
         ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
