@@ -95,7 +95,6 @@ class Evaluation:
     windows: WindowSettings
     spans: SpanSettings
     batch_size: int  # windows per rank
-    cache: Path  # folder for tokenised windows
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by data set; others have SQuAD's rules
     null_threshold: float | None = None  # a question with null odds above this is declined; None = never
     calibrator: Calibrator | None = None
@@ -106,7 +105,7 @@ class Evaluation:
 
     def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
         """Tokenises data sets by name; several ranks call it in `local_rank_zero_first`, for the cache."""
-        options = {"settings": self.windows, "training": False, "cache_dir": self.cache}
+        options = {"settings": self.windows, "training": False, "cache_dir": CACHE}
         options["console"] = Console(quiet=not ranks.is_main())
         tokenise = partial(build_features, tokenizer=self.tokenizer, **options)
         return [EvalSet(name, examples, tokenise(examples)) for name, examples in tests.items()]

@@ -6,7 +6,7 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
-from swep_ds.evaluation.evaluate import CACHE, Evaluation
+from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import write_atomically
 from swep_ds.pipeline.examples import tested_on, validation_examples
@@ -40,7 +40,7 @@ def calibrate_run(run: Path, batch_size: int) -> None:
 
     recipe, examples, saved = ranks.on_all_ranks(load)
     rules = {recipe.halved: Scorer(recipe.eval.answer_language(recipe.halved))}
-    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, CACHE, rules, saved.null_threshold)
+    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, rules, saved.null_threshold)
     [validation] = ranks.local_rank_zero_first(lambda: evaluation.prepare({recipe.halved: examples}))
     say(f"half of {validation.name}: {len(examples)} questions in {len(validation.features.dataset)} windows")
     evaluation, line = evaluation.with_calibrator(evaluation.predict(saved.qa.predict, validation), validation)

@@ -112,7 +112,6 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         window_settings(recipe),
         spans,
         recipe.eval.batch_size,
-        CACHE,
         {name: Scorer(recipe.eval.answer_language(name)) for name in tests},
         NULL_THRESHOLD if recipe.data.unanswerable == "train" and not all(e.answers for e in training) else None,
     )

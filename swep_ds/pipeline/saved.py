@@ -14,7 +14,7 @@ from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, Unreadable, parsing
 from swep_ds.evaluation.calibrator import Calibrator
-from swep_ds.evaluation.evaluate import CACHE, Evaluation
+from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
@@ -171,9 +171,7 @@ def evaluate_saved(
     if fitted and windows != saved.windows:
         was = f"windows of {saved.windows.max_length} tokens, {saved.windows.doc_stride} apart"
         say(f"note: the model's {' and '.join(fitted)} {'stays' if len(fitted) == 1 else 'stay'} as fitted with {was}")
-    evaluation = Evaluation(
-        saved.tokenizer, windows, saved.spans, batch_size, CACHE, rules, threshold, saved.calibrator
-    )
+    evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, rules, threshold, saved.calibrator)
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     results = SavedModelResults(

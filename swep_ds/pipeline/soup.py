@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swep_ds.console import Console
 from swep_ds.errors import InputError, WriteFailed, reason
-from swep_ds.evaluation.evaluate import CACHE, Evaluation
+from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import read_bytes
@@ -167,7 +167,7 @@ def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, 
         return mean, f"the mean of the runs', because all questions in half of {first.halved} have an answer"
     saved, scorer = load_saved(str(folder), mean), Scorer(first.eval.answer_language(first.halved))
     rules = {first.halved: scorer}
-    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, first.eval.batch_size, CACHE, rules, mean)
+    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, first.eval.batch_size, rules, mean)
     [chosen_on] = evaluation.prepare({first.halved: examples})
     chosen = evaluation.with_threshold(evaluation.predict(saved.qa.predict, chosen_on), chosen_on)
     return chosen.null_threshold, f"the best by F1 on half of {first.halved}"

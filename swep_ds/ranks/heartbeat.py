@@ -170,8 +170,8 @@ class Stream:
 class HeartbeatServer(Heartbeat):
     """Rank 0's end. Listens until all ranks have connected. Raises OSError: it cannot listen to any port."""
 
-    def __init__(self, hosts: Sequence[str], *, reports: bool = True):
-        super().__init__(0, hosts, reports=reports)
+    def __init__(self, hosts: Sequence[str]):
+        super().__init__(0, hosts, reports=True)
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, backlog=len(hosts), dualstack_ipv6=dual)

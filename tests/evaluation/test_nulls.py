@@ -1,7 +1,6 @@
 """Declining a question: null scores of spans and of generated answers, and the threshold on them."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -84,7 +83,7 @@ def test_the_null_answer_stands_where_its_score_puts_it():
 
 
 def test_the_threshold_with_the_best_f1_is_chosen():
-    evaluation = Evaluation(None, None, None, 1, Path(), {}, 0.0)
+    evaluation = Evaluation(None, None, None, 1, {}, 0.0)
     odds = {"a": -1.0, "b": 0.5, "c": 2.0}
     predictions = Predictions(
         {"a": "tea", "b": "red tea", "c": "x"}, {}, {}, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
@@ -101,7 +100,7 @@ def test_a_threshold_that_declines_all_does_so():
     nulls = {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
     predictions = Predictions(dict.fromkeys(odds, "x"), dict.fromkeys(odds, 0.5), {}, nulls)
     test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": (), "c": ()}})
-    threshold = Evaluation(None, None, None, 1, Path(), {}, 0.0)._best_threshold(predictions, test)
+    threshold = Evaluation(None, None, None, 1, {}, 0.0)._best_threshold(predictions, test)
     assert predictions.declining(threshold).texts == dict.fromkeys(odds, "")
     official = Scorer().best_thresholds(predictions.texts, test.golds, odds)
     assert (official["best_f1"], official["best_f1_threshold"]) == (pytest.approx(200 / 3), 0.0)
