@@ -14,6 +14,9 @@ settings.load_profile("tests")
 
 _datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
+LAUNCHERS = ("SLURM_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_")  # of the job that starts the tests, if any
+for _name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+    del os.environ[_name]
 # before anything imports deepspeed or datasets; the runs that tests start inherit them
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": _datasets_cache}
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for another worker's core are slower than one

@@ -75,8 +75,14 @@ def test_a_step_has_a_limit(tmp_path):
 
 
 def test_a_call_has_a_limit_and_the_next_one_goes_on(tmp_path):
-    body = "AT_THE_END=0\nstep quick 60 true\nstep slow 60 sleep ${NAP:-0}\nstep next 60 true"
-    code, states, _ = steps(tmp_path, body, CALL_SECONDS="2", NAP="60")
+    body = """
+        AT_THE_END=0
+        step quick 60 true
+        [ -z "${CALL_SECONDS:-}" ] || SECONDS=998  # two are left
+        step slow 60 sleep ${NAP:-0}
+        step next 60 true
+    """
+    code, states, _ = steps(tmp_path, body, CALL_SECONDS="1000", NAP="60")
     assert code == 75
     assert states == {
         "quick": "done",

@@ -51,10 +51,15 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy of the tree, as a fresh checkout has it."""
-    return Path(
-        shutil.copytree(ROOT, tmp_path_factory.mktemp("copy") / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    )
+    """A copy of the tree, as a fresh checkout has it; of an unpacked sdist, of all but `LEFT_OUT`."""
+    tree = tmp_path_factory.mktemp("copy") / "tree"
+    if not (ROOT / ".git").exists():
+        return Path(shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT)))
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    return tree
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -55,10 +56,11 @@ def host() -> dict:
     bars = transformers.logging.is_progress_bar_enabled(), datasets.are_progress_bars_disabled()
     group, rng = torch.distributed.is_initialized(), torch.get_rng_state().tolist()
     linear = torch.nn.functional.linear
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     return {
         "env": dict(os.environ),
         "filters": [*warnings.filters],
-        "rest": (masks, levels, bars, group, rng, linear),
+        "rest": (masks, levels, bars, group, rng, linear, handlers, torch.backends.cuda.cudnn_sdp_enabled()),
     }
 
 

@@ -5,10 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +45,11 @@ def message(path: Path, settings: Recipe | None = None, resume: str = "auto") ->
     return str(caught.value)
 
 
+def sleep_instead(monkeypatch, act: Callable[[], object]) -> None:
+    """Acts where a start that has seen another one's lock would sleep."""
+    monkeypatch.setattr(run_folder, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: act()))
+
+
 @pytest.fixture
 def used(tmp_path) -> Path:
     """The folder of a run of `recipe()` that has saved its recipe."""
@@ -75,8 +80,7 @@ def test_a_new_folder_is_made_with_its_parents_and_a_start_that_is_refused_leave
 def test_a_start_that_waited_for_one_that_is_refused_holds_a_lock_of_its_own(tmp_path, monkeypatch):
     path, first = tmp_path / "a" / "b", RunFolder(tmp_path / "a" / "b")
     first.take(recipe(), "auto")
-    monkeypatch.setattr(run_folder, "LOCK_EVERY", 0.05)
-    Timer(0.2, first.__exit__).start()
+    sleep_instead(monkeypatch, first.__exit__)
     with RunFolder(path) as second:
         second.take(recipe(), "auto")
         assert is_locked(path / ".lock")
@@ -214,7 +218,7 @@ def test_another_process_holds_the_folder(used, monkeypatch, capsys):
         assert "another process is writing to it: name another folder" in message(used)
         assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 0 s\n"
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
-        Timer(0.5, holder.kill).start()
+        sleep_instead(monkeypatch, lambda: (holder.kill(), holder.wait()))
         folder, tag = take(used)
         assert tag is None
         assert is_locked(folder.path / ".lock")

@@ -258,6 +258,8 @@ def test_strangers_are_turned_away_and_nobody_listens_once_all_are_there():
         assert mute.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(place)
+    assert PROBES["TCP_KEEPIDLE"] + PROBES["TCP_KEEPINTVL"] * PROBES["TCP_KEEPCNT"] <= 15  # s, as docs/clusters.md says
+    assert PROBES["TCP_USER_TIMEOUT"] <= 15_000  # ms
     for name, value in PROBES.items():  # the kernel notices a machine that vanishes
         assert client.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
     client.send(goodbye=True)

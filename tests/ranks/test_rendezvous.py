@@ -65,10 +65,11 @@ def test_other_numbers_of_ranks_are_reported_at_once():
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch, capsys):
     monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(rendezvous, "JOIN", timedelta(seconds=0.3))
+    monkeypatch.setattr(rendezvous, "JOIN", timedelta(seconds=3))  # the two that come must meet in it
     ends = meet(launch(0, 4), launch(2, 4))
     assert any(" for ranks 1, 3 of 4: start all ranks" in end for end in ends)
     assert "waiting for rank" in capsys.readouterr().err
+    monkeypatch.setattr(rendezvous, "JOIN", timedelta(seconds=0.3))
     [alone] = meet(launch(1, 2))
     assert " for rank 0 at MASTER_ADDR 127.0.0.1, MASTER_PORT " in alone
 

@@ -66,12 +66,16 @@ def twice():
     from swep_ds.ranks.signals import request
     with request.deferred():
         os.kill(os.getpid(), signal.SIGINT)
+        while not request.number:  # it is taken by a thread, which stamps it
+            time.sleep(0.01)
         time.sleep(1.5)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(30)
 def ignored():
+    from swep_ds.ranks.signals import request
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.3)
+    assert not request.number
 if sys.argv[1] == "imports":
     sleeps()
 if sys.argv[1] == "ignored":

@@ -94,7 +94,9 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
         submit(*whole)
 
 
-def test_the_documents_commands_are_submitted(submit):
+def test_the_documents_commands_are_submitted(submit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a sweep of the checkout may be done
+    (tmp_path / "ds_configs").symlink_to(ROOT / "ds_configs")
     document = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", " ")
     commands = [line for line in document.splitlines() if line.startswith("python scripts/slurm/submit.py")]
     assert len(commands) >= 3

@@ -1,7 +1,7 @@
 """A real Slurm on this machine: munged, slurmctld and two slurmd, as root, without systemd, stopped at the end.
 
     apt-get install -y slurm-wlm munge              # Debian, Ubuntu; no service needs to run
-    python tests/support/cluster.py COMMAND...        # runs a command, such as a shell, in it
+    python -m tests.support.cluster COMMAND...        # runs a command, such as a shell, in it
 
 All its files are in one folder, even munge's key and socket, so it touches no other Slurm on the machine.
 """
@@ -21,6 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.ports import free_port
+
 HOST = socket.gethostname().partition(".")[0]
 NODES = (HOST, f"{HOST}-b")  # rank 0 runs on the first; the others look for it by that name
 CORES = 4  # per node, as Slurm believes, so that jobs run at the same time
@@ -31,6 +33,7 @@ CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -100,24 +103,21 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _write_config(folder: Path) -> None:
-    ports = _free_ports(1 + len(NODES))
+    ports = [free_port() for _ in range(1 + len(NODES))]
     nodes = [
         f"NodeName={node} NodeHostname={HOST} NodeAddr=127.0.0.1 Port={port} CPUs={CORES} RealMemory=4000"
         for node, port in zip(NODES, ports[1:], strict=True)
     ]
-    fields = {"host": HOST, "port": ports[0], "folder": folder, "nodes": "\n".join(nodes), "names": ",".join(NODES)}
+    # a rank's port is made of the number of its job, and another suite on this machine must not have the same
+    fields = {
+        "first_job": free_port(),
+        "host": HOST,
+        "port": ports[0],
+        "folder": folder,
+        "nodes": "\n".join(nodes),
+        "names": ",".join(NODES),
+    }
     (folder / "slurm.conf").write_text(CONFIG.format(**fields))
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 def _munged(folder: Path) -> list[str]:
