@@ -286,7 +286,7 @@ class Recipe(Section):
         return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain, given_by)
 
     @staticmethod
-    def make(base: "str | Recipe", **sections: Any) -> "Recipe":
+    def make(base: "str | Path | Recipe", **sections: Any) -> "Recipe":
         """A recipe with other sections, as in `Recipe.make("bert_base_squad", seed=1, train={"epochs": 3})`.
 
         Args:
@@ -300,7 +300,7 @@ class Recipe(Section):
         if isinstance(base, Recipe):
             path, tree = Path("recipe"), base.model_dump(mode="json")
         else:
-            path, tree = read_whole(base, RECIPES, "recipe", Recipe, _check_source_domain)
+            path, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
         given = {
             name: section.model_dump(mode="json") if isinstance(section, Section) else section
             for name, section in sections.items()

@@ -460,3 +460,8 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, ra
     assert list(again.data.eval) == ["source", "b", "a"]
     assert again.dump() == recipe.dump()
     assert set(yaml.safe_load(recipe.dump())["train"]) == set(type(recipe.train).model_fields)  # every setting
+
+
+def test_a_path_names_a_recipe_as_its_text_does(tmp_path):
+    (tmp_path / "mine.yaml").write_text("extends: quickstart\nseed: 7\n")
+    assert Recipe.make(tmp_path / "mine.yaml") == Recipe.make(str(tmp_path / "mine.yaml"))

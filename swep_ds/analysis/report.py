@@ -100,7 +100,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "unread": unread,
         "settings": run_facts.settings(recipe, results, config, batch),
         "recipe": recipe.dump(),
-        "repeat": run_facts.command(folder, results),
+        "repeat": run_facts.command(folder, recipe, results, batch),
         **_course(recipe, read_lines(folder / "metrics.jsonl")),
     }
     return Report(_render(content), _tables(results, answered))

@@ -123,9 +123,12 @@ def ranks(health: Sequence[HealthLine], *, local_forward: bool) -> list[dict[str
     return [row for row in rows if row["notes"] or 1 < world <= MOST_RANKS]
 
 
-def command(folder: Path, results: Results | None) -> str:
-    """The command line that makes this run again."""
-    ranks = results.world_size if results else 1
+def command(folder: Path, recipe: Recipe, results: Results | None, batch: dict) -> str:
+    """The command line that makes this run again: on the ranks that give its global batch, which its last start need
+    not have had."""
+    ranks, train = results.world_size if results else 1, recipe.train
+    if type(windows := batch.get("windows")) is int:
+        ranks = windows // ((1 if train.max_tokens else train.micro_batch_size) * train.gradient_accumulation_steps)
     parts = ["swep-ds", "train", *(["--ranks", str(ranks)] if ranks > 1 else [])]
     parts += ["--ds_config", str(folder / "ds_config.json"), "--recipe", str(folder / "recipe.yaml")]
     return f"{shlex.join(parts)} --output_dir NEW"

@@ -168,8 +168,11 @@ def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
     named = []
     for ref, values in zip(refs, settings, strict=True):
         alike = [other for r, other in zip(refs, settings, strict=True) if r.variant == ref.variant]
-        usual = {name: max(all_values := [other.get(name) for other in alike], key=all_values.count) for name in values}
-        suffix = [f", {name.rpartition('.')[2]} {value}" for name, value in values.items() if value != usual[name]]
+        names = dict.fromkeys(name for other in alike for name in other)  # those of others' sections, too
+        usual = {name: max(all_values := [other.get(name) for other in alike], key=all_values.count) for name in names}
+        suffix = [
+            f", {name.rpartition('.')[2]} {values.get(name)}" for name in names if values.get(name) != usual[name]
+        ]
         named.append(replace(ref, variant=ref.variant + "".join(suffix)))
     return named
 

@@ -49,11 +49,11 @@ class Run:
 
 
 def train(
-    recipe: str | Recipe,
+    recipe: str | Path | Recipe,
     *,
     output_dir: Path | str,
-    ds_config: str = "zero2",
-    resume: str = "auto",
+    ds_config: str | Path = "zero2",
+    resume: str | Path = "auto",
     **sections: Any,
 ) -> Run:
     """Trains, evaluates and exports a model, as `scripts/train.py` does, and returns its run.
@@ -84,5 +84,5 @@ def train(
     whole = Recipe.make(recipe, **sections)
     folder = user_path(str(output_dir), "output_dir")
     with torch.random.fork_rng(), deterministic_restored(), process_group():
-        run(whole, str(ds_config), folder, resume, write_report)
+        run(whole, str(ds_config), folder, str(resume), write_report)
     return Run(folder)

@@ -22,6 +22,7 @@ from swep_ds.version import __version__
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 FAULTS_SHOWN = 3
+BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 CALIBRATED_HEADS = [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
 Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
 Scores = dict[str, Score]  # by data set
@@ -202,7 +203,9 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
 
 def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
     """`<kind>/<name>.json` of each kind of content, by question id, such as `predictions/`: id -> answer, as the
-    official scorers read it."""
+    official scorers read it. Kinds of `BY_TEST` without content lose the file that an earlier test left."""
+    for kind in (kind for kind in BY_TEST if kind not in contents):
+        (folder / kind / f"{name}.json").unlink(missing_ok=True)
     for kind, content in contents.items():
         (folder / kind).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))

@@ -58,8 +58,7 @@ def export_model(
                 reading = ReadingSettings.of(recipe, tested).model_dump()
                 (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
                 (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
-                shutil.rmtree(folder, ignore_errors=True)
-                unfinished.rename(folder)
+                replace_folder(folder, unfinished)
         finally:
             for _ in weights:  # after a full disk: the other ranks still send the rest
                 pass
@@ -67,6 +66,24 @@ def export_model(
                 shutil.rmtree(unfinished, ignore_errors=True)
 
     write_on_all_ranks(write, folder)
+
+
+def replace_folder(folder: Path, finished: Path) -> None:
+    """Renames `finished` to `folder`, then deletes what was there, as far as it can be deleted.
+
+    Raises OSError: a folder cannot be renamed; the former `folder` stays.
+    """
+    former = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(former, ignore_errors=True)
+    if folder.exists():
+        folder.rename(former)
+    try:
+        finished.rename(folder)
+    except OSError:
+        if former.exists():
+            former.rename(folder)
+        raise
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def export_noise(engine, file: Path) -> None:

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from swep_ds import ranks
 from swep_ds.console import warn
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import BY_TEST
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
 from swep_ds.pipeline.examples import tested_on
 from swep_ds.ranks.launch import slurm_restarts
@@ -32,12 +33,11 @@ MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.ma
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE, DS_CONFIG, BATCH, LOCK = "recipe.yaml", "ds_config.json", "batch.json", ".lock"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
-BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 # what a run writes into its folder
 FILES = (RECIPE, BATCH, DS_CONFIG, "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
-FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", *BY_TEST, "model", ".model.unfinished")
-REPLACED = ("model", ".model.unfinished")  # as a whole
+REPLACED = ("model", ".model.unfinished", ".model.old")  # as a whole
+FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", *BY_TEST, *REPLACED)
 DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
 MOST_RANKS = 4096  # up to which a message lists numbers of ranks
 # A network file system may hold a dead node's lock for a minute or two; a run that Slurm restarts waits for that.

@@ -31,7 +31,7 @@ from swep_ds.evaluation.results import (
     versions,
     write_results,
 )
-from swep_ds.files import write_atomically
+from swep_ds.files import read_lines, write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, Batch, RunFolder, check_alike
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
@@ -147,7 +147,7 @@ def _run_stage(
         first = ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else None)
         pretraining = ranks.gather(first)[0]
         # last, so that a start that is refused leaves the folder as it was
-        write_on_rank0(lambda: _note_start(folder, recipe, job, batch, before.updates == updates), folder.path)
+        write_on_rank0(lambda: _note_start(folder, recipe, job, before.updates == updates), folder.path)
         if tag is not None:
             say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
         with write_on_all_ranks(
@@ -156,7 +156,7 @@ def _run_stage(
             selects = recipe.eval.select_on is not None
             validate = partial(_validate, engine, job, outcomes[-1]) if selects else None
             done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, validate, average)
-            peak = max(ranks.gather(peak_memory_bytes()))  # before evaluation, which may take more
+            peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = select(engine, checkpoints, recipe, done, say) if selects else None
             engine.eval()
             tested = [_test(engine, job, outcome, say) for outcome in outcomes]
@@ -174,6 +174,12 @@ def _run_stage(
                 print_scores(test.scores, outcome.title)
         say(f"model in {folder.model}, results in {folder.results}")
     return tracker
+
+
+def _peak(folder: RunFolder, before: TrainState) -> int:
+    """This rank's peak memory in bytes; on rank 0 the highest of all ranks' in earlier starts, if there were any."""
+    earlier = read_lines(folder.path / "health.jsonl") if before.updates and ranks.is_main() else []
+    return max(peak_memory_bytes(), *(int(2**20 * max(line.get("memory_mib", [0]))) for line in earlier), 0)
 
 
 NO_VALIDATION = "the default: no data to choose it on (set data.holdout_fraction or eval.select_on)"
@@ -309,20 +315,20 @@ def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
     )
 
 
-def _note_start(folder: RunFolder, recipe: Recipe, job: Job, batch: Batch, trained: bool) -> None:
+def _note_start(folder: RunFolder, recipe: Recipe, job: Job, trained: bool) -> None:
     """`trained`: no update is left. Then the results of an earlier start with the same settings stay until new ones."""
     files = ((folder.path / name, text.encode()) for name, text in _settings(recipe, job).items())
     if not (trained and all(file.is_file() and file.read_bytes() == content for file, content in files)):
         for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
             file.unlink(missing_ok=True)
     _begin_folder(folder, recipe, job)
-    folder.keep(batch)
 
 
 def _begin_folder(folder: RunFolder, recipe: Recipe, job: Job) -> None:
     folder.path.mkdir(exist_ok=True)
     for name, text in _settings(recipe, job).items():
         write_atomically(folder.path / name, text)
+    folder.keep(Batch.of(recipe, job.batches.global_batch))
 
 
 def _settings(recipe: Recipe, job: Job) -> dict[str, str]:

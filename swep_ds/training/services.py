@@ -124,7 +124,11 @@ class Wandb(Service):
     def _show(self, page: str | None, tables: Mapping[str, Table]) -> None:
         import wandb
 
-        shown = {name: wandb.Table(columns=columns, data=rows) for name, (columns, rows) in tables.items()}
+        # a mean over data sets has no number of questions
+        shown = {
+            name: wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+            for name, (columns, rows) in tables.items()
+        }
         self.run.log(shown | ({"report": wandb.Html(page, inject=False)} if page else {}))
 
     def _finish(self, exit_code: int) -> None:

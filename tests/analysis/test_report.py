@@ -3,17 +3,19 @@ hand calculation."""
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
 import swep_ds.pipeline.run
-from swep_ds.analysis import charts, example_maps, report
+from swep_ds.analysis import charts, example_maps, report, run_facts
 from swep_ds.analysis.answers import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_effect import noise_effect
@@ -366,6 +368,17 @@ def test_each_of_many_curves_has_a_line_of_its_own():
     assert all(f"NLL, adversarial_{k} pass" in drawn for k in range(6))
     styles = re.findall(r'<path d="[^"]*" clip-path="[^"]*" style="(fill: none; [^"]*var\(--line-\d\)[^"]*)"', drawn)
     assert len(styles) == len(set(styles)) == 6
+
+
+@pytest.mark.parametrize(
+    ("windows", "world_size", "ranks"), [(64, 1, ["--ranks", "8"]), (8, 2, []), (None, 2, ["--ranks", "2"])]
+)
+def test_the_command_has_the_ranks_of_the_runs_global_batch(windows, world_size, ranks):
+    recipe = Recipe.load("quickstart", ["train.micro_batch_size=8", "train.gradient_accumulation_steps=1"])
+    last = SimpleNamespace(world_size=world_size)  # that of the last start
+    words = shlex.split(run_facts.command(Path("runs/a"), recipe, last, {"windows": windows} if windows else {}))
+    given = ["--ds_config", "runs/a/ds_config.json", "--recipe", "runs/a/recipe.yaml", "--output_dir", "NEW"]
+    assert words == ["swep-ds", "train", *ranks, *given]
 
 
 def test_the_command_starts_the_same_run(home):

@@ -195,6 +195,18 @@ def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_
     assert twice.reason == f"the same variant and seed as {tmp_path / 'other'}, which is in the table"
 
 
+def test_runs_with_and_without_a_first_stage_have_two_names(cells, tmp_path):
+    plain = Recipe.load(str(tmp_path / "recipe.yaml"), ["method.name=mle"])
+    two = Recipe.load(str(tmp_path / "recipe.yaml"), ["method.name=mle", "pretrain={train: generated.json}"])
+    for number, (name, recipe) in enumerate([("a", two), ("b", two), ("c", plain)]):
+        fake_runs.finish(
+            tmp_path / name, recipe.model_copy(update={"seed": number}), {"squad": 4, "nyt": 4}, seed=number
+        )
+    names = [ref.variant for ref in runs.find_runs([tmp_path / name for name in "abc"])]
+    assert names[0] == names[1] == "mle"
+    assert names[2].startswith("mle, ")
+
+
 def test_folders_without_runs_are_refused(cells, tmp_path):
     for folder, said in ((tmp_path / "none", "no such folder"), (cells[0].folder / "predictions", "holds no run")):
         with pytest.raises(InputError, match=said):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swep_ds.evaluation.calibration import CALIBRATION, calibration
-from swep_ds.evaluation.results import out_of_domain_mean, print_scores
+from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
 from swep_ds.evaluation.scores import exact_match, score
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
@@ -155,3 +155,11 @@ def test_questions_without_an_answer_have_rows_of_their_own(capsys):
         ("with an answer", "100.00", "100.00", "1"),
         ("without an answer", "50.00", "50.00", "2"),
     ]
+
+
+def test_what_an_earlier_test_left_of_another_kind_is_deleted(tmp_path):
+    write_predictions(tmp_path, "news", {"predictions": {"q": "a"}, "calibrated": {"q": 0.5}})
+    write_predictions(tmp_path, "forum", {"calibrated": {"q": 0.5}})
+    write_predictions(tmp_path, "news", {"predictions": {"q": "b"}})
+    assert json.loads((tmp_path / "predictions" / "news.json").read_text()) == {"q": "b"}
+    assert [file.name for file in (tmp_path / "calibrated").iterdir()] == ["forum.json"]

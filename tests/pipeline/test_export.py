@@ -12,7 +12,8 @@ import yaml
 from safetensors.torch import load_file
 
 from swep_ds.evaluation.results import Evaluated
-from swep_ds.pipeline.export import model_card, save_tokenizer
+from swep_ds.pipeline import export
+from swep_ds.pipeline.export import model_card, replace_folder, save_tokenizer
 from swep_ds.recipe import Recipe
 from tests.support import tiny
 from tests.support.fork_server import HANGS, run_script
@@ -222,3 +223,22 @@ def test_model_card_of_a_run_that_was_not_tested_has_no_table():
     assert "| data set |" not in text
     assert "\n\n\n" not in text
     assert "model-index" not in head
+
+
+def test_a_model_stays_where_the_one_before_it_cannot_be_deleted(tmp_path, monkeypatch):
+    folder, finished = tmp_path / "model", tmp_path / ".model.unfinished"
+
+    def write(content: str) -> None:
+        finished.mkdir()
+        (finished / "weights").write_text(content)
+
+    write("first")
+    replace_folder(folder, finished)
+    monkeypatch.setattr(export.shutil, "rmtree", lambda *_, **__: None)  # as a file of another user
+    write("second")
+    replace_folder(folder, finished)
+    assert (folder / "weights").read_text() == "second"
+    write("third")
+    with pytest.raises(OSError, match="not empty"):
+        replace_folder(folder, finished)
+    assert (folder / "weights").read_text() == "second"

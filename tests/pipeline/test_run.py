@@ -9,11 +9,12 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.folder import Batch, RunFolder
+from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
-from swep_ds.pipeline.run import _note_start, _pretraining, _report, _take
+from swep_ds.pipeline.run import _note_start, _peak, _pretraining, _report, _take
 from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
+from swep_ds.training.checkpoints import TrainState
 from tests.support import tiny, tiny_models
 from tests.support.tiny_run import squad
 
@@ -108,21 +109,22 @@ def test_damaged_results_of_a_first_stage_are_deleted_not_run_again(tmp_path):
 def test_results_of_a_finished_run_stay_until_there_are_new_ones_unless_settings_change(tmp_path):
     tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
     recipe, folder = Recipe.model_validate(tree), RunFolder(tmp_path)
-    job, batch = SimpleNamespace(config={}), Batch(8, 8, 1)
+    batches = SimpleNamespace(global_batch=8)
+    job = SimpleNamespace(config={}, batches=batches)
     kept = [folder.results, folder.report, tmp_path / "unaveraged" / "results.json"]
-    _note_start(folder, recipe, job, batch, False)
+    _note_start(folder, recipe, job, False)
     kept[2].parent.mkdir()
-    others = Recipe.model_validate(tree | {"eval": {"n_best": 5}}), SimpleNamespace(config={"a": 1})
+    others = Recipe.model_validate(tree | {"eval": {"n_best": 5}}), SimpleNamespace(config={"a": 1}, batches=batches)
     for given, trained in (
         ((recipe, job), True),
         ((others[0], job), True),
         ((recipe, others[1]), True),
         ((recipe, job), False),
     ):
-        _note_start(folder, recipe, job, batch, True)
+        _note_start(folder, recipe, job, True)
         for file in kept:
             file.write_text("{}")
-        _note_start(folder, *given, batch, trained)
+        _note_start(folder, *given, trained)
         stay = given == (recipe, job) and trained
         assert [file.exists() for file in kept] == [stay] * 3
 
@@ -170,3 +172,11 @@ def test_another_models_tokenizer_is_refused(tmp_path):
     load_model(model_recipe(tmp_path), tiny.wordpiece(), str(tmp_path))
     with pytest.raises(InputError, match=r"^model\.name .*: its tokenizer has more tokens than the model"):
         load_model(model_recipe(tmp_path), tiny.byte_bpe(), str(tmp_path))
+
+
+def test_a_start_without_an_update_reports_the_memory_of_the_training(tmp_path):
+    line = {"update": 1, "memory_mib": [2.0**20, 2.0**21]}  # more than this process will have
+    (tmp_path / "health.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({"update": 2}) + "\n")
+    with process_group():
+        assert _peak(RunFolder(tmp_path), TrainState(updates=2)) == 2**41
+        assert 0 < _peak(RunFolder(tmp_path), TrainState()) < 2**41

@@ -15,7 +15,7 @@ from swep_ds.training.tracking import Lines, Tracker
 
 LINE = TrainState(updates=1, windows=8, tokens=80, seconds=2.0)
 SCORES = {"test": {"exact_match": 50.0, "f1": 60.0, "total": 2}}
-TABLES = {"scores": (["data set", "F1"], [["test", 60.0]])}
+TABLES = {"scores": (["data set", "F1", "questions"], [["test", 60.0, 9], ["out-of-domain mean", 50.0, ""]])}
 
 
 def updates(path) -> list[int]:
@@ -108,7 +108,14 @@ class Fake:
         return self
 
     Settings = staticmethod(lambda **values: values)
-    Table = staticmethod(lambda columns, data: (columns, data))
+
+    @staticmethod
+    def Table(columns, data, allow_mixed_types=False):
+        """wandb refuses a column of several types unless that is asked for."""
+        if not allow_mixed_types and any(len(set(map(type, column))) > 1 for column in zip(*data, strict=True)):
+            raise TypeError("Data row contained incompatible types")
+        return columns, data
+
     Html = staticmethod(lambda page, inject: page)
 
 
