@@ -92,13 +92,13 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
         raise InputError(f"{what}: its JSON holds a whole number of thousands of digits: correct it") from None
 
 
-def user_path(path: str | Path, option: str) -> Path:
+def user_path(text: str, option: str) -> Path:
     """A path that a user gave, with `~` expanded. It need not exist.
 
     Raises InputError: an unknown user, a name too long for the system, a NUL, or no permission for a folder above.
     """
-    with parsing(f"{option} {printable(str(path)[:200])}: cannot be looked up", "name another path"):
-        path = Path(path).expanduser()
+    with parsing(f"{option} {printable(text[:200])}: cannot be looked up", "name another path"):
+        path = Path(text).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     return path

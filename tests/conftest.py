@@ -14,7 +14,8 @@ settings.load_profile("tests")
 
 _datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
-LAUNCHERS = ("SLURM_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_")  # of the job that starts the tests, if any
+# of the job that starts the tests, if any
+LAUNCHERS = ("SLURM", "SBATCH_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "SWEP_DS_")
 for _name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
     del os.environ[_name]
 # before anything imports deepspeed or datasets; the runs that tests start inherit them

@@ -5,7 +5,7 @@ import pytest
 from tests.support.fork_server import ROOT, run_script
 
 SCRIPTS = sorted((ROOT / "scripts").glob("**/*.py"))
-COMMANDS = [(script, ()) for script in SCRIPTS if script.stem != "analyze"]
+COMMANDS = [(script, ()) for script in SCRIPTS]
 ANALYSES = ("words", "heatmap", "tsne", "frequency", "mechanism")
 COMMANDS += [(ROOT / "scripts" / "analyze.py", (name,)) for name in ANALYSES]
 REQUIRED = {  # without these, what is missing would be the fault
@@ -32,6 +32,8 @@ def test_help_and_a_wrong_option(script, words):
     shown = run_script(script, *words, "--help")
     assert shown.stdout.startswith("usage: ")
     assert "--help" in shown.stdout
+    if (script.stem, words) == ("analyze", ()):
+        return  # its fault would be the missing name of an analysis
     refused = run_script(script, *words, *REQUIRED.get(script.stem, ()), "--no_such_option", check=False)
     assert refused.returncode == 2
     assert "--no_such_option" in refused.stderr.splitlines()[-1]

@@ -51,14 +51,17 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy of the tree, as a fresh checkout has it; of an unpacked sdist, of all but `LEFT_OUT`."""
+    """A copy of the files that git knows; where it is none of git's, or git does not say, of all but `LEFT_OUT`."""
     tree = tmp_path_factory.mktemp("copy") / "tree"
-    if not (ROOT / ".git").exists():
+    if not ((ROOT / ".git").exists() and shutil.which("git")):
         return Path(shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT)))
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, tree / name)
+    # git refuses a checkout of another user, as in a container
+    command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    for name in listed.split("\0"):
+        if (ROOT / name).is_file():  # one that is deleted is listed, too
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
     return tree
 
 

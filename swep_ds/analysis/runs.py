@@ -154,6 +154,9 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
     return [RunRef(folder / name, **dict(entry), primary=sweep.primary) for name, entry in sweep.runs.items()]
 
 
+ABSENT = object()  # the value of a setting in a run whose section it is not in, such as the fields of `pretrain`
+
+
 def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
     refs, settings = [], []
     for folder in folders:
@@ -167,12 +170,12 @@ def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
         settings.append(_row_settings(recipe))
     named = []
     for ref, values in zip(refs, settings, strict=True):
-        alike = [other for r, other in zip(refs, settings, strict=True) if r.variant == ref.variant]
-        names = dict.fromkeys(name for other in alike for name in other)  # those of others' sections, too
-        usual = {name: max(all_values := [other.get(name) for other in alike], key=all_values.count) for name in names}
-        suffix = [
-            f", {name.rpartition('.')[2]} {values.get(name)}" for name in names if values.get(name) != usual[name]
-        ]
+        alike = [other for r, other in zip(refs, settings, strict=True) if other and r.variant == ref.variant]
+        usual = {
+            name: max(all_values := [other.get(name, ABSENT) for other in alike], key=all_values.count)
+            for name in values
+        }
+        suffix = [f", {name.rpartition('.')[2]} {value}" for name, value in values.items() if value != usual[name]]
         named.append(replace(ref, variant=ref.variant + "".join(suffix)))
     return named
 

@@ -205,7 +205,8 @@ def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any
     """`<kind>/<name>.json` of each kind of content, by question id, such as `predictions/`: id -> answer, as the
     official scorers read it. Kinds of `BY_TEST` without content lose the file that an earlier test left."""
     for kind in (kind for kind in BY_TEST if kind not in contents):
-        (folder / kind / f"{name}.json").unlink(missing_ok=True)
+        if (file := folder / kind / f"{name}.json").is_file():
+            file.unlink()
     for kind, content in contents.items():
         (folder / kind).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))

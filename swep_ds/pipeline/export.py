@@ -1,5 +1,6 @@
 """Exports a run's model as a plain Hugging Face folder with a model card, which loads without this package."""
 
+import errno
 import json
 import os
 import re
@@ -71,16 +72,19 @@ def export_model(
 def replace_folder(folder: Path, finished: Path) -> None:
     """Renames `finished` to `folder`, then deletes what was there, as far as it can be deleted.
 
-    Raises OSError: a folder cannot be renamed; the former `folder` stays.
+    Raises OSError: what an earlier call could not delete is still there, or a folder cannot be renamed; `folder` stays.
     """
     former = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(former, ignore_errors=True)
-    if folder.exists():
+    if former.exists():
+        raise OSError(errno.ENOTEMPTY, "it cannot be deleted", str(former))
+    there = folder.exists()
+    if there:
         folder.rename(former)
     try:
         finished.rename(folder)
     except OSError:
-        if former.exists():
+        if there:
             former.rename(folder)
         raise
     shutil.rmtree(former, ignore_errors=True)

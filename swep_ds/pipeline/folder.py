@@ -110,7 +110,7 @@ class RunFolder:
 
     `batch.json` in it is a `Batch`, from which a run that resumes on other ranks learns its global batch. In a run of
     two stages `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the
-    same training gives without it: recipe, model, noise generator, predictions and results.
+    same training gives without it: recipe, batch, model, noise generator, predictions and results.
     """
 
     def __init__(self, path: Path):

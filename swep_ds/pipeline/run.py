@@ -6,6 +6,7 @@ A recipe with `pretrain` goes through twice: first on that data, as a separate r
 import gc
 import json
 import logging
+import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -178,8 +179,10 @@ def _run_stage(
 
 def _peak(folder: RunFolder, before: TrainState) -> int:
     """This rank's peak memory in bytes; on rank 0 the highest of all ranks' in earlier starts, if there were any."""
-    earlier = read_lines(folder.path / "health.jsonl") if before.updates and ranks.is_main() else []
-    return max(peak_memory_bytes(), *(int(2**20 * max(line.get("memory_mib", [0]))) for line in earlier), 0)
+    lines = read_lines(folder.path / "health.jsonl") if before.updates and ranks.is_main() else []
+    listed = [line["memory_mib"] for line in lines if isinstance(line.get("memory_mib"), list)]
+    earlier = [mib for values in listed for mib in values if isinstance(mib, int | float) and math.isfinite(mib)]
+    return max([peak_memory_bytes(), *(int(2**20 * mib) for mib in earlier)])
 
 
 NO_VALIDATION = "the default: no data to choose it on (set data.holdout_fraction or eval.select_on)"

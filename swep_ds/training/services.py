@@ -124,9 +124,9 @@ class Wandb(Service):
     def _show(self, page: str | None, tables: Mapping[str, Table]) -> None:
         import wandb
 
-        # a mean over data sets has no number of questions
+        # a mean over data sets has no number of questions, and a column has one type
         shown = {
-            name: wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+            name: wandb.Table(columns=columns, data=[[None if cell == "" else cell for cell in row] for row in rows])
             for name, (columns, rows) in tables.items()
         }
         self.run.log(shown | ({"report": wandb.Html(page, inject=False)} if page else {}))

@@ -1,6 +1,7 @@
 """What a run trains on: the same questions for every method, nested fractions, samples of nothing else."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -176,7 +177,12 @@ def test_another_models_tokenizer_is_refused(tmp_path):
 
 def test_a_start_without_an_update_reports_the_memory_of_the_training(tmp_path):
     line = {"update": 1, "memory_mib": [2.0**20, 2.0**21]}  # more than this process will have
-    (tmp_path / "health.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({"update": 2}) + "\n")
+    (tmp_path / "health.jsonl").write_text(
+        "".join(
+            json.dumps({"update": number, "memory_mib": value}) + "\n"
+            for number, value in enumerate([line["memory_mib"], None, [], ["x", math.nan], 7])
+        )
+    )
     with process_group():
         assert _peak(RunFolder(tmp_path), TrainState(updates=2)) == 2**41
         assert 0 < _peak(RunFolder(tmp_path), TrainState()) < 2**41

@@ -110,10 +110,11 @@ class Fake:
     Settings = staticmethod(lambda **values: values)
 
     @staticmethod
-    def Table(columns, data, allow_mixed_types=False):
-        """wandb refuses a column of several types unless that is asked for."""
-        if not allow_mixed_types and any(len(set(map(type, column))) > 1 for column in zip(*data, strict=True)):
-            raise TypeError("Data row contained incompatible types")
+    def Table(columns, data):
+        """wandb refuses text in a column of numbers; None may be in any."""
+        for column in zip(*data, strict=True):
+            if len({isinstance(cell, str) for cell in column if cell is not None}) > 1:
+                raise TypeError("Data row contained incompatible types")
         return columns, data
 
     Html = staticmethod(lambda page, inject: page)
@@ -148,7 +149,9 @@ def test_wandb_gets_the_group_the_method_and_all_results_of_a_run(tmp_path, fake
     (_, [line], step), (_, [summary], _), (_, [shown], _), (_, _, end) = wandb.calls
     assert (line["loss"], step) == (1.0, {"step": 1})
     assert summary == {"test/exact_match": 50.0, "test/f1": 60.0, "test/total": 2}
-    assert shown == {"scores": TABLES["scores"], "report": "<p>report</p>"}
+    columns, [tested, [*mean, blank]] = TABLES["scores"]
+    assert blank == ""
+    assert shown == {"scores": (columns, [tested, [*mean, None]]), "report": "<p>report</p>"}
     assert end == {"exit_code": 0}
     whole_run("online", tmp_path)
     assert wandb.started[1]["id"] == start["id"]  # a resumed run continues under the same id
