@@ -43,11 +43,6 @@ SOURCES = (
     "package registers"
 )
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
-SPLIT_NAMES = {  # words of a data file's name, by split, as the hub's data sets have them
-    "train": {"train", "training"},
-    "validation": {"validation", "valid", "val", "dev"},
-    "test": {"test", "testing", "eval", "evaluation"},
-}
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
@@ -145,8 +140,10 @@ def _read_folder(folder: Path, training: bool, wanted: Wanted) -> list[Example]:
 
 def _split_of(file: Path) -> str | None:
     """The split that a file's name says, as in train-00000-of-00001.parquet or dev-v1.1.json; None if it says none."""
-    words = re.split(r"[^a-z]+", file.name.lower())
-    return next((split for split, names in SPLIT_NAMES.items() if names & set(words)), None)
+    from datasets.data_files import SPLIT_KEYWORDS  # by which the library tells a folder's splits apart
+
+    words = set(re.split(r"[^a-z]+", file.name.lower()))
+    return next((str(split) for split, names in SPLIT_KEYWORDS.items() if words & set(names)), None)
 
 
 def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: Wanted) -> list[Example]:
