@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 from swep_ds.data.batches import IGNORED, Batch
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, reason
 from swep_ds.models.backends import without_cudnn_attention
 from swep_ds.models.loading import load_trainable
 from swep_ds.models.masks import given_masks
@@ -65,7 +65,7 @@ class GenerativeQA(Seq2SeqQA):
 
     Raises:
         InputError: the model's config lacks a token that answers begin or end with, or its number is outside the
-            vocabulary.
+            vocabulary; or the model's class cannot shift targets (M2M100, Blenderbot).
     """
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
@@ -78,12 +78,18 @@ class GenerativeQA(Seq2SeqQA):
         if None in (pad, *self.ends):
             raise InputError(f"{label} lacks pad_token_id or eos_token_id: add them")
         self._check_tokens(pad_token_id=[pad], eos_token_id=self.ends)
+        if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            raise InputError(
+                f"model {config.name_or_path}: {type(model).__name__} cannot shift targets to its decoder's input: name "
+                "a model such as T5 or BART"
+            )
         try:
             start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([self.ends[:1]])))
-        except Exception:  # its type depends on the model's class
+        except Exception as error:  # its type depends on the model's class
+            token = getattr(config, "decoder_start_token_id", None)
             raise InputError(
-                f"{label} has no decoder_start_token_id, which answers begin with: add it (that of T5 is its "
-                f"pad_token_id, {pad})"
+                f"{label} has decoder_start_token_id {token!r:.80}, with which no answer can begin ({reason(error)}): "
+                f"give a token's number (that of T5 is its pad_token_id, {pad})"
             ) from None
         self._check_tokens(decoder_start_token_id=[start])
         self.generation = GenerationConfig(

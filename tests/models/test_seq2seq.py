@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, MBartConfig, MBartForConditionalGeneration
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
+)
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.models.outputs import symmetric_divergence
@@ -106,13 +112,19 @@ def test_any_of_several_ends_ends_an_answer():
     assert answers([1, other]) == cut != whole
 
 
-def test_a_config_without_the_decoders_first_token_is_refused(tmp_path):
-    plain = tiny_models.model("t5")
+@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
+def test_a_config_without_the_decoders_first_token_is_refused(architecture, tmp_path):
+    plain = tiny_models.model(architecture)
     plain.config.decoder_start_token_id = None
     plain.save_pretrained(tmp_path)
-    assert "config.json has no decoder_start_token_id, which answers begin with: add it" in refused(
+    assert "config.json has decoder_start_token_id None, with which no answer can begin" in refused(
         tiny_models.load, tmp_path
     )
+
+
+def test_a_class_that_cannot_shift_targets_is_refused():
+    plain = M2M100ForConditionalGeneration(M2M100Config(**tiny_models.BART))
+    assert "M2M100ForConditionalGeneration cannot shift targets" in refused(GenerativeQA, plain)
 
 
 def test_answers_are_generated_from_the_token_that_targets_begin_with():
