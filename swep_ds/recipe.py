@@ -124,7 +124,7 @@ class EvalSection(Section):
     n_best: int = Field(20, ge=1, le=10_000)  # extractive: how many of the best starts and ends per window are paired
     max_answer_tokens: Count = 30  # longest answer; if generated, with its end-of-sequence token
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
-    scorer: Literal["squad", "mlqa"] = "squad"  # whose rules compare answers: English ones, or those of `language`
+    scorer: Literal["squad", "mlqa"] = "squad"  # scoring rules: SQuAD's, for English, or MLQA's, for `language`
     language: Language | dict[str, Language] = "en"  # mlqa: language of the answers; or by data set, else en
 
     @field_validator("language", mode="wrap")

@@ -33,7 +33,7 @@ def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, see
     try:
         from sklearn.manifold import TSNE
     except ImportError:
-        raise InputError("scikit-learn is not installed: pip install 'swep-ds[analysis]'") from None
+        raise InputError("scikit-learn is not installed: pip install scikit-learn") from None
     tokens, vectors = [], {(space, when): [] for space in SPACES for when in WHEN}
     for window in answer_windows(examples, run.tokenizer, run.windows):
         batch = run.batch([window])

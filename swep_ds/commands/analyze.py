@@ -7,7 +7,7 @@
     swep-ds analyze mechanism RUN --data held_out news               # what noise learns beside a fixed model
 
 RUN is a run's folder, with its noise generator in noise.safetensors. The noise is keyed by the run's seed and the
-question's id: the same questions give the same figures. `tsne` needs `pip install 'swep-ds[analysis]'`.
+question's id: the same questions give the same figures. `tsne` needs `pip install scikit-learn`.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 

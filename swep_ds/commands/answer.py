@@ -46,13 +46,13 @@ def parser() -> Parser:
     options.add_argument(
         "--null_threshold",
         type=float,
-        help="decline where the null score exceeds the best by more (default: the model's)",
+        help="decline if the null score exceeds the best answer's by more (default: the model's; without, never)",
     )
     options.add_argument(
         "--min_confidence",
         type=float,
         default=0.0,
-        help="decline where the best answer's confidence is lower (default: 0)",
+        help="decline if the best answer's confidence is lower (default: 0)",
     )
     return options
 

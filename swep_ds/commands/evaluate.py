@@ -24,7 +24,7 @@ def evaluate() -> None:
     parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
     parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
-    parser.add_argument("--scorer", choices=("squad", "mlqa"), default="squad", help="whose rules (default: squad)")
+    parser.add_argument("--scorer", choices=("squad", "mlqa"), default="squad", help="scoring rules (default: squad)")
     parser.add_argument("--language", choices=LANGUAGES, default="en", help="mlqa: of all data sets (default: en)")
     parser.add_argument(
         "--null_threshold",

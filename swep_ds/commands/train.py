@@ -4,7 +4,7 @@
     swep-ds train --ranks 8 --recipe bert_base_squad --set train.precision=autocast
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json  # the same in a checkout, under any launcher
 
-Starts equally under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
+Works the same under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
 Slurm. With --plan or --preflight, as with `swep-ds plan` and `swep-ds preflight`, it trains nothing.
 Exit codes: 0 done; 2 bad input or configuration (one line says what and how to fix it); 75 stopped on request after a
 checkpoint, and 76 another rank was lost: start again to resume; anything else is a fault.

@@ -82,7 +82,7 @@ class Evaluated:
     """What testing a model gave, by data set."""
 
     scores: Scores
-    scorers: dict[str, str]  # whose rules
+    scorers: dict[str, str]  # by data set: scoring rules
     null_threshold: float | None = None  # set for a model that may decline questions
     calibrator: Calibrator | None = None
 
@@ -111,7 +111,7 @@ class Results(Checked):
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
     eval: dict[str, CalibratedScore]  # the source domain first
-    scorers: dict[str, str] = {}  # by data set: whose rules scored it
+    scorers: dict[str, str] = {}  # by data set: scoring rules
     null_threshold: float | None = None  # a model that may decline does so above it
     calibrator: Calibrator | None = None
     versions: dict[str, str]

@@ -80,7 +80,7 @@ class GenerativeQA(Seq2SeqQA):
         self._check_tokens(pad_token_id=[pad], eos_token_id=self.ends)
         if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
             raise InputError(
-                f"model {config.name_or_path}: {type(model).__name__} cannot shift targets to its decoder's input: name "
+                f"model {config.name_or_path}: {type(model).__name__} cannot shift targets for its decoder: name "
                 "a model such as T5 or BART"
             )
         try:

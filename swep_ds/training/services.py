@@ -220,7 +220,7 @@ SERVICES: dict[str, type[Service]] = {
 def check_service(recipe: Recipe) -> None:
     """Raises InputError if the package of the recipe's service is not installed; call it before the work."""
     if recipe.tracking.to != "off" and not find_spec(name := SERVICES[recipe.tracking.to].name):
-        raise InputError(f"tracking.to: {name} is not installed: pip install 'swep-ds[{name}]', or set it to off")
+        raise InputError(f"tracking.to: {name} is not installed: pip install {name}, or set it to off")
 
 
 def start_service(recipe: Recipe, folder: Path, before: TrainState) -> Service | None:
@@ -242,7 +242,7 @@ def start_service(recipe: Recipe, folder: Path, before: TrainState) -> Service |
         if first and kind.fixable(error, recipe):
             fix = " or log in to it, or set it to wandb_offline or off" if kind is Wandb else ", or set it to off"
             raise InputError(
-                f"tracking.to: {kind.name} cannot start ({reason(error)}): pip install 'swep-ds[{kind.name}]'{fix}"
+                f"tracking.to: {kind.name} cannot start ({reason(error)}): pip install {kind.name}{fix}"
             ) from None
         log.warning("%s cannot start: this run goes untracked (%s)", kind.name, reason(error))
         return None

@@ -17,6 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 import swep_ds as sd
 from swep_ds.answering import QuestionAnswerer
 from swep_ds.errors import InputError
+from swep_ds.methods import METHODS
 from tests.support.fork_server import ROOT
 from tests.support.tiny_run import ds_config, prepare
 
@@ -44,9 +45,8 @@ def test_every_name_can_be_imported():
     assert sd.QuestionAnswerer is QuestionAnswerer
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = sd.trian
-    assert {settings.model_fields["name"].default for settings in map(sd.__getattr__, sd._METHODS)} == set(
-        sd._METHODS.values()
-    )
+    shipped = {name for name, settings in METHODS.items() if settings.__module__.startswith("swep_ds.methods.")}
+    assert {settings.model_fields["name"].default for settings in map(sd.__getattr__, sd._METHODS)} == shipped
 
 
 def host() -> dict:

@@ -86,7 +86,7 @@ def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, mo
     ],
 )
 def test_the_shell_completes_commands_options_and_names(tmp_path, line, offered):
-    pytest.importorskip("argcomplete", reason="completion is an extra: pip install 'swep-ds[completion]'")
+    pytest.importorskip("argcomplete", reason="completion is an extra: pip install argcomplete")
     variables = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
     variables |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "_ARGCOMPLETE_IFS": "\n"}
     subprocess.run([sys.executable, "-m", "swep_ds"], env=os.environ | variables, check=True)

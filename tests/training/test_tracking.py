@@ -250,7 +250,7 @@ def test_offline_wandb_writes_files_and_connects_to_nobody(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_tensorboard_gets_numbers_and_tables_and_drops_those_of_updates_made_again(tmp_path):
-    pytest.importorskip("tensorboard", reason="an extra: pip install 'swep-ds[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="an extra: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     chosen = recipe("tensorboard")
@@ -271,7 +271,7 @@ def test_tensorboard_gets_numbers_and_tables_and_drops_those_of_updates_made_aga
 
 @pytest.mark.slow
 def test_trackio_gets_a_resumed_run_under_its_name(tmp_path, monkeypatch):
-    trackio = pytest.importorskip("trackio", reason="an extra: pip install 'swep-ds[trackio]'")
+    trackio = pytest.importorskip("trackio", reason="an extra: pip install trackio")
     monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path / "store")
     monkeypatch.setattr(trackio.sqlite_storage, "TRACKIO_DIR", tmp_path / "store")
     chosen, runs = recipe("trackio"), []
