@@ -1,6 +1,6 @@
 """The packages of swep-ds. Everything else about the distribution is in pyproject.toml.
 
-The folders `kernels/`, `ds_configs/` and `scripts/` are installed inside `swep_ds/`, where `swep_ds/shipped.py` looks
+The folders `kernels/`, `ds_configs/` and `scripts/` are installed inside `swep_ds/`, where `swep_ds/files.py` looks
 for them first.
 """
 

@@ -19,10 +19,9 @@ import json
 
 from swep_ds.cli import Parser, main
 from swep_ds.errors import InputError
-from swep_ds.files import check_output, path_of, write_atomically
+from swep_ds.files import DS_CONFIG, check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
-from swep_ds.shipped import DS_CONFIG
 
 PUBLISHED = "published"
 LOOPS = ("mle", "swep:split", "swep:joint")

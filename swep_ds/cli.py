@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from swep_ds.console import protect, warn
 from swep_ds.errors import EXIT_DONE, InputError, RunExit, denied
+from swep_ds.files import PACKAGE, shipped
 from swep_ds.ranks.launch import check_libraries, is_alone, is_no_cpu_notice, read_launch, report
 from swep_ds.ranks.signals import request
-from swep_ds.shipped import PACKAGE, shipped
 
 
 class Parser(argparse.ArgumentParser):

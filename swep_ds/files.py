@@ -1,4 +1,4 @@
-"""Files that users name, and files that processes share.
+"""Files that users name, files that processes share, and those that come with this package.
 
 `open_input` opens every file that a user names and `parse_json` parses every JSON text, so that any fault is one line.
 """
@@ -235,3 +235,25 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(number)
     return False
+
+
+PACKAGE = Path(__file__).resolve().parent
+DS_CONFIG = "zero2"  # where the user names none
+
+
+def shipped(folder: str) -> Path:
+    """The folder `kernels`, `ds_configs` or `scripts`: beside `swep_ds/` in a checkout, inside it in an installation
+    (`setup.py`)."""
+    return next(path for path in (PACKAGE / folder, PACKAGE.parent / folder) if path.is_dir())
+
+
+def ds_config_path(name_or_path: str) -> Path:
+    """The file of a shipped ds_config, such as "zero2", or the path that the user gave.
+
+    Raises InputError: no such file (lists the shipped ones).
+    """
+    files = {file.stem: file for file in sorted(shipped("ds_configs").glob("*.json"))}
+    path = files.get(name_or_path) or user_path(name_or_path, "--ds_config")
+    if not path.exists():
+        raise InputError(f"--ds_config {name_or_path}: no such file: give a path, or a shipped one: {', '.join(files)}")
+    return path

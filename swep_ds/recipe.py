@@ -10,13 +10,14 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from swep_ds import methods
 from swep_ds.errors import InputError
+from swep_ds.evaluation.mlqa import LANGUAGES, Language
 from swep_ds.plugins import load_entry_points
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.settings import FieldFault, Section, lay_sections, load, read_whole, shown, suggest, validate
@@ -24,7 +25,6 @@ from swep_ds.settings import FieldFault, Section, lay_sections, load, read_whole
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
-Language = Literal["ar", "de", "en", "es", "hi", "vi", "zh"]
 AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
 LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
@@ -133,8 +133,9 @@ class EvalSection(Section):
         try:
             return check(value)
         except ValidationError:  # it lists what is wrong with `value` in each of the two forms
-            languages = ", ".join(get_args(Language))
-            raise ValueError(f"{shown(value)}: give one of {languages}, or one of them by data set") from None
+            raise ValueError(
+                f"{shown(value)}: give one of {', '.join(LANGUAGES)}, or one of them by data set"
+            ) from None
 
     def answer_language(self, data_set: str) -> Language | None:
         """The language whose rules score a data set; None = SQuAD's rules."""
@@ -184,7 +185,7 @@ class Recipe(Section):
         model, method, data, train = self.model, self.method, self.data, self.train
         select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
         generative = self.task == "generative"
-        tests = ([HOLDOUT] if data.holdout_fraction else []) + list(data.eval)
+        tests = self.test_sets
         rules = (  # (what is wrong, the field, why and the fix)
             (
                 not tests and "eval" not in data.model_fields_set,
@@ -325,7 +326,17 @@ class Recipe(Section):
         return Recipe.model_validate(tree).unaveraged()
 
     @property
-    def halved(self) -> str | None:
+    def title(self) -> str:
+        """Method, model and seed, for headings."""
+        return f"{self.method.name}, {self.model.name}, seed {self.seed}"
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Names of the data sets that the run is tested on, the source domain first."""
+        return [HOLDOUT] * bool(self.data.holdout_fraction) + list(self.data.eval)
+
+    @property
+    def validation_set(self) -> str | None:
         """The test set of which one half chooses, a checkpoint or when to decline a question, and the other half is
         reported: `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
         declines = self.data.unanswerable == "train" and self.data.holdout_fraction > 0

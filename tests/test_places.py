@@ -91,6 +91,6 @@ def test_what_cannot_come_back_is_not_packed(places, tmp_path, run):
     with pytest.raises(InputError, match=r"news\.json: answers are not at their places"):
         places.pack(tmp_path / "seed0.tar.xz", [run])
     (run / "results.json").unlink()
-    with pytest.raises(InputError, match=r"has no results\.json"):
+    with pytest.raises(InputError, match=r"holds no results\.json"):
         places.pack(tmp_path / "seed0.tar.xz", [run])
     assert not (tmp_path / "seed0.tar.xz").exists()

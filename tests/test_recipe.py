@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.errors import InputError
+from swep_ds.files import ds_config_path
 from swep_ds.methods import METHODS
 from swep_ds.recipe import RECIPES, Recipe
-from swep_ds.shipped import ds_config_path
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 SHIPPED = sorted(RECIPES.glob("*.yaml"))

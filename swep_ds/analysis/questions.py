@@ -61,7 +61,8 @@ class QuestionScores:
         """Reads the questions once for all runs that are tested on the same ones; None if they cannot be read."""
         data = recipe.data
         source = [data.train, data.holdout_fraction] if data_set == HOLDOUT else data.eval.get(data_set)
-        key = json.dumps([data_set, source, data.max_eval_examples, data.unanswerable, recipe.halved == data_set])
+        half = recipe.validation_set == data_set
+        key = json.dumps([data_set, source, data.max_eval_examples, data.unanswerable, half])
         if key not in self._questions:
             from swep_ds.pipeline.examples import reported_examples  # takes seconds
 

@@ -21,6 +21,7 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Results, out_of_domain_mean, read_results
 from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
+from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 
@@ -68,11 +69,9 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
 
 
 def _make_report(folder: Path, against: Path | None) -> Report:
-    if not (folder / "recipe.yaml").is_file():
-        raise InputError(f"{folder}: holds no recipe.yaml, so no run: name a run's folder")
-    if against and not (against / "results.json").is_file():
-        raise InputError(f"--against {against}: holds no results.json: name the folder of a finished run")
-    recipe = Recipe.load(str(folder / "recipe.yaml"))
+    recipe = RunFolder(folder).read_recipe()
+    if against:
+        RunFolder(against).check_finished()
     results = read_results(folder / "results.json") if (folder / "results.json").exists() else None
     config, batch = (_read_object(folder / name) for name in ("ds_config.json", "batch.json"))
     health, unread = run_facts.read_health(folder / "health.jsonl")
@@ -82,7 +81,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
 
     by_domain = domains(results, answered) if results and results.eval else None
     content = {
-        "title": f"{recipe.method.name}, {recipe.model.name}, seed {recipe.seed}",
+        "title": recipe.title,
         "results": results,
         "provenance": {"run": folder.resolve().name, **(results.provenance if results else {})},
         "domains": by_domain,
@@ -131,7 +130,7 @@ def _compared(
         raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
     other = read_results(against / "results.json")
     title = f"{other.method}, seed {other.seed}"
-    there = flatten(Recipe.load(str(against / "recipe.yaml")).model_dump(mode="json"))
+    there = flatten(RunFolder(against).read_recipe().model_dump(mode="json"))
     here = flatten(recipe.model_dump(mode="json"))
     names = list(results.eval) if results else []
     rows = changes(answered, names)

@@ -1,6 +1,5 @@
 """A finished run as the analyses need it: the exported model, the method and, if it has one, its noise generator."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +21,9 @@ from swep_ds.methods import Method, build
 from swep_ds.methods.base import Inputs, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import load_examples, reported_examples, tested_on
+from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.export import NOISE
+from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Recipe
 from swep_ds.settings import shown, suggest
@@ -53,22 +53,16 @@ class SavedRun:
         Raises:
             InputError: no finished run, a model that cannot be loaded, or no noise generator that fits it.
         """
-        for name in ("recipe.yaml", "results.json", "model"):
-            if not (folder / name).exists():
-                raise InputError(f"{folder}: holds no {name}, so no finished run: name the folder of a finished run")
-        recipe = Recipe.load(os.fspath(folder / "recipe.yaml"))
-        saved = load_saved(os.fspath(folder / "model"))
+        run = RunFolder(folder)
+        recipe = run.read_recipe()
+        run.check_finished()
+        saved = load_saved(str(run.model))
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)
         if method.state_dict():
             _load_noise(method, folder / NOISE)
         method = method.to(ranks.device()).eval().requires_grad_(False)
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
-
-    @property
-    def title(self) -> str:
-        """Method, model and seed, for headings."""
-        return f"{self.recipe.method.name}, {self.recipe.model.name}, seed {self.recipe.seed}"
 
     @property
     def perturbs(self) -> bool:
@@ -81,7 +75,7 @@ class SavedRun:
         Raises:
             InputError: the run was not tested on a set of that name, or its source cannot be read.
         """
-        names = tested_on(self.recipe)
+        names = self.recipe.test_sets
         if not names:
             raise InputError(f"{self.folder}: the run was tested on no data set: name a run with data.eval")
         if name is not None and name not in names:

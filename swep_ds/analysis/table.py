@@ -20,7 +20,7 @@ from swep_ds.data.splits import ARTICLES
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS
 from swep_ds.evaluation.results import Scores, out_of_domain_mean
-from swep_ds.sweeps.sweep import SHIFTED
+from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 OUT_OF_DOMAIN = "out-of-domain mean"
 METRICS = ("exact_match", "f1")
@@ -72,6 +72,11 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
         notes.append(f"No differences: there is no row {BASE}; --against names another one.")
     elif any(row["differences"] for block in blocks for row in block["rows"]):
         notes += _difference_notes(base)
+        if any(unaveraged(base) == row["name"] for block in blocks for row in block["rows"]):
+            notes.append(
+                f"{base} has averaged weights, so that a difference to it of a row of last weights is also that of "
+                f"averaging: --against {unaveraged(base)!r} compares last weights."
+            )
     cells = [cell for block in blocks for row in block["rows"] for cell in row["scores"].values()]
     if any(CALIBRATION[0] in cell for cell in cells):
         notes.append(

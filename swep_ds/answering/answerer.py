@@ -7,6 +7,7 @@ n best are exact.
 """
 
 import itertools
+import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
 from swep_ds.models.hub import check_knows
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.settings import shown
+
+log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
 
@@ -131,9 +134,16 @@ class QuestionAnswerer:
             # with the best alone there are no others to sort
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
         with tempfile.TemporaryDirectory() as folder:
-            windows = build_features(
-                examples, saved.tokenizer, saved.windows, training=False, cache_dir=Path(folder)
-            ).dataset
+            built = build_features(examples, saved.tokenizer, saved.windows, training=False, cache_dir=Path(folder))
+            if built.questions_cut:
+                log.warning(
+                    "%d of %d questions are longer than %d tokens, and what follows is not read",
+                    built.questions_cut,
+                    len(examples),
+                    saved.windows.max_query_length,
+                )
+            windows = built.dataset
+            del built
             padding = Padding.of(saved.tokenizer)
             decode_alone(saved.qa.predict, decoder, windows, padding, self.batch_size, ranks.device())
             del windows  # maps a file in the folder

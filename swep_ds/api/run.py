@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 
-from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Results, Scores, read_results
 from swep_ds.files import user_path
-from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.pipeline.folder import RunFolder
 from swep_ds.ranks.launch import quiet_about_cpu
 from swep_ds.recipe import Recipe
 
@@ -24,8 +23,8 @@ class Run:
 
     def __init__(self, path: Path | str):
         self.path = user_path(str(path), "run")
-        folder = RunFolder(self.path)
-        self.model_dir, self.report, self._results = folder.model, folder.report, folder.results
+        self._folder = RunFolder(self.path)
+        self.model_dir, self.report = self._folder.model, self._folder.report
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -33,9 +32,8 @@ class Run:
     @property
     def results(self) -> Results:
         """`results.json`. Raises InputError: the run is not done, or the file is damaged."""
-        if not self._results.is_file():
-            raise InputError(f"{self.path}: has no {self._results.name}, so no run is done there: train it first")
-        return read_results(self._results)
+        self._folder.check_finished()
+        return read_results(self._folder.results)
 
     @property
     def scores(self) -> Scores:
@@ -45,7 +43,7 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The resolved recipe."""
-        return Recipe.load(str(self.path / RECIPE))
+        return self._folder.read_recipe()
 
 
 def train(

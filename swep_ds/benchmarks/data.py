@@ -27,7 +27,7 @@ from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.evaluation.predict import read_columns
-from swep_ds.evaluation.scores import score
+from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from swep_ds.models.hub import load_tokenizer
 
@@ -179,7 +179,7 @@ def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder:
     answers, fast = _timed(lambda: vectorised(best_only=True).answers())  # as validation does
     _, with_all = _timed(lambda: vectorised(best_only=False).n_best())
     usual, loops = _timed(lambda: _answers_by_loops(examples, windows, batches, settings))
-    scores, scoring = _timed(lambda: score(answers, {example.id: example.answers for example in examples}))
+    scores, scoring = _timed(lambda: SQUAD.score(answers, {example.id: example.answers for example in examples}))
     return {
         "questions": len(examples),
         "windows": len(windows),

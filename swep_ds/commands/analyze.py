@@ -84,7 +84,8 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     windows = answer_windows(examples, run.tokenizer, run.windows)
     texts, tokens = word_distances(run, windows), nearest_words(run, windows)
     make_folder(folder)
-    write_atomically(folder / "heatmap.html", page([example.id for example in examples], texts, run.title, run.draws))
+    ids = [example.id for example in examples]
+    write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
     write_atomically(folder / "changed_words.csv", tokens[changed].to_csv(index=False))
     counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
@@ -103,7 +104,7 @@ def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
     make_folder(folder)
     write_atomically(folder / "tsne.csv", table.to_csv(index=False))
-    draw(table, run.title, [folder / "tsne.png", folder / "tsne.svg"])
+    draw(table, run.recipe.title, [folder / "tsne.png", folder / "tsne.svg"])
     return []
 
 
@@ -115,7 +116,7 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
     run = SavedRun.load(arguments.run)
     table = by_frequency(run, run.training_examples(), arguments.windows)
     make_folder(folder)
-    text = markdown(table, run.title)
+    text = markdown(table, run.recipe.title)
     write_atomically(folder / "frequency.md", text)
     write_atomically(folder / "frequency.json", json.dumps(table, indent=2) + "\n")
     return [text.rstrip()]
@@ -124,13 +125,12 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
 def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.mechanism import FILE, curvature, read_table, sample_windows, study
     from swep_ds.analysis.saved_run import SavedRun
-    from swep_ds.pipeline.examples import tested_on
 
     check_least(arguments, updates=1, windows=2)
     if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
         raise InputError("--ratios and --factors: must be positive numbers")
     run = SavedRun.load(arguments.run)
-    file, names = folder / FILE, arguments.data or tested_on(run.recipe)
+    file, names = folder / FILE, arguments.data or run.recipe.test_sets
     done = read_table(file) if file.is_file() else None
     sets = {name: sample_windows(run, run.test_examples(name), arguments.windows) for name in names}
     by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows))

@@ -9,9 +9,8 @@ Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything
 """
 
 from swep_ds.cli import Parser, add_launch_options, launch
+from swep_ds.evaluation.mlqa import LANGUAGES
 from swep_ds.files import check_output_folder, path_of
-
-LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
 
 
 def evaluate() -> None:
@@ -24,8 +23,8 @@ def evaluate() -> None:
     parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
     parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
-    parser.add_argument("--scorer", choices=("squad", "mlqa"), default="squad", help="scoring rules (default: squad)")
-    parser.add_argument("--language", choices=LANGUAGES, default="en", help="mlqa: of all data sets (default: en)")
+    parser.add_argument("--scorer", choices=("squad", "mlqa"), help="scoring rules (default: the run's, or squad)")
+    parser.add_argument("--language", choices=LANGUAGES, help="of all data sets, with --scorer mlqa (default: en)")
     parser.add_argument(
         "--null_threshold",
         type=float,

@@ -19,8 +19,7 @@ from swep_ds.cli import Parser
 from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.errors import InputError
-from swep_ds.files import read_text
-from swep_ds.shipped import DS_CONFIG, ds_config_path, shipped
+from swep_ds.files import DS_CONFIG, ds_config_path, read_text, shipped
 from swep_ds.sweeps import slurm
 
 

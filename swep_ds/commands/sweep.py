@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from swep_ds.cli import Parser, names_of
 from swep_ds.console import Console
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
-from swep_ds.files import path_of
-from swep_ds.shipped import ds_config_path, shipped
+from swep_ds.files import ds_config_path, path_of, shipped
 
 if TYPE_CHECKING:
     from swep_ds.sweeps.sweep import Cell

@@ -45,7 +45,8 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
 
 
 def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, int]:
-    """Characters [start, end) of the answer `text`. Raises InputError: the answer is blank or not at `start`."""
+    """Characters [start, end) of the answer `text`, without white space at its ends: a token may begin with the space
+    before its word. Raises InputError: the answer is blank or not at `start`."""
     end = start + len(text)
     if is_blank(text):
         raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
@@ -55,7 +56,7 @@ def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, in
             f"{where}: the answer {excerpt(text)} is not at answer_start {excerpt(start)} of its context, which has "
             f"{actual} there; correct the offset (it counts characters, from 0)"
         )
-    return start, end
+    return end - len(text.lstrip()), start + len(text.rstrip())
 
 
 def find_answer(where: str, context: str, text: str) -> tuple[int, int]:

@@ -82,13 +82,15 @@ class _Faults:
 def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Example]:
     """The questions of a SQuAD document, v1.1 or v2.0."""
     faults, name = _Faults(source), Path(source).name
+    untitled: dict[str, str] = {}  # context -> the first article with it, for all that have no title
     for a, article in enumerate(field(document, "data", list, source)):
-        where = f"{source}: data[{a}]"
+        where = article_name = f"{source}: data[{a}]"
         paragraphs = field(article, "paragraphs", list, where)
-        title = _title(article, where, otherwise=where)
+        title = _title(article, where, otherwise="")
         for p, paragraph in enumerate(paragraphs):
             where = f"{source}: data[{a}].paragraphs[{p}]"
             context = text_field(paragraph, "context", where)
+            named = title or untitled.setdefault(context, article_name)
             for q, qa in enumerate(field(paragraph, "qas", list, where)):
                 place = f"data[{a}].paragraphs[{p}].qas[{q}]"
                 with faults.of(place):
@@ -101,7 +103,8 @@ def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Exa
                             (field(answer, "text", str, f"{where_q}: answers"), answer.get("answer_start"))
                             for answer in field(qa, "answers", list, where_q)
                         ]
-                    yield Example(id_, question, context, *_answers(where_q, context, pairs, wanted), title)
+                        _check_possible(where_q, qa, pairs)
+                    yield Example(id_, question, context, *_answers(where_q, context, pairs, wanted), named)
     faults.report()
 
 
@@ -119,11 +122,17 @@ def rows(
     faults, name = _Faults(source), Path(source).name
     contexts: dict[str, str] = {}  # rows repeat their paragraph: memory holds one copy of it
     for place, row in labelled:
+        if isinstance(row, dict) and "detected_answers" in row:
+            raise InputError(
+                f"{source}: has MRQA's column detected_answers, and its contexts have markers such as [SEP], which a "
+                "tokenizer would take for its own: name the file of the shared task (.jsonl.gz)"
+            )
         with faults.of(place):
             id_ = id_field(row, "id", f"{source}: {place}", otherwise=f"{name}-{place.split()[1]}")
             where = faults.name(id_)
             question, context = text_field(row, "question", where), text_field(row, "context", where)
             pairs = _row_answers(where, parse_answers(where, row)) if wanted.labels else []
+            _check_possible(where, row, pairs)
             answers, span = _answers(where, context, pairs, wanted)
             context = contexts.setdefault(context, context)
             yield Example(id_, question, context, answers, span, _title(row, where, otherwise=context))
@@ -158,6 +167,14 @@ def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
     if not (isinstance(starts, list) and len(starts) == len(texts)):
         raise InputError(f"{where}: answer_start is {excerpt(starts)}; give one whole number for each text")
     return list(zip(texts, starts, strict=True))
+
+
+def _check_possible(where: str, question: dict[str, Any], answers: list[tuple[Any, Any]]) -> None:
+    """Raises InputError: the question has answers and says that it has none, as where plausible ones were added."""
+    if answers and str(question.get("is_impossible")).lower() in ("true", "1"):
+        raise InputError(
+            f"{where}: is_impossible is true, but it has answers: empty its answers, or set is_impossible to false"
+        )
 
 
 def _answers(

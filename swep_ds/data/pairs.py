@@ -124,6 +124,11 @@ class _Features:
     """Turns lines of token ids back into text that the same tokenizer turns into the same ids."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        if type(tokenizer.backend_tokenizer.model).__name__ != "WordPiece":
+            raise InputError(
+                f"--tokenizer {tokenizer.name_or_path}: has no WordPiece vocabulary, as the features need: "
+                "name that of a BERT"
+            )
         self.pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.separator = tokenizer.sep_token_id
 

@@ -9,7 +9,7 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 SAMPLE = "-ssmba"
-ARTICLES = 20  # with as many, questions are clustered by article, otherwise by paragraph
+ARTICLES = 20  # the fewest clusters to group questions by something coarser than their paragraphs
 
 
 def subset(examples: list[Example], fraction: float, limit: int | None, seed: int) -> list[Example]:
@@ -63,9 +63,16 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:
     """The number from 0 of each question's cluster [N]: its article where there are `ARTICLES` of them, else its
-    paragraph. Questions of one cluster share answers, so that intervals and cross-validation keep them together."""
+    paragraph; or its own text where questions are asked of several texts and so fewer than these, but `ARTICLES`
+    (BioASQ: 224 questions about 1,490 texts).
+
+    Questions of one cluster share answers, so that intervals and cross-validation keep them together.
+    """
     articles = [example.article for example in examples]
     names = articles if len(set(articles)) >= ARTICLES else [example.context for example in examples]
+    questions = [example.question for example in examples]
+    if ARTICLES <= len(set(questions)) < len(set(names)):
+        names = questions
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names])
 

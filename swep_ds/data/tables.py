@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import parse_json, read_bytes, read_json
 
-COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start")
+COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
+COLUMNS += ("detected_answers",)  # tells MRQA's rows
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # `most_unpacked`

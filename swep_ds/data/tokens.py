@@ -1,5 +1,6 @@
 """Tokens of questions and contexts with their characters, tokenised a bounded number of characters at a time."""
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -40,6 +41,19 @@ class TextTokens(NamedTuple):
         ]
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
+    def over_marks(self, text: str) -> "TextTokens":
+        """With each token's end moved over the combining marks behind it that no token covers.
+
+        A tokenizer that strips accents or composes characters leaves them out, and an answer would be cut in a letter.
+        """
+        if text.isascii():
+            return self
+        ends, limits = self.ends.copy(), np.append(self.starts[1:], len(text))
+        for token in np.flatnonzero((ends >= 0) & (ends < limits)):
+            while ends[token] < limits[token] and _is_mark(text[ends[token]]):
+                ends[token] += 1
+        return self._replace(ends=ends)
+
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
         """First and last token that overlap the characters [start, end); first > last if none does.
 
@@ -50,6 +64,11 @@ class TextTokens(NamedTuple):
         ends_after, starts_before = self.ends > span[0], self.starts < span[1]
         first, last = int(ends_after.argmax()), len(self.ids) - 1 - int(starts_before[::-1].argmax())
         return (first, last) if ends_after[first] and starts_before[last] else (len(self.ids), -1)
+
+
+def _is_mark(character: str) -> bool:
+    """Whether this belongs to the letter before it: a combining mark, or a vowel or end of a Hangul syllable."""
+    return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
 
 
 def tokenise(examples: Sequence[Example], backend: Tokenizer, gap: str, max_query_length: int) -> Iterator[tuple]:
@@ -67,6 +86,7 @@ def tokenise(examples: Sequence[Example], backend: Tokenizer, gap: str, max_quer
         contexts = {context: TextTokens.of(encodings.pop(0), -len(gap)) for context in short}
         for context in new.keys() - contexts.keys():
             contexts[context] = TextTokens.of_long(backend, gap + context, -len(gap))
+        contexts = {context: tokens.over_marks(context) for context, tokens in contexts.items()}
         for context, example in new.items():
             require_tokens(len(contexts[context].ids), example)
         asked = backend.encode_batch_fast([gap + example.question for example in group], add_special_tokens=False)

@@ -104,7 +104,7 @@ class Evaluation:
         return Padding.of(self.tokenizer)
 
     def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
-        """Tokenises data sets by name; several ranks call it in `local_rank_zero_first`, for the cache."""
+        """Tokenises data sets by name. On several ranks call it inside `local_rank_zero_first`, for the cache."""
         options = {"settings": self.windows, "training": False, "cache_dir": CACHE}
         options["console"] = Console(quiet=not ranks.is_main())
         tokenise = partial(build_features, tokenizer=self.tokenizer, **options)
@@ -146,15 +146,16 @@ class Evaluation:
             predictions = predictions.declining(self._best_threshold(predictions, test))
         return scorer.score(predictions.texts, test.golds)
 
-    def with_threshold(self, predictions: Predictions, test: EvalSet) -> "Evaluation":
-        """This evaluation at the threshold with the best F1 on `test`; unchanged if the model never declines."""
-        if self.null_threshold is None:
-            return self
-        return replace(self, null_threshold=self._best_threshold(predictions, test))
+    def with_threshold(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
+        """At the threshold with the best F1 on `test`, half of a data set, for a model that may decline; and why."""
+        if all(test.golds.values()):
+            return self, f"all questions that could choose another, half of {test.name}, have an answer"
+        threshold = self._best_threshold(predictions, test)
+        return replace(self, null_threshold=threshold), f"the best by F1 on half of {test.name}"
 
     def with_calibrator(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
-        """With a calibrator of the answers that the model gives, fitted to these answers to `test`, none declined, if
-        there are enough; and a line that says so."""
+        """Fits a calibrator to these answers to `test`, if there are enough. Returns the evaluation with it, and a line
+        for the log."""
         given = predictions.declining(self.null_threshold)
         fitted = fit(given.features(test.examples), self._right(given, test), clusters(test.examples).tolist())
         return replace(self, calibrator=None if isinstance(fitted, TooFew) else fitted), str(fitted)

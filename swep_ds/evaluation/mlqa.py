@@ -10,6 +10,7 @@ import re
 import string
 import unicodedata
 from functools import lru_cache
+from typing import Literal, get_args
 
 _WORDS = {
     "en": "a an the",
@@ -20,11 +21,12 @@ _WORDS = {
 _ARTICLES = {language: re.compile(rf"\b({words.replace(' ', '|')})\b") for language, words in _WORDS.items()}
 _ARTICLES["ar"] = re.compile("ال")
 _HAN = re.compile("([\u4e00-\u9fa5])")
-LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
+Language = Literal["ar", "de", "en", "es", "hi", "vi", "zh"]
+LANGUAGES = get_args(Language)
 
 
 @lru_cache(2**16)
-def normalize_mlqa(text: str, language: str) -> str:
+def normalize_mlqa(text: str, language: Language) -> str:
     """The normalised tokens of `text`, with a space between them; `language` is one of `LANGUAGES`."""
     kept = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
     if language in _ARTICLES:

@@ -112,21 +112,6 @@ class Scorer:
 SQUAD = Scorer()
 
 
-def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """`Scorer.exact_match` by SQuAD's rules."""
-    return SQUAD.exact_match(prediction, answers)
-
-
-def f1(prediction: str, answers: Sequence[str]) -> float:
-    """`Scorer.f1` by SQuAD's rules."""
-    return SQUAD.f1(prediction, answers)
-
-
-def score(predictions: Mapping[str, str], golds: Golds) -> dict[str, float | int]:
-    """`Scorer.score` by SQuAD's rules."""
-    return SQUAD.score(predictions, golds)
-
-
 def _token_f1(predicted: list[str], gold: list[str]) -> float:
     same = (Counter(predicted) & Counter(gold)).total()
     if same == 0:

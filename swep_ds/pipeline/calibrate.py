@@ -6,12 +6,10 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
-from swep_ds.evaluation.evaluate import Evaluation
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import write_atomically
-from swep_ds.pipeline.examples import tested_on, validation_examples
-from swep_ds.pipeline.folder import RECIPE, RunFolder
-from swep_ds.pipeline.saved import READING, ReadingSettings, SavedModel, load_saved
+from swep_ds.pipeline.examples import validation_examples
+from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.saved import READING, ReadingSettings, SavedModel, load_saved, validation_half
 from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import Recipe
 
@@ -26,22 +24,20 @@ def calibrate_run(run: Path, batch_size: int) -> None:
     say, folder = Console(quiet=not ranks.is_main()).print, RunFolder(run)
 
     def load() -> tuple[Recipe, list[Example], SavedModel]:
-        if not folder.results.is_file():
-            raise InputError(f"{run}: holds no results.json: name the folder of a finished run")
+        folder.check_finished()
         if batch_size < 1:
             raise InputError(f"--batch_size {batch_size}: must be at least 1")
-        recipe = Recipe.load(str(run / RECIPE))
-        if recipe.halved is None or recipe.halved != tested_on(recipe)[0]:
+        recipe = folder.read_recipe()
+        source = next(iter(recipe.test_sets), None)
+        if recipe.validation_set is None or recipe.validation_set != source:
             raise InputError(
                 f"{run}: held out no half of its source domain to calibrate on: train it with eval.select_on "
-                f"{tested_on(recipe)[0] if tested_on(recipe) else 'held_out'}"
+                f"{source or 'held_out'}"
             )
-        return recipe, validation_examples(recipe), load_saved(str(folder.model))
+        return recipe, validation_examples(recipe, run), load_saved(str(folder.model))
 
     recipe, examples, saved = ranks.on_all_ranks(load)
-    rules = {recipe.halved: Scorer(recipe.eval.answer_language(recipe.halved))}
-    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, rules, saved.null_threshold)
-    [validation] = ranks.local_rank_zero_first(lambda: evaluation.prepare({recipe.halved: examples}))
+    evaluation, validation = validation_half(saved, recipe, examples, batch_size)
     say(f"half of {validation.name}: {len(examples)} questions in {len(validation.features.dataset)} windows")
     evaluation, line = evaluation.with_calibrator(evaluation.predict(saved.qa.predict, validation), validation)
     say(line)

@@ -2,19 +2,16 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.errors import InputError
+from swep_ds.files import read_json
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 
 log = logging.getLogger(__name__)
-
-
-def tested_on(recipe: Recipe) -> list[str]:
-    """Names of the data sets that a run tests on, the source domain first."""
-    return [HOLDOUT] * bool(recipe.data.holdout_fraction) + list(recipe.data.eval)
 
 
 def load_examples(
@@ -25,7 +22,7 @@ def load_examples(
     Raises InputError: a source cannot be read; or no training question has an answer.
     """
     data: DataSection = recipe.data
-    training, tests = _tests(data, _read(data, training_source, data.train, training=True), tested_on(recipe))
+    training, tests = _tests(data, _read(data, training_source, data.train, training=True), recipe.test_sets)
     if not any(example.answers for example in training):
         raise InputError(f"{training_source} {data.train}: no question has an answer: give some that have")
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
@@ -50,7 +47,7 @@ def _warn_of_known(training: list[Example], tests: dict[str, list[Example]]) -> 
 
 
 def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dict[str, list[Example]]:
-    """The questions behind a run's results, by data set; of `Recipe.halved` only the reported half.
+    """The questions behind a run's results, by data set; of `Recipe.validation_set` only the reported half.
 
     Args:
         names: the data sets to read; None = all. The sources of the others are not read.
@@ -59,27 +56,35 @@ def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dic
         InputError: a source cannot be read, or the recipe has no test set of such a name.
     """
     data: DataSection = recipe.data
-    known = tested_on(recipe)
+    known = recipe.test_sets
     wanted = known if names is None else list(names)
     for name in wanted:
         if name not in known:
             raise InputError(f"the recipe has no test set {name} (there: {', '.join(known) or 'none'}): name another")
     _, tests = _tests(data, _read(data, "data.train", data.train, training=True) if HOLDOUT in wanted else [], wanted)
-    if recipe.halved in tests:
-        _, tests[recipe.halved] = halves(tests[recipe.halved])
+    if (name := recipe.validation_set) in tests:
+        _, tests[name] = halves(tests[name])
     return tests
 
 
-def validation_examples(recipe: Recipe) -> list[Example]:
-    """The half of `Recipe.halved`, which is not None, that chooses.
+def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
+    """The half of `Recipe.validation_set`, which is not None, that chooses.
+
+    Args:
+        run: folder of a finished run of the recipe.
 
     Raises:
-        InputError: its source cannot be read.
+        InputError: its source cannot be read, or has changed since the run, which then may have trained on this half.
     """
-    data, name = recipe.data, recipe.halved
-    training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
+    data, name = recipe.data, recipe.validation_set
+    held_out = name == HOLDOUT
+    training = _read(data, "data.train", data.train, training=True) if held_out else []
     _, tests = _tests(data, training, [name])
-    return halves(tests[name])[0]
+    chosen_by, reported = halves(tests[name])
+    if [example.id for example in reported] != list(read_json(run / "predictions" / f"{name}.json")):
+        field, source = ("data.train", data.train) if held_out else (f"data.eval.{name}", data.eval[name])
+        raise InputError(f"{field} {source}: has changed since {run} was trained: restore it, or train again")
+    return chosen_by
 
 
 def _tests(

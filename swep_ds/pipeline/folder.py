@@ -18,7 +18,6 @@ from swep_ds.console import warn
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import BY_TEST
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
-from swep_ds.pipeline.examples import tested_on
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
@@ -135,6 +134,17 @@ class RunFolder:
         if self._lock:
             self._lock.close()
 
+    def read_recipe(self) -> Recipe:
+        """Raises InputError: the folder holds no run, or its recipe is damaged."""
+        if not (self.path / RECIPE).is_file():
+            raise InputError(f"{self.path}: holds no {RECIPE}, so no run: name a run's folder")
+        return Recipe.load(str(self.path / RECIPE))
+
+    def check_finished(self) -> None:
+        """Raises InputError: the folder holds no finished run."""
+        if not self.results.is_file():
+            raise InputError(f"{self.path}: holds no {self.results.name}: name the folder of a finished run")
+
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
         """Locks the folder until `__exit__`, and checks that the run will be able to write all its files.
 
@@ -180,7 +190,7 @@ class RunFolder:
                 )
         elif resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
-        elif differing := differences(resume_fingerprint(Recipe.load(str(saved))), resume_fingerprint(recipe)):
+        elif differing := differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe)):
             raise InputError(f"{where}: holds another run ({differing}): name another folder")
 
     def _foreign(self, recipe: Recipe) -> list[str]:
@@ -192,7 +202,7 @@ class RunFolder:
 
     def _check_names(self, recipe: Recipe) -> None:
         """Raises InputError if something is in the way of what the run will write."""
-        for name in (*FILES, *(f"{kind}/{test}.json" for kind in BY_TEST for test in tested_on(recipe))):
+        for name in (*FILES, *(f"{kind}/{test}.json" for kind in BY_TEST for test in recipe.test_sets)):
             file = self.path / name
             if os.path.lexists(file) and not file.is_file():
                 raise InputError(f"{file}: is not a file, but the run will write one there: move it away")

@@ -101,7 +101,7 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         )
         _check_environment(recipe, qa, config)
         validation = {}
-        if name := recipe.halved:
+        if name := recipe.validation_set:
             validation[name], tests[name] = halves(tests[name])
         return tokenizer, objective, config, training, validation, tests
 

@@ -26,6 +26,7 @@ from swep_ds.evaluation.results import (
     Results,
     Score,
     Selection,
+    SetScore,
     print_scores,
     provenance,
     read_results,
@@ -159,16 +160,17 @@ def _run_stage(
             done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, validate, average)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = select(engine, checkpoints, recipe, done, say) if selects else None
+            selections = [_scored(engine, job, outcome, selection) for outcome in outcomes[:-1]] + [selection]
             engine.eval()
             tested = [_test(engine, job, outcome, say) for outcome in outcomes]
             tracker.summary(tested[-1].scores)
         ranks.progress("export")
-        results = partial(_results, recipe, job, done, peak, pretraining, selection)
-        for outcome, test in zip(outcomes, tested, strict=True):
+        results = partial(_results, recipe, job, done, peak, pretraining)
+        for outcome, chosen, test in zip(outcomes, selections, tested, strict=True):
             with outcome.weights():
                 export_model(engine, job.tokenizer, outcome.folder.model, outcome.recipe, test, keep_fp32)
             export_noise(engine, outcome.folder.path / NOISE)
-            _write_results(outcome.folder, results(test))
+            write_on_rank0(partial(write_results, outcome.folder.path, results(chosen, test)), outcome.folder.results)
     if ranks.is_main():
         for outcome, test in zip(outcomes, tested, strict=True):
             if test.scores:
@@ -193,21 +195,20 @@ NO_CALIBRATOR = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Weights that a run tests and exports as those of a run of `recipe` in `folder`."""
+    """A set of a run's weights, which is tested and exported into `folder` as if `recipe` had trained it."""
 
     recipe: Recipe
     folder: RunFolder
-    weights: Callable[[], AbstractContextManager[None]]  # the engine has them inside
-    kind: str = ""  # where a run has more than one outcome
+    weights: Callable[[], AbstractContextManager[None]]  # a context in which the engine holds them
+    kind: str = ""  # names the outcome if the run has two
 
     @property
     def title(self) -> str:
-        named = f"{self.recipe.method.name}, {self.recipe.model.name}, seed {self.recipe.seed}"
-        return f"{named}, {self.kind}" if self.kind else named
+        return f"{self.recipe.title}, {self.kind}" if self.kind else self.recipe.title
 
 
 def _outcomes(recipe: Recipe, folder: RunFolder, average: WeightAverage | None) -> list[Outcome]:
-    """The run's own outcome comes last; with `train.average`, the one without it first."""
+    """The run's main outcome is last. With `train.average`, the outcome without the average comes first."""
     if average is None:
         return [Outcome(recipe, folder, nullcontext)]
     plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), nullcontext, UNAVERAGED)
@@ -223,7 +224,7 @@ def _validate(engine, job: Job, outcome: Outcome) -> Score:
 
 
 def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
-    """Tests the outcome's weights, after choosing what validation data choose; begins its folder."""
+    """Begins the outcome's folder, tunes threshold and calibrator on the validation data, and tests the weights."""
     folder, recipe = outcome.folder, outcome.recipe
     write_on_rank0(lambda: _begin_folder(folder, recipe, job), folder.path)
     if outcome.kind:
@@ -241,11 +242,8 @@ def _tuned(engine, job: Job, recipe: Recipe, say: Say) -> Evaluation:
     why = NO_VALIDATION
     if validation:
         predictions = evaluation.predict(engine, validation)
-        if all(validation.golds.values()):
-            why = f"all questions that could choose another, half of {validation.name}, have an answer"
-        else:
-            evaluation = evaluation.with_threshold(predictions, validation)
-            why = f"the best by F1 on half of {validation.name}"
+        if evaluation.null_threshold is not None:
+            evaluation, why = evaluation.with_threshold(predictions, validation)
         if validation.name == job.tests[0].name:
             evaluation, confidences = evaluation.with_calibrator(predictions, validation)
     if evaluation.null_threshold is not None:
@@ -282,10 +280,6 @@ def _results(
     return Results(**run, train=train, pretraining=pretraining, eval=tested.scores, **chosen)
 
 
-def _write_results(folder: RunFolder, results: Results) -> None:
-    write_on_rank0(lambda: write_results(folder.path, results), folder.results)
-
-
 @contextmanager
 def _engine(recipe: Recipe, job: Job) -> Iterator[Any]:
     engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
@@ -298,7 +292,8 @@ def _engine(recipe: Recipe, job: Job) -> Iterator[Any]:
 
 
 def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
-    """Shows the resolved recipe and what it comes to. A start that is refused before shows its error alone."""
+    """Prints the resolved recipe and the size of the training. A refused start prints its error alone, because it never
+    gets here."""
     say(recipe.dump().rstrip(), style="dim")
     windows, batches, world, train = job.features, job.batches, ranks.world_size(), recipe.train
     steps, width = batches.accumulation, batches.micro_batch // world
@@ -319,7 +314,8 @@ def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
 
 
 def _note_start(folder: RunFolder, recipe: Recipe, job: Job, trained: bool) -> None:
-    """`trained`: no update is left. Then the results of an earlier start with the same settings stay until new ones."""
+    """`trained`: whether all updates are done. If they are, and the settings are unchanged, earlier results stay until
+    new ones replace them."""
     files = ((folder.path / name, text.encode()) for name, text in _settings(recipe, job).items())
     if not (trained and all(file.is_file() and file.read_bytes() == content for file, content in files)):
         for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
@@ -347,7 +343,7 @@ def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
     """
     if not recipe.pretrain:
         return None
-    file, data = folder.path / PRETRAIN / folder.results.name, {"data": recipe.pretrain.train}
+    file, data = RunFolder(folder.path / PRETRAIN).results, {"data": recipe.pretrain.train}
     try:
         return data | read_results(file).train if file.is_file() else data
     except Unreadable:
@@ -372,6 +368,14 @@ def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, s
         f"first half of {recipe.eval.select_on}"
     )
     return Selection(data_set=recipe.eval.select_on, update=update, **chosen, checkpoints=scores)
+
+
+def _scored(engine, job: Job, outcome: Outcome, selection: Selection | None) -> Selection | None:
+    """The selection, which the main outcome's scores made, with the score of this outcome."""
+    if selection is None:
+        return None
+    score = SetScore.model_validate(_validate(engine, job, outcome))
+    return selection.model_copy(update=dict(score) | {"checkpoints": {str(selection.update): score}})
 
 
 def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Say) -> None:

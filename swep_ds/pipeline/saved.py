@@ -14,7 +14,7 @@ from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, Unreadable, parsing
 from swep_ds.evaluation.calibrator import Calibrator
-from swep_ds.evaluation.evaluate import Evaluation
+from swep_ds.evaluation.evaluate import EvalSet, Evaluation
 from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
@@ -64,14 +64,15 @@ class ReadingSettings(Section):
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model ready to answer, on this rank's device, with the windows and decoding of the run that exported it."""
+    """A model ready to answer, on this rank's device, with its run's windows, decoding and scoring rules."""
 
     qa: ExtractiveQA | GenerativeQA
     tokenizer: PreTrainedTokenizerFast
     windows: WindowSettings
     spans: SpanSettings
-    null_threshold: float | None  # these two as in `ReadingSettings`
-    calibrator: Calibrator | None = None
+    null_threshold: float | None  # these three as in `ReadingSettings`
+    calibrator: Calibrator | None
+    eval: EvalSection
 
 
 def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
@@ -91,16 +92,21 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     tokenizer = load_tokenizer(name, "model")
     config = load_config(source, "model")
     generative = config.is_encoder_decoder
+    if generative and any(name.endswith("ForQuestionAnswering") for name in config.architectures or ()):
+        raise InputError(
+            f"{label}: is a {config.architectures[0]}, an encoder-decoder that points at spans, which is not "
+            "supported: name an encoder, or a model that generates answers"
+        )
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
     model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
     model = model.eval().to(ranks.device())
     longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
     windows = WindowSettings(longest, task="generative" if generative else "extractive")
-    spans, generation_kwargs, calibrator = SpanSettings(), {}, None
+    spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
     if (file := Path(source, READING)).is_file():
         reading = ReadingSettings.load(file)
-        windows = replace(windows, **reading.data.model_dump())
+        windows, section = replace(windows, **reading.data.model_dump()), reading.eval
         spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
         generation_kwargs = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
         if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
@@ -110,7 +116,18 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         qa.check_start(empty_answer(tokenizer))
         if null_threshold is not None:
             qa.empty_answer = empty_answer(tokenizer)
-    return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator)
+    return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, section)
+
+
+def validation_half(
+    saved: SavedModel, recipe: Recipe, examples: list[Example], batch_size: int
+) -> tuple[Evaluation, EvalSet]:
+    """A saved model's evaluation by the rules of its run, and the `validation_examples` as windows. Collective."""
+    name = recipe.validation_set
+    rules = {name: Scorer(recipe.eval.answer_language(name))}
+    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, rules, saved.null_threshold)
+    [half] = ranks.local_rank_zero_first(lambda: evaluation.prepare({name: examples}))
+    return evaluation, half
 
 
 def evaluate_saved(
@@ -121,8 +138,8 @@ def evaluate_saved(
     max_length: int | None,
     doc_stride: int | None,
     batch_size: int,
-    scorer: str = "squad",
-    language: str = "en",
+    scorer: str | None = None,
+    language: str | None = None,
     null_threshold: float | None = None,
 ) -> None:
     """Scores a saved model on `name=source` data sets, the source domain first; writes into `output_dir`. Collective.
@@ -140,7 +157,7 @@ def evaluate_saved(
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
         if (output_dir / "results.json").exists():
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
-        if scorer == "squad" and language != "en":
+        if language is not None and scorer != "mlqa":
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         if batch_size < 1:
             raise InputError(f"--batch_size {batch_size}: must be at least 1")
@@ -164,7 +181,8 @@ def evaluate_saved(
     else:
         decoding = f"answers of up to {saved.spans.max_answer_tokens} tokens, {saved.spans.n_best} starts and ends each"
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
-    rules = dict.fromkeys(tests, Scorer(language if scorer == "mlqa" else None))
+    given = EvalSection(scorer=scorer, language=language or "en") if scorer else saved.eval
+    rules = {name: Scorer(given.answer_language(name)) for name in tests}
     threshold = saved.null_threshold
     models_threshold = threshold is not None and null_threshold is None
     fitted = ["threshold"] * models_threshold + ["calibrator"] * (saved.calibrator is not None)
@@ -173,12 +191,14 @@ def evaluate_saved(
         say(f"note: the model's {' and '.join(fitted)} {'stays' if len(fitted) == 1 else 'stay'} as fitted with {was}")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, rules, threshold, saved.calibrator)
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
+    scorers = {test.name: evaluation.scorer(test.name).name(test.golds) for test in test_sets}
+    say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     results = SavedModelResults(
         model=model_name,
         world_size=ranks.world_size(),
         eval=scores,
-        scorers={test.name: evaluation.scorer(test.name).name(test.golds) for test in test_sets},
+        scorers=scorers,
         null_threshold=threshold,
         calibrator=saved.calibrator,
         versions=versions(),

@@ -19,16 +19,14 @@ from torch import Tensor
 
 from swep_ds.console import Console
 from swep_ds.errors import InputError, WriteFailed, reason
-from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import Results, read_results
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import read_bytes
 from swep_ds.models.folders import load_config, reading, weight_files
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
-from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings, load_saved
+from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings, load_saved, validation_half
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
 
@@ -54,8 +52,7 @@ class Ingredient:
     def read(cls, run: Path) -> "Ingredient":
         """Raises InputError if the folder holds no finished run, or its model is damaged."""
         folder = RunFolder(run)
-        if not folder.results.is_file():
-            raise InputError(f"{run}: holds no results.json: name the folder of a finished run")
+        folder.check_finished()
         weights = {}
         for file in weight_files(str(folder.model), f"{run}: its model"):
             with (
@@ -65,7 +62,7 @@ class Ingredient:
                 weights |= dict.fromkeys(content.keys(), file)
         if not weights:
             raise InputError(f"{folder.model}: holds no weights: run it again")
-        return cls(run, Recipe.load(str(run / RECIPE)), read_results(folder.results), weights)
+        return cls(run, folder.read_recipe(), read_results(folder.results), weights)
 
     @property
     def reading(self) -> ReadingSettings:
@@ -150,27 +147,26 @@ def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str],
 
 
 def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, str]:
-    """The null odds above which the model in `folder` declines a question, and where they are from. Collective.
+    """The null odds above which the soup in `folder` declines a question, and how they were chosen. Collective.
 
     They are chosen on the half of a data set on which all of its runs chose theirs. Without such a half they are the
     mean of the runs', which is right where these are equal (no run chose its own), and otherwise a guess.
     """
     first, *others = (ingredient.recipe for ingredient in ingredients)
+    named = first.validation_set
     mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
-    if first.halved is None or any((run.data, run.halved) != (first.data, first.halved) for run in others):
+    if named is None or any((run.data, run.validation_set) != (first.data, named) for run in others):
         return mean, "the mean of the runs', which did not choose on the same questions"
     try:
-        examples = validation_examples(first)
+        examples = validation_examples(first, ingredients[0].run)
     except InputError as error:
         return mean, f"the mean of the runs', because what they chose on cannot be read ({error})"
     if all(example.answers for example in examples):
-        return mean, f"the mean of the runs', because all questions in half of {first.halved} have an answer"
-    saved, scorer = load_saved(str(folder), mean), Scorer(first.eval.answer_language(first.halved))
-    rules = {first.halved: scorer}
-    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, first.eval.batch_size, rules, mean)
-    [chosen_on] = evaluation.prepare({first.halved: examples})
-    chosen = evaluation.with_threshold(evaluation.predict(saved.qa.predict, chosen_on), chosen_on)
-    return chosen.null_threshold, f"the best by F1 on half of {first.halved}"
+        return mean, f"the mean of the runs', because all questions in half of {named} have an answer"
+    saved = load_saved(str(folder), mean)
+    evaluation, half = validation_half(saved, first, examples, first.eval.batch_size)
+    chosen, why = evaluation.with_threshold(evaluation.predict(saved.qa.predict, half), half)
+    return chosen.null_threshold, why
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:

@@ -29,12 +29,11 @@ from swep_ds.console import Console
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
-from swep_ds.files import user_path
+from swep_ds.files import ds_config_path, user_path
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.recipe import Recipe
-from swep_ds.shipped import ds_config_path
 
 Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank

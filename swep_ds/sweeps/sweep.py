@@ -31,7 +31,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import BATCH, UNAVERAGED
-from swep_ds.recipe import HOLDOUT, Recipe
+from swep_ds.recipe import Recipe
 from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate
 
 SWEEPS = Path(__file__).parent
@@ -312,7 +312,7 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
 
 def _check_primary(cells: Sequence[Cell], path: Path) -> None:
     """Raises InputError if the table will not have the rows or the data set of the primary comparison."""
-    primary, data = cells[0].primary, cells[0].recipe.data
+    primary, tests = cells[0].primary, cells[0].recipe.test_sets
     if primary:
         row, base = primary[:2]
         averaged = [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
@@ -321,7 +321,6 @@ def _check_primary(cells: Sequence[Cell], path: Path) -> None:
             raise InputError(
                 f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}, or write primary: null"
             )
-        tests = [HOLDOUT] * bool(data.holdout_fraction) + list(data.eval)
         known = [*tests, *([SHIFTED] if len(tests) > 1 else [])]
         if primary[3] not in known:
             raise InputError(

@@ -20,10 +20,9 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
 from swep_ds.errors import InputError, parsing
-from swep_ds.files import check_output_folder, read_json
+from swep_ds.files import check_output_folder, ds_config_path, read_json
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import flatten
-from swep_ds.shipped import ds_config_path
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop

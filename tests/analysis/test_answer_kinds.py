@@ -7,7 +7,7 @@ import pytest
 from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, read_confidences
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
-from swep_ds.evaluation.scores import exact_match, f1
+from swep_ds.evaluation.scores import SQUAD
 
 TEXT = "The battle of Lund was fought in 1676. The battle of Narva was fought in 1700 by the king of Sweden."
 
@@ -15,7 +15,9 @@ TEXT = "The battle of Lund was fought in 1676. The battle of Narva was fought in
 def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
     example = Example(predicted, "When?", text, accepted, None, "a")
     accepted = accepted or ("",)
-    return Answered(example, predicted, bool(exact_match(predicted, accepted)), 100 * f1(predicted, accepted))
+    return Answered(
+        example, predicted, bool(SQUAD.exact_match(predicted, accepted)), 100 * SQUAD.f1(predicted, accepted)
+    )
 
 
 @pytest.mark.parametrize(

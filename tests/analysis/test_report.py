@@ -20,7 +20,7 @@ from swep_ds.analysis.answers import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_effect import noise_effect
 from swep_ds.errors import InputError
-from swep_ds.evaluation.scores import score
+from swep_ds.evaluation.scores import SQUAD
 from swep_ds.files import read_lines
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
@@ -235,7 +235,7 @@ def test_a_data_set_without_a_heat_map_is_named(run, monkeypatch):
 def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):
     for arguments, message in (
         ((tmp_path,), "holds no recipe.yaml, so no run"),
-        ((run, tmp_path), "--against .*holds no results.json"),
+        ((run, tmp_path), "holds no results.json: name the folder of a finished run"),
         ((run, None, tmp_path / "no" / "x.html"), "cannot be written .* name another --output"),
     ):
         with pytest.raises(InputError, match=message) as raised:
@@ -322,7 +322,7 @@ def test_questions_without_an_answer_are_shown_apart(against, run, tmp_path):
     results = json.loads((run / "results.json").read_text())
     predictions = json.loads((run / "predictions" / "squad.json").read_text())
     golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
-    results["eval"] = {"squad": score(predictions, golds)}
+    results["eval"] = {"squad": SQUAD.score(predictions, golds)}
     (run / "results.json").write_text(json.dumps(results))
     (run / "metrics.jsonl").unlink()  # no curves: they take a while
     page = Page(report.make_report(run).html)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from swep_ds.analysis import report
-from swep_ds.evaluation.scores import score
+from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.recipe import Recipe
 from tests.support import browser
@@ -51,7 +51,7 @@ def page(tmp_path_factory) -> str:
         for name, examples in tests.items():
             answers = {example.id: answer(example, run) for example in examples}
             (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
-            scores[name] = score(answers, {example.id: example.answers for example in examples})
+            scores[name] = SQUAD.score(answers, {example.id: example.answers for example in examples})
             # as of a set with unanswerable questions, which has one more table
             parts = {f"{part}{metric}": 50.0 for part in ("has_answer_", "no_answer_") for metric in NAMES}
             scores[name] |= parts | {"has_answer_total": 40, "no_answer_total": 20}

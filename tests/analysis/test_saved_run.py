@@ -81,7 +81,7 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"noise\.safetensors: no such file: train the run again"):
         SavedRun.load(folder)
     (folder / "results.json").unlink()
-    with pytest.raises(InputError, match=r"holds no results\.json, so no finished run"):
+    with pytest.raises(InputError, match=r"holds no results\.json: name the folder of a finished run"):
         SavedRun.load(folder)
 
 

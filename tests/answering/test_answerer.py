@@ -178,6 +178,12 @@ def test_the_tokenizer_is_judged_by_the_first_texts_alone(model, monkeypatch):
     assert len(list(asks.answer([ASKED[0], ASKED[0], *foreign]))) == 6
 
 
+def test_a_question_that_is_cut_is_reported(model, caplog):
+    long, short = "Who founded the old abbey on the hill above the town?", "Who?"
+    list(QuestionAnswerer(model).answer([(long, LONG), (short, LONG)]))
+    assert caplog.messages == ["1 of 2 questions are longer than 8 tokens, and what follows is not read"]
+
+
 def test_a_runs_folder_is_not_a_model_and_its_model_is_named(tmp_path):
     (tmp_path / "recipe.yaml").touch()
     assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)

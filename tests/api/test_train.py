@@ -87,7 +87,7 @@ def test_two_runs_in_one_process(tmp_path):
 
 
 def test_a_folder_without_a_finished_run_says_so(tmp_path):
-    with pytest.raises(InputError, match="no run is done there"):
+    with pytest.raises(InputError, match=r"holds no results\.json"):
         _ = sd.Run(tmp_path).scores
 
 

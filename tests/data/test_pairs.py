@@ -154,6 +154,13 @@ def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
     assert f"error: --tokenizer {paths[2]}: no such folder: name the folder" in ended.stderr
 
 
+def test_ids_of_another_kind_of_tokenizer_are_refused(tmp_path):
+    (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
+    with pytest.raises(InputError, match="has no WordPiece vocabulary"):
+        convert_pairs(tmp_path / "pairs.txt", tmp_path / "pairs.jsonl", tiny.byte_bpe)
+    assert not (tmp_path / "pairs.jsonl").exists()
+
+
 def test_nothing_is_overwritten_and_wrong_files_are_named_before_a_tokenizer_is_loaded(tmp_path):
     (tmp_path / "notes.csv").write_text("question\tcontext\tanswer\n")
     with pytest.raises(InputError, match=r"notes\.csv: line 1 is not a generated pair"):

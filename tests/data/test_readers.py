@@ -112,12 +112,41 @@ def test_missing_ids_do_not_clash_with_those_of_another_file(save, tmp_path):
     assert len(read_examples(str(tmp_path / "folder"), training=True)) == 2
 
 
+def test_white_space_around_an_answer_is_no_part_of_its_place(save):
+    """As in NewsQA; tokenizers that keep the space before a word would otherwise add the next word to the answer."""
+    answer = {"text": " opened in 1998.\n ", "answer_start": 10}
+    context = CONTEXT.replace("\n", "\n ")
+    for layout in LAYOUTS.values():
+        [example] = read_examples(save(layout(WHEN | {"answers": [answer]}, context=context)), training=True)
+        assert context[slice(*example.span)] == "opened in 1998."
+        assert example.answers == (answer["text"],)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_impossible_question_with_answers_is_refused(save, layout, training):
+    """As where a data set's script added the plausible answers."""
+    source = save(LAYOUTS[layout](WHAT | {"is_impossible": False}, WHEN | {"is_impossible": True}))
+    message = refused(source, training=training)
+    assert "question 'q1': is_impossible is true, but it has answers: empty its answers" in message
+    text = "question,context,answer,is_impossible\nWhen?,In 1998.,1998,False\nWho?,In 1998.,1998,True\n"
+    assert "question 'data-1': is_impossible" in refused(save(text), training=training)
+
+
+def test_rows_of_mrqa_are_refused_for_their_markers(save):
+    """The contexts of mrqa-workshop/mrqa have them."""
+    row = {"qid": "m1", "detected_answers": [{"text": "1998", "char_spans": []}], "answers": ["1998"]}
+    for content in (lines([row | rows(WHEN)[0]]), parquet(pa.Table.from_pylist([row | rows(WHEN)[0]]))):
+        assert "has MRQA's column detected_answers" in refused(save(content), training=False)
+
+
 def test_articles_are_titles_or_else_what_questions_share(save):
-    untitled = squad(WHEN)["data"] + squad(WHAT)["data"]
+    other = squad(WHEN | {"id": "q3"}, context=CONTEXT + " And cake.")
+    untitled = squad(WHEN)["data"] + squad(WHAT)["data"] + other["data"]
     for article in untitled:
         del article["title"]
-    first, second = read_examples(save({"data": untitled}), training=False)
-    assert first.article != second.article
+    first, second, third = (example.article for example in read_examples(save({"data": untitled}), training=False))
+    assert first == second != third  # the first two have one context
     no_title = [{key: value for key, value in row.items() if key != "title"} for row in rows(WHEN, WHAT)]
     assert {e.article for e in read_examples(save(no_title), training=False)} == {CONTEXT}
 

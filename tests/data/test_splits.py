@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.data.readers import Example
-from swep_ds.data.splits import halves, hold_out_articles, sample_id, samples_of, subset
+from swep_ds.data.splits import ARTICLES, clusters, halves, hold_out_articles, sample_id, samples_of, subset
 from swep_ds.errors import InputError
 
 
@@ -129,3 +129,22 @@ def test_a_single_article_is_halved_by_context():
 def test_a_single_text_cannot_be_halved():
     with pytest.raises(InputError, match=r"eval\.select_on: all questions are about one text"):
         halves(questions(["t"] * 5))
+
+
+@pytest.mark.parametrize(
+    ("asked", "texts", "by"),
+    [
+        (ARTICLES, 3 * ARTICLES, "question"),  # the same question of several texts, as in BioASQ
+        (ARTICLES - 1, 3 * ARTICLES, "context"),
+        (3 * ARTICLES, ARTICLES, "context"),
+        (ARTICLES, ARTICLES, "context"),
+    ],
+)
+def test_questions_that_recur_are_the_clusters(asked, texts, by):
+    count = 6 * ARTICLES
+    examples = [
+        Example(f"q{i}", f"question {i % asked}", f"text {i % texts}", ("a",), None, f"text {i % texts}")
+        for i in range(count)
+    ]
+    names = [getattr(example, by) for example in examples]
+    assert clusters(examples).tolist() == [list(dict.fromkeys(names)).index(name) for name in names]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from swep_ds.data import features, tokens
 from swep_ds.data.features import build_features
@@ -137,3 +137,19 @@ def test_the_template_is_read_off_the_beginning_of_a_context(monkeypatch):
     assert all(map(np.array_equal, short, learned))
     blank = tiny.Example("q", "When?", "\u200b" * 3000 + "1998", ("1998",), (3000, 3004), "a")
     assert all(map(np.array_equal, short, Template.learn(copy.deepcopy(BACKENDS["wordpiece"]), blank)))
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "text", "words"),
+    [
+        (normalizers.BertNormalizer(lowercase=True), "\u0917\u0941\u0930\u0941 \u0939\u0948", None),  # Hindi
+        (normalizers.NFC(), "the cafe\u0301 x", None),
+        (normalizers.NFKC(), "\u1112\u1161\u11ab x", None),  # a Hangul syllable
+        (normalizers.BertNormalizer(lowercase=True), "plain caf\u00e9, x", ["plain", "caf\u00e9", ",", "x"]),
+    ],
+)
+def test_a_token_reaches_over_the_marks_that_its_tokenizer_leaves_out(normalizer, text, words):
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    whole = TextTokens.of(tokenizer.encode(text), 0).over_marks(text)
+    assert [text[start:end] for start, end in zip(whole.starts, whole.ends, strict=True)] == (words or text.split())

@@ -8,7 +8,7 @@ import pytest
 
 from swep_ds.evaluation.calibration import CALIBRATION, calibration
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
-from swep_ds.evaluation.scores import exact_match, score
+from swep_ds.evaluation.scores import SQUAD
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
 
@@ -95,8 +95,8 @@ def test_scores_are_percent_of_all_questions(runs):
         answers, confidences = (read(run / kind / f"{name}.json") for kind in ("predictions", "confidence"))
         assert list(confidences) == list(answers)
         assert all(0 < confidence <= 1 for confidence in confidences.values())
-        right = [exact_match(answers[id_], accepted) for id_, accepted in golds.items()]
-        assert scores == score(answers, golds) | calibration([*confidences.values()], right)
+        right = [SQUAD.exact_match(answers[id_], accepted) for id_, accepted in golds.items()]
+        assert scores == SQUAD.score(answers, golds) | calibration([*confidences.values()], right)
         assert set(scores) == {"exact_match", "f1", "total", *CALIBRATION}
         assert scores["total"] == count
 
@@ -148,7 +148,7 @@ def test_a_calibrator_shows_what_it_changes(capsys, monkeypatch):
 
 
 def test_questions_without_an_answer_have_rows_of_their_own(capsys):
-    print_scores({"wiki": score({"a": "x", "b": "x", "c": ""}, {"a": ["x"], "b": [], "c": []})}, "mle")
+    print_scores({"wiki": SQUAD.score({"a": "x", "b": "x", "c": ""}, {"a": ["x"], "b": [], "c": []})}, "mle")
     rows = re.findall(r"│ +(\w[^│]*?) +│ +([\d.]+) +│ +([\d.]+) +│ +(\d*) +│", capsys.readouterr().out)
     assert rows == [
         ("wiki", "66.67", "66.67", "3"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.evaluation.mlqa import LANGUAGES, normalize_mlqa
-from swep_ds.evaluation.scores import Scorer, score
+from swep_ds.evaluation.scores import SQUAD, Scorer
 from tests.evaluation.test_scores import f1_by_hand, normalize_by_hand
 
 texts = st.text(alphabet=st.sampled_from("aAnthe THE cat.,-'\t–“é7"), max_size=12)
@@ -72,7 +72,7 @@ def test_squad_v2_worked_out():
     accepted = {"yes": ["The cat", "cats"], "article": ["the"], "no": [], "no2": []}
     predictions = {"yes": "cat sat", "article": "", "no": "", "no2": "dog"}
     # F1: 2 * (1/2 * 1) / (3/2) = 2/3; an answer that is an article alone is none, so that "" is right
-    assert score(predictions, accepted) == {
+    assert SQUAD.score(predictions, accepted) == {
         "exact_match": 50.0,
         "f1": pytest.approx(100 * (2 / 3 + 1 + 1 + 0) / 4),
         "total": 4,
@@ -94,8 +94,8 @@ def test_squad_v2_worked_out():
 
 
 def test_where_every_question_has_an_answer_the_rules_of_v1_hold():
-    assert score({"1": ""}, {"1": ["the"]}) == {"exact_match": 100.0, "f1": 0.0, "total": 1}
-    assert score({"1": "", "2": "x"}, {"1": ["the"], "2": []})["f1"] == 50.0
+    assert SQUAD.score({"1": ""}, {"1": ["the"]}) == {"exact_match": 100.0, "f1": 0.0, "total": 1}
+    assert SQUAD.score({"1": "", "2": "x"}, {"1": ["the"], "2": []})["f1"] == 50.0
     assert (Scorer().name({"1": ["a"]}), Scorer().name({"1": []})) == ("SQuAD v1.1", "SQuAD v2.0")
     assert (Scorer("de").name({"1": ["a"]}), Scorer("de").name({"1": []})) == ("MLQA (de)", "MLQA (de), v2.0")
 

@@ -2,13 +2,14 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.calibration import CALIBRATION
-from swep_ds.evaluation.scores import score
+from swep_ds.evaluation.scores import SQUAD
 from tests.support.finished import write_reading
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import prepare
@@ -36,7 +37,7 @@ def test_scores_and_predictions_are_written_once(folder):
     results = json.loads((output / "results.json").read_text())
     assert list(results) == ["model", "world_size", "eval", "scorers", "versions"]
     assert (results["model"], results["world_size"]) == (model, 2)
-    assert results["eval"]["test"].items() >= score(predictions, golds).items()
+    assert results["eval"]["test"].items() >= SQUAD.score(predictions, golds).items()
     assert set(results["eval"]["test"]) == {"exact_match", "f1", "total", *CALIBRATION}
     assert list(json.loads((output / "confidence" / "test.json").read_text())) == list(golds)
     assert f"{results['eval']['test']['f1']:.2f}" in ended.stdout
@@ -45,6 +46,24 @@ def test_scores_and_predictions_are_written_once(folder):
         2,
         f"error: --output_dir {output}: holds results already: name another folder\n",
     )
+
+
+def test_scoring_rules_are_those_of_the_run_or_of_the_options(folder, tmp_path):
+    model = shutil.copytree(folder / "model", tmp_path / "model")
+    reading = json.loads((model / "reading.json").read_text())
+    reading["eval"] |= {"scorer": "mlqa", "language": {"zh": "zh"}}
+    (model / "reading.json").write_text(json.dumps(reading))
+    data = [word for name in ("zh", "test") for word in ("--data", f"{name}={folder / 'test.json'}")]
+    for options, rules in (
+        ([], {"zh": "MLQA (zh)", "test": "MLQA (en)"}),
+        (["--scorer", "mlqa", "--language", "de"], {"zh": "MLQA (de)", "test": "MLQA (de)"}),
+    ):
+        output = tmp_path / rules["zh"]
+        ended = run_script(EVALUATE, str(model), *data, "--output_dir", str(output), *options)
+        assert f"scoring rules: zh {rules['zh']}, test {rules['test']}" in ended.stdout
+        assert json.loads((output / "results.json").read_text())["scorers"] == rules
+    refused = run_script(EVALUATE, str(model), *data, "--output_dir", str(tmp_path), "--language", "de", check=False)
+    assert (refused.returncode, "give --scorer mlqa as well" in refused.stderr) == (2, True)
 
 
 def test_answers_are_printed_with_their_place_in_the_text(folder):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.data.answers import normalize_answer
-from swep_ds.evaluation.scores import exact_match, f1, score
+from swep_ds.evaluation.scores import SQUAD
 
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 texts = st.text(alphabet=st.sampled_from("aAnthe THE catdog.,-_' \t\u2013\u201cé\u0130ß7\u00a0"), max_size=25)
@@ -62,21 +62,21 @@ def test_normalize_answer(text, normalized):
     ],
 )
 def test_exact_match_and_f1(prediction, answers, em, best_f1):
-    assert exact_match(prediction, answers) == em
-    assert f1(prediction, answers) == pytest.approx(best_f1, abs=1e-15)
+    assert SQUAD.exact_match(prediction, answers) == em
+    assert SQUAD.f1(prediction, answers) == pytest.approx(best_f1, abs=1e-15)
 
 
 def test_score_is_in_percent_of_all_questions_and_a_missing_prediction_scores_nothing():
     golds = {"1": ["the cat"], "2": ["dog"], "3": ["big red bus", "bus"], "4": ["tea"]}
     predictions = {"1": "Cat", "3": "red bus", "4": "coffee", "unknown": "tea"}
     # EM 1 + 0 + 0 + 0; F1 1 + 0 + 4/5 (2/2 and 2/3) + 0
-    assert score(predictions, golds) == {"exact_match": 25.0, "f1": pytest.approx(45.0), "total": 4}
+    assert SQUAD.score(predictions, golds) == {"exact_match": 25.0, "f1": pytest.approx(45.0), "total": 4}
 
 
 def test_an_empty_prediction_is_right_where_the_answer_normalises_to_nothing_and_a_missing_one_is_not():
     golds = {"1": ["the"], "2": ["dog"]}
-    assert score({"1": ""}, golds)["exact_match"] == 50.0
-    assert score({}, golds) == {"exact_match": 0.0, "f1": 0.0, "total": 2}
+    assert SQUAD.score({"1": ""}, golds)["exact_match"] == 50.0
+    assert SQUAD.score({}, golds) == {"exact_match": 0.0, "f1": 0.0, "total": 2}
 
 
 def normalize_by_hand(text: str) -> str:
@@ -99,7 +99,7 @@ def f1_by_hand(prediction: str, answer: str) -> float:
 @given(texts, st.lists(texts, min_size=1, max_size=3))
 def test_normalisation_f1_and_exact_match_equal_the_rule(prediction, answers):
     assert normalize_answer(prediction) == normalize_by_hand(prediction)
-    assert f1(prediction, answers) == pytest.approx(max(f1_by_hand(prediction, answer) for answer in answers))
-    assert exact_match(prediction, answers) == float(
+    assert SQUAD.f1(prediction, answers) == pytest.approx(max(f1_by_hand(prediction, answer) for answer in answers))
+    assert SQUAD.exact_match(prediction, answers) == float(
         normalize_by_hand(prediction) in {normalize_by_hand(answer) for answer in answers}
     )

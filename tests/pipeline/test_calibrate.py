@@ -80,7 +80,7 @@ def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
     calibrator = Calibrator.model_validate(reading["calibrator"])
     assert results["calibrator"] == reading["calibrator"]
     recipe = Recipe.load(str(run / "recipe.yaml"))
-    assert calibrator.questions == len(validation_examples(recipe))
+    assert calibrator.questions == len(validation_examples(recipe, run))
     for name, examples in reported_examples(recipe).items():
         answers, softmax, sure, n_best = (
             read(run / kind / f"{name}.json") for kind in ("predictions", "confidence", "calibrated", "n_best")
@@ -126,6 +126,11 @@ def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs, tmp_pat
     assert {**again, "calibrator": None} == {**kept, "calibrator": None}
     assert again["calibrator"]["kind"] == kept["calibrator"]["kind"]
     assert again["calibrator"]["log_loss"] == pytest.approx(kept["calibrator"]["log_loss"], rel=1e-3)
+    questions = run / "predictions" / "held_out.json"
+    questions.write_text(json.dumps(read(questions) | {"another": "answer"}))
+    refused = run_script(command, str(run), check=False)
+    assert refused.returncode == 2
+    assert f"train.json: has changed since {run} was trained: restore it, or train again" in refused.stderr
     refused = run_script(command, str(runs / "plain"), check=False)
     assert refused.returncode == 2
     assert "held out no half of its source domain to calibrate on: train it with eval.select_on held_out" in (

@@ -62,5 +62,12 @@ def test_another_models_tokenizer(folder):
     assert "its tokenizer has more tokens than the model" in refused(load_saved, str(folder))
 
 
+def test_an_encoder_decoder_with_a_head_for_spans_is_no_generator(folder):
+    """transformers would load it with an untrained output layer, tied to the embeddings, and say nothing."""
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["T5ForQuestionAnswering"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "is a T5ForQuestionAnswering, an encoder-decoder that points at spans" in refused(load_saved, str(folder))
+
+
 def test_the_model_that_comes_with_this_package():
     assert load_saved("quickstart:t5").windows.task == "generative"

@@ -16,7 +16,7 @@ from swep_ds.answering import QuestionAnswerer
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.evaluation.results import PACKAGES
-from swep_ds.evaluation.scores import f1
+from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
 from swep_ds.recipe import Recipe
@@ -116,7 +116,7 @@ def test_a_soup_declines_at_a_threshold_of_its_own(runs, tmp_path, capsys):
         declined = [value > at for value in odds]
         golds = [example.answers for example in half]
         return sum(
-            float(no) if not answers else 0.0 if no else f1(text, answers)
+            float(no) if not answers else 0.0 if no else SQUAD.f1(text, answers)
             for no, text, answers in zip(declined, best, golds, strict=True)
         )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from swep_ds.evaluation.results import PACKAGES
-from swep_ds.evaluation.scores import score
+from swep_ds.evaluation.scores import SQUAD
 from swep_ds.recipe import Recipe
 from swep_ds.sweeps.sweep import Cell, describe, read_sweep
 
@@ -55,7 +55,7 @@ def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> No
         ids = [paragraph["qas"][0]["id"] for paragraph in paragraphs]
         answers = {id_: "b" if number < right[name] else "c" for number, id_ in enumerate(ids)}
         (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
-        scores[name] = score(answers, {id_: ["b"] for id_ in ids})
+        scores[name] = SQUAD.score(answers, {id_: ["b"] for id_ in ids})
     results = {
         "method": recipe.method.name,
         "model": recipe.model.name,

@@ -11,7 +11,10 @@ from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import read_results
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline import prepare
+from swep_ds.pipeline.examples import validation_examples
+from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.run import run
+from swep_ds.pipeline.saved import load_saved, validation_half
 from swep_ds.planning.memory import model_states
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.training.average import WeightAverage, newest_share
@@ -124,8 +127,8 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
 
 
 def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path, monkeypatch):
-    """By the weights that a run has whenever it scores: at three checkpoints, then for the calibrator and in the test
-    of each outcome."""
+    """By the weights that a run has whenever it scores: at three checkpoints, for the selection's score of the last
+    weights, then for the calibrator and in the test of each outcome."""
     seen = []
 
     def record(evaluation: Evaluation, engine, test, predict=Evaluation.predict, **options):
@@ -141,14 +144,20 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
         "keep_checkpoints": 3,
     }
     sets = [*(f"train.{name}={value}" for name, value in settings.items()), "eval.select_on=test"]
-    run(Recipe.load(str(folder / "recipe.yaml"), sets), str(tiny_run.ds_config(folder, 1)), tmp_path / "run", "never")
+    recipe = Recipe.load(str(folder / "recipe.yaml"), sets)
+    run(recipe, str(tiny_run.ds_config(folder, 1)), tmp_path / "run", "never")
     tags = sorted((tmp_path / "run" / "checkpoints").glob("update-*"))
     means = [torch.load(tag / FILE)[WORD]["mean"] for tag in tags]
     last = [torch.load(tag / "mp_rank_00_model_states.pt", weights_only=False)["module"][WORD] for tag in tags]
     chosen = read_results(tmp_path / "run" / "results.json").selection.update - 1
-    expected = [*means, *[last[chosen].flatten()] * 2, *[means[chosen]] * 2]
-    assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 7
+    expected = [*means, *[last[chosen].flatten()] * 3, *[means[chosen]] * 2]
+    assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 8
     assert not torch.equal(means[2], last[2].flatten())
+    for part in (tmp_path / "run", tmp_path / "run" / UNAVERAGED):
+        saved, selection = load_saved(str(part / "model")), read_results(part / "results.json").selection
+        evaluation, half = validation_half(saved, recipe, validation_examples(recipe, part), 8)
+        score = evaluation.score(saved.qa.predict, half)
+        assert (selection.update, selection.f1) == (chosen + 1, pytest.approx(score["f1"]))
 
 
 def nothing(content: dict) -> dict:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from swep_ds.data.readers import read_questions
 from swep_ds.errors import InputError
-from swep_ds.pipeline.folder import UNAVERAGED
-from swep_ds.recipe import HOLDOUT, Recipe
+from swep_ds.pipeline.folder import UNAVERAGED, RunFolder
+from swep_ds.recipe import HOLDOUT
 
 KEPT = ("recipe.yaml", "ds_config.json", "batch.json", "metrics.jsonl", "results.json")
 PLACES = "places"
@@ -37,7 +37,7 @@ class Answers:
 
         Raises InputError: the data lack a question.
         """
-        data = Recipe.load(str(run / "recipe.yaml")).data
+        data = RunFolder(run).read_recipe().data
         source = data.train if name == HOLDOUT else data.eval[name]
         if source not in self._paragraphs:
             self._paragraphs[source] = {question.id: question.context for question in read_questions(source)}
@@ -63,8 +63,7 @@ def pack(archive: Path, runs: list[Path]) -> None:
                 for name in KEPT:
                     if (part / name).is_file():
                         (target / name).write_bytes((part / name).read_bytes())
-                if not (part / "results.json").is_file():
-                    raise InputError(f"{part}: has no results.json: name runs that are finished")
+                RunFolder(part).check_finished()
                 for file in sorted((part / "predictions").glob("*.json")):
                     best = {k: v[0] for k, v in json.loads((part / "n_best" / file.name).read_text()).items()}
                     columns = {key: [answer.get(key) for answer in best.values()] for key in ("start", "end")}
