@@ -27,7 +27,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import nctdtr, stdtr, stdtrit
 
-LEVEL = 95  # percent, of the intervals
+from swep_ds.evaluation.calibration import LEVEL
+
 LEAST_SEEDS = 3  # fewer give no interval
 MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
 MOST_SEEDS = 10_000

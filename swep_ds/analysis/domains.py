@@ -12,12 +12,10 @@ import numpy as np
 
 from swep_ds.analysis.answers import Answered
 from swep_ds.analysis.crossed import effective_clusters
-from swep_ds.analysis.questions import Questions
+from swep_ds.analysis.questions import ROUNDING, Questions
 from swep_ds.analysis.significance import interval, resampled_means
 from swep_ds.evaluation.results import Results
 
-METRICS = ("exact_match", "f1")
-ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
 MEAN = "mean of the others"
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE
-from swep_ds.analysis.table import METRICS, Block, Table
+from swep_ds.analysis.table import Block, Table
 from swep_ds.console import Console
 from swep_ds.errors import InputError, printable
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
+from swep_ds.evaluation.results import METRICS
 from swep_ds.files import write_atomically
 
 SUFFIXES = ("md", "csv", "tex", "json")

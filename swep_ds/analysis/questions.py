@@ -16,6 +16,8 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import SQUAD, Golds, Scorer
 from swep_ds.recipe import HOLDOUT, Recipe
 
+ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
+
 
 @dataclass(frozen=True)
 class Questions:
@@ -88,7 +90,7 @@ class QuestionScores:
             )
         scores = per_question(predictions, questions.golds, Scorer(run.recipe.eval.answer_language(data_set)))
         means, reported = scores.mean(), run.results.eval[data_set]
-        if not np.allclose(means, (reported.exact_match, reported.f1), atol=0.01):
+        if not np.allclose(means, (reported.exact_match, reported.f1), atol=ROUNDING):
             return self.note(
                 f"No interval with {file}: it scores {' / '.join(f'{value:.2f}' for value in means)} on today's "
                 f"data, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json."

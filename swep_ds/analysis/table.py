@@ -19,11 +19,10 @@ from swep_ds.analysis.runs import MissingRun, Primary, Run, RunRef, read_runs, s
 from swep_ds.data.splits import ARTICLES
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS
-from swep_ds.evaluation.results import Scores, out_of_domain_mean
+from swep_ds.evaluation.results import METRICS, Scores, out_of_domain_mean
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 OUT_OF_DOMAIN = "out-of-domain mean"
-METRICS = ("exact_match", "f1")
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
 LOWER_IS_BETTER = (*CALIBRATION[:2], *CALIBRATED[:2])
 BASE = "MLE"

@@ -43,4 +43,4 @@ def calibrate_run(run: Path, batch_size: int) -> None:
     say(line)
     file = folder.model / READING
     reading = ReadingSettings.load(file).model_copy(update={"calibrator": evaluation.calibrator})
-    write_on_rank0(lambda: write_atomically(file, reading.model_dump_json(indent=2) + "\n"), file)
+    write_on_rank0(lambda: write_atomically(file, reading.text()), file)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
-from swep_ds.evaluation.results import Evaluated, out_of_domain_mean, versions
+from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
 from swep_ds.pipeline.saved import READING, ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.recipe import Recipe
@@ -27,7 +27,6 @@ from swep_ds.training.sharding import full_weights
 
 NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis` alone
 FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is written
-METRICS = ("exact_match", "f1")
 TEMPLATE_LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 
 
@@ -56,8 +55,7 @@ def export_model(
             write_model(model, weights, unfinished)
             if ranks.is_main():
                 save_tokenizer(tokenizer, unfinished)
-                reading = ReadingSettings.of(recipe, tested).model_dump()
-                (unfinished / READING).write_text(json.dumps(reading, indent=2) + "\n", encoding="utf-8")
+                (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
                 (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
                 replace_folder(folder, unfinished)
         finally:

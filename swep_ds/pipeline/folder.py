@@ -23,7 +23,7 @@ from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 
-# settings that may change between two starts of a run; `Batch` binds the product of the last two with the ranks
+# settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
 MAY_CHANGE_ON_RESUME = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
 MAY_CHANGE_ON_RESUME += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
 MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction",)
@@ -45,7 +45,7 @@ Number = Annotated[int, Field(gt=0, le=2**31)]
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
-class Batch:
+class GlobalBatch:
     """The global batch of a run, on whatever number of ranks, and how the recipe of its latest start splits it."""
 
     windows: Number  # over all ranks and micro-batches; with train.max_tokens the number of micro-batches
@@ -53,7 +53,7 @@ class Batch:
     gradient_accumulation_steps: Number
 
     @classmethod
-    def read(cls, content: Any, where: str) -> "Batch":
+    def read(cls, content: Any, where: str) -> "GlobalBatch":
         """A batch from JSON `content`; raises InputError if it is not one."""
         try:
             batch = cls(**content)
@@ -67,10 +67,10 @@ class Batch:
         )
 
     @classmethod
-    def of(cls, recipe: Recipe, windows: int) -> "Batch":
+    def of(cls, recipe: Recipe, windows: int) -> "GlobalBatch":
         return cls(windows, recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps)
 
-    def keep(self, recipe: Recipe, world_size: int) -> Recipe:
+    def split(self, recipe: Recipe, world_size: int) -> Recipe:
         """The recipe, with a new split if its own makes another global batch on this number of ranks.
 
         The new micro-batch is the largest that divides a rank's windows and is not larger than the recipe's.
@@ -83,7 +83,7 @@ class Batch:
         asked = width * train.gradient_accumulation_steps * world_size
         if asked == self.windows:
             return recipe
-        if Batch.of(recipe, self.windows) != self or self.windows % (width * train.gradient_accumulation_steps):
+        if GlobalBatch.of(recipe, self.windows) != self or self.windows % (width * train.gradient_accumulation_steps):
             raise InputError(
                 f"{'' if train.max_tokens else f'train.micro_batch_size {width} x '}train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
@@ -107,9 +107,9 @@ class Batch:
 class RunFolder:
     """Paths in a run's folder, and who may write there.
 
-    `batch.json` in it is a `Batch`, from which a run that resumes on other ranks learns its global batch. In a run of
-    two stages `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the
-    same training gives without it: recipe, batch, model, noise generator, predictions and results.
+    `batch.json` in it is a `GlobalBatch`, which a run that resumes on other ranks keeps. In a run of two stages
+    `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the same training
+    gives without it: recipe, batch, model, noise generator, predictions and results.
     """
 
     def __init__(self, path: Path):
@@ -231,7 +231,7 @@ class RunFolder:
     def _tags(self) -> list[Path]:
         return [entry for entry in _entries(self.checkpoints) if checkpoint_number(entry.name) is not None]
 
-    def began(self, tags: list[Path]) -> Batch | None:
+    def read_batch(self, tags: list[Path]) -> GlobalBatch | None:
         """The batch that the run began with; for a new run, that of the run whose checkpoints it resumes from.
 
         Raises:
@@ -239,11 +239,11 @@ class RunFolder:
         """
         file = self.path / BATCH
         if os.path.lexists(file):
-            return Batch.read(read_json(file), str(file))
-        return Batch.read(read_manifest(tags[0]).batch, str(tags[0] / MANIFEST)) if tags else None
+            return GlobalBatch.read(read_json(file), str(file))
+        return GlobalBatch.read(read_manifest(tags[0]).batch, str(tags[0] / MANIFEST)) if tags else None
 
-    def keep(self, batch: Batch) -> None:
-        """Saves what `began` returns."""
+    def write_batch(self, batch: GlobalBatch) -> None:
+        """Saves what `read_batch` returns."""
         write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
 
 

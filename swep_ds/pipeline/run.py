@@ -35,7 +35,7 @@ from swep_ds.evaluation.results import (
 )
 from swep_ds.files import read_lines, write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
-from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, Batch, RunFolder, check_alike
+from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, GlobalBatch, RunFolder, check_alike
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
@@ -85,16 +85,14 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
 
-    def take() -> tuple[list[Path], Recipe] | None:
-        if not ranks.is_main():
-            return None
+    def take() -> tuple[list[Path], Recipe]:
         tags = folder.take(recipe, resume)
         if not tags:
             check_service(recipe)
-        began = folder.began(tags)
-        return tags, began.keep(recipe, ranks.world_size()) if began else recipe
+        began = folder.read_batch(tags)
+        return tags, began.split(recipe, ranks.world_size()) if began else recipe
 
-    return ranks.gather(ranks.on_all_ranks(take))[0]
+    return ranks.from_rank0(take)
 
 
 def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:
@@ -106,16 +104,16 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     first = recipe.first_stage()
     with RunFolder(folder.path / PRETRAIN) as first_folder:
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
-        if not ranks.gather(ranks.is_main() and first_folder.results.is_file())[0]:
+        if not ranks.from_rank0(first_folder.results.is_file):
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
-            batch = Batch.of(recipe, second.batches.global_batch)
+            batch = GlobalBatch.of(recipe, second.batches.global_batch)
             del second
             try:
                 job = prepare(first_split, ds_config, training_source="pretrain.train")
             except InputError as error:
                 raise InputError(f"first stage (pretrain): {error}") from None
             say(f"first stage, in {first_folder.path}:")
-            write_on_rank0(lambda: folder.keep(batch), folder.path)
+            write_on_rank0(lambda: folder.write_batch(batch), folder.path)
             _run_stage(first, job, first_folder, tags, say, keep_fp32=True).finish()
             del job
             gc.collect()  # the engine's reference cycles hold the device's memory
@@ -142,12 +140,11 @@ def _run_stage(
     with _engine(recipe, job) as engine, naming_operation():
         average = WeightAverage.of(engine, recipe.train, updates)
         outcomes = _outcomes(recipe, folder, average)
-        batch = Batch.of(recipe, job.batches.global_batch)
+        batch = GlobalBatch.of(recipe, job.batches.global_batch)
         kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
         checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure, average=average)
         tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
-        first = ranks.on_all_ranks(lambda: _pretraining(recipe, folder) if ranks.is_main() else None)
-        pretraining = ranks.gather(first)[0]
+        pretraining = ranks.from_rank0(lambda: _pretraining(recipe, folder))
         # last, so that a start that is refused leaves the folder as it was
         write_on_rank0(lambda: _note_start(folder, recipe, job, before.updates == updates), folder.path)
         if tag is not None:
@@ -327,7 +324,7 @@ def _begin_folder(folder: RunFolder, recipe: Recipe, job: Job) -> None:
     folder.path.mkdir(exist_ok=True)
     for name, text in _settings(recipe, job).items():
         write_atomically(folder.path / name, text)
-    folder.keep(Batch.of(recipe, job.batches.global_batch))
+    folder.write_batch(GlobalBatch.of(recipe, job.batches.global_batch))
 
 
 def _settings(recipe: Recipe, job: Job) -> dict[str, str]:

@@ -48,6 +48,9 @@ class ReadingSettings(Section):
         data = WindowSection(**{name: getattr(recipe.data, name) for name in WINDOWS})
         return cls(data=data, eval=recipe.eval, null_threshold=tested.null_threshold, calibrator=tested.calibrator)
 
+    def text(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
         """Reads the file. Raises InputError: not JSON, or a field that a recipe would not take either."""

@@ -142,7 +142,7 @@ def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str],
         reading = reading.model_copy(update={"null_threshold": threshold})
     reading = reading.model_copy(update={"calibrator": None})  # it was fitted to an ingredient's answers
     if reading != first.reading:
-        (folder / READING).write_text(f"{reading.model_dump_json(indent=2)}\n", encoding="utf-8")
+        (folder / READING).write_text(reading.text(), encoding="utf-8")
     (folder / "README.md").write_text(_card(ingredients, reading), encoding="utf-8")
 
 

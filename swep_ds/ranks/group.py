@@ -275,6 +275,11 @@ def on_all_ranks(step: Callable[[], T]) -> T:
     return value
 
 
+def from_rank0(step: Callable[[], T]) -> T:
+    """Runs `step` on rank 0 and gives its picklable value to all ranks. Raises as `on_all_ranks`. Collective."""
+    return gather(on_all_ranks(lambda: step() if is_main() else None))[0]
+
+
 def local_rank_zero_first(step: Callable[[], T]) -> T:
     """Runs `step` on each node's first rank, then on the others, which find its result in the node's cache."""
     first = is_first_on_node()

@@ -58,7 +58,7 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         setup |= {**asdict(settings), "data": source, "questions": _digest(examples)}
         return setup, chunks.take(setup)
 
-    setup, missing = ranks.gather(ranks.on_all_ranks(lambda: take() if ranks.is_main() else None))[0]
+    setup, missing = ranks.from_rank0(take)
     try:
         reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
     except InputError:

@@ -62,7 +62,7 @@ class Checkpoints:
     keep: int  # number of complete checkpoints to keep
     setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
     layout: dict[str, Any]  # `Layout` of the files; a checkpoint of another layout is converted
-    batch: dict[str, int]  # `pipeline.folder.Batch`, for runs in other folders that resume from here
+    batch: dict[str, int]  # `pipeline.folder.GlobalBatch`, for runs in other folders that resume from here
     on_failure: Literal["stop", "go_on"] = "stop"  # when a write fails
     scores: dict[int, Score] = field(default_factory=dict)  # by update
     average: WeightAverage | None = None  # is saved and loaded with the engine
@@ -145,7 +145,7 @@ class Checkpoints:
         Scores of another run's checkpoints, from which this run resumed, do not count: their files are not here. None
         if no checkpoint has a score.
         """
-        return ranks.gather(self._best(self._updates()) if ranks.is_main() else None)[0]
+        return ranks.from_rank0(lambda: self._best(self._updates()))
 
     def _best(self, updates: Iterable[int]) -> int | None:
         scored = [update for update in updates if update in self.scores]

@@ -16,7 +16,7 @@ import pytest
 from swep_ds.errors import InputError
 from swep_ds.files import is_locked
 from swep_ds.pipeline import folder as run_folder
-from swep_ds.pipeline.folder import Batch, RunFolder, check_alike, resume_fingerprint
+from swep_ds.pipeline.folder import GlobalBatch, RunFolder, check_alike, resume_fingerprint
 from swep_ds.recipe import Recipe
 from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 from tests.support.tiny_checkpoint import change_manifest, described, write_checkpoint
@@ -259,30 +259,40 @@ def split(micro: int, steps: int, **train) -> Recipe:
     ],
 )
 def test_the_global_batch_is_kept_on_other_ranks(windows, world_size, asked, kept):
-    assert Batch(windows, *asked).keep(split(*asked), world_size) == split(*kept)
+    assert GlobalBatch(windows, *asked).split(split(*asked), world_size) == split(*kept)
 
 
 @pytest.mark.parametrize(("world_size", "steps"), [(4, 2), (1, 8), (2, 4), (8, 1)])
 def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches(world_size, steps):
-    kept = Batch(8, 8, 2).keep(split(8, 2, max_tokens=4096), world_size)
+    kept = GlobalBatch(8, 8, 2).split(split(8, 2, max_tokens=4096), world_size)
     assert kept == split(8, steps, max_tokens=4096)
 
 
 @pytest.mark.parametrize(
     ("began", "asked", "world_size", "said"),
     [
-        (Batch(32, 8, 1), split(8, 1), 3, "32, which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank"),
-        (Batch(2**31, 8, 1), split(8, 1), 3, r"which 3 ranks cannot share evenly: start it on 1, .*, 4096 rank\(s\)"),
-        (Batch(8, 8, 2), split(8, 2, max_tokens=4096), 3, "8, which 3 ranks cannot share"),
         (
-            Batch(8, 8, 2),
+            GlobalBatch(32, 8, 1),
+            split(8, 1),
+            3,
+            "which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank",
+        ),
+        (
+            GlobalBatch(2**31, 8, 1),
+            split(8, 1),
+            3,
+            r"3 ranks cannot share evenly: start it on 1, .*, 4096 rank\(s\)",
+        ),
+        (GlobalBatch(8, 8, 2), split(8, 2, max_tokens=4096), 3, "8, which 3 ranks cannot share"),
+        (
+            GlobalBatch(8, 8, 2),
             split(8, 4, max_tokens=4096),
             4,
             r"^train\.gradient_accumulation_steps 4 x 4 rank\(s\) is a g",
         ),
-        (Batch(12, 8, 1), split(8, 1), 1, "is a global batch of 8, and the run began with 12"),
+        (GlobalBatch(12, 8, 1), split(8, 1), 1, "is a global batch of 8, and the run began with 12"),
         (
-            Batch(16, 8, 1),
+            GlobalBatch(16, 8, 1),
             split(8, 2),
             2,
             r"8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a global batch of",
@@ -291,25 +301,25 @@ def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches(world_size, s
 )
 def test_a_global_batch_that_cannot_be_kept_is_refused(began, asked, world_size, said):
     with pytest.raises(InputError, match=said):
-        began.keep(asked, world_size)
+        began.split(asked, world_size)
 
 
 def test_a_recipe_may_split_its_global_batch_anew():
-    assert Batch(16, 8, 1).keep(split(4, 2), 2) == split(4, 2)
+    assert GlobalBatch(16, 8, 1).split(split(4, 2), 2) == split(4, 2)
 
 
 def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path):
     folder, tag = take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2))
     assert tag is None
-    assert folder.began([]) is None
-    batch = Batch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
-    folder.keep(batch)
-    assert folder.began([]) == batch
+    assert folder.read_batch([]) is None
+    batch = GlobalBatch(windows=16, micro_batch_size=8, gradient_accumulation_steps=1)
+    folder.write_batch(batch)
+    assert folder.read_batch([]) == batch
     other = write_checkpoint(tmp_path / "other", 3)
     of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
     change_manifest(other, lambda content: content.update(batch=of_checkpoint))
-    assert folder.began([other]) == batch
-    assert RunFolder(tmp_path / "new").began([other]) == Batch(**of_checkpoint)
+    assert folder.read_batch([other]) == batch
+    assert RunFolder(tmp_path / "new").read_batch([other]) == GlobalBatch(**of_checkpoint)
 
 
 # What a killed start leaves, and what is in the way
@@ -333,7 +343,7 @@ def killed(path: Path, *, pretrain: bool) -> Iterator[None]:
             yield
         (path / ".batch.json.7").write_text("{")
         yield
-        RunFolder(path).keep(Batch(8, 8, 1))
+        RunFolder(path).write_batch(GlobalBatch(8, 8, 1))
         yield
     (path / ".recipe.yaml.7").write_text("se")
     yield
@@ -448,19 +458,19 @@ def test_the_folder_itself_may_be_a_link_whatever_its_name(tmp_path):
 def test_a_damaged_batch_names_its_file(used, name):
     CONTENTS[name](used / "batch.json")
     with pytest.raises(InputError, match=rf"^{used}/batch\.json: ") as caught:
-        RunFolder(used).began([])
+        RunFolder(used).read_batch([])
     assert "\n" not in str(caught.value)
 
 
 def test_a_batch_with_any_value_changed_names_its_file(used):
     whole = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
     (used / "batch.json").write_text(json.dumps(whole))
-    assert RunFolder(used).began([]) == Batch(**whole)
+    assert RunFolder(used).read_batch([]) == GlobalBatch(**whole)
     changed = [*with_every_value_changed(whole), whole | {"more": 1}, whole | {"windows": 9}, whole | {"windows": 0}]
     for tree in changed:
         (used / "batch.json").write_text(json.dumps(tree))
         with pytest.raises(InputError, match=r"batch\.json: is damaged: it needs windows, micro_batch_size, "):
-            RunFolder(used).began([])
+            RunFolder(used).read_batch([])
 
 
 # deep nesting: tests/test_recipe.py

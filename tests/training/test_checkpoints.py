@@ -47,7 +47,12 @@ def on_all_ranks(step):
 def one_rank():
     """One rank without a process group."""
     alone = SimpleNamespace(
-        rank=lambda: 0, world_size=lambda: 1, is_main=lambda: True, gather=lambda v: [v], on_all_ranks=on_all_ranks
+        rank=lambda: 0,
+        world_size=lambda: 1,
+        is_main=lambda: True,
+        gather=lambda v: [v],
+        on_all_ranks=on_all_ranks,
+        from_rank0=on_all_ranks,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "ranks", alone)
