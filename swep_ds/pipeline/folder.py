@@ -108,8 +108,8 @@ class RunFolder:
     """Paths in a run's folder, and who may write there.
 
     `batch.json` in it is a `GlobalBatch`, which a run that resumes on other ranks keeps. In a run of two stages
-    `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the same training
-    gives without it: recipe, batch, model, noise generator, predictions and results.
+    `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the same
+    training gives without it: recipe, batch, model, noise generator, predictions and results.
     """
 
     def __init__(self, path: Path):

@@ -18,7 +18,7 @@ import swep_ds as sd
 from swep_ds.answering import QuestionAnswerer
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
-from tests.support.fork_server import ROOT
+from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare
 
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "pydantic", "numpy", "yaml")
@@ -84,6 +84,31 @@ def test_two_runs_in_one_process(tmp_path):
     with pytest.raises(InputError, match="holds another run"):
         sd.train(recipe, train=train, output_dir=tmp_path / "first")
     assert host() == before
+
+
+PROGRAM = """import sys
+import swep_ds as sd
+
+run = sd.train(sys.argv[1], ds_config=sys.argv[2], output_dir=sys.argv[3], train={"max_updates": 2})
+print("F1", run.scores["test"]["f1"])
+"""
+
+
+@pytest.mark.slow
+def test_all_ranks_of_a_launcher_train_one_run_together(tmp_path):
+    """As the command does on as many ranks, to the last bit."""
+    given = str(prepare(tmp_path)), str(ds_config(tmp_path, 2))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ended = run_script(tmp_path / "program.py", *given, str(tmp_path / "program"), ranks=2)
+    options = [word for pair in zip(("--recipe", "--ds_config"), given, strict=True) for word in pair]
+    options += ["--output_dir", str(tmp_path / "command"), "--set", "train.max_updates=2"]
+    run_script(ROOT / "scripts" / "train.py", *options, ranks=2)
+    mine, command = (sd.Run(tmp_path / name) for name in ("program", "command"))
+    assert mine.results.world_size == command.results.world_size == 2
+    assert ended.stdout.count(f"F1 {mine.scores['test']['f1']}") == 2
+    assert mine.scores == command.scores
+    answers = [(run.path / "n_best" / "test.json").read_bytes() for run in (mine, command)]
+    assert answers[0] == answers[1]
 
 
 def test_a_folder_without_a_finished_run_says_so(tmp_path):

@@ -120,7 +120,7 @@ def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs, tmp_pat
     file = run / "model" / "reading.json"
     kept = read(file)
     file.write_text(json.dumps(kept | {"calibrator": None}))
-    ended = run_script(command, str(run))
+    ended = run_script(command, str(run), ranks=2)
     assert "confidences are calibrated by" in ended.stdout
     again = read(file)
     assert {**again, "calibrator": None} == {**kept, "calibrator": None}
