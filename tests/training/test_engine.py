@@ -26,10 +26,10 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from tests.support import rivals_reference
 from tests.support.fork_server import run_script
-from tests.support.one_rank import one_rank
 from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
 from tests.support.tiny_run import ROOT, SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare
@@ -457,6 +457,6 @@ def test_without_its_average_a_run_is_one_without(finished):
 def test_an_update_does_not_wait_for_the_device(monkeypatch):
     waits = []
     monkeypatch.setattr(type(get_accelerator()), "synchronize", lambda *_: waits.append(1))
-    with one_rank():
+    with process_group():
         engine_losses("swep")
     assert waits == []
