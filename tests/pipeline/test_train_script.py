@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.bad_input import error_line
 from tests.support.fork_server import run_script
-from tests.support.tiny_run import ROOT, SEVERAL_RUNS, TORCHRUN, ds_config, execute, launch, losses, prepare, squad
+from tests.support.tiny_run import ROOT, TORCHRUN, ds_config, execute, launch, losses, make_runs, prepare, squad
 
 TRAIN = ROOT / "scripts" / "train.py"
 PYTHON = [sys.executable, str(TRAIN)]
@@ -107,8 +107,7 @@ def errors(folder) -> dict[str, str]:
         if name == "checkpoint":
             runs[-1]["resume"] = "nowhere"
     runs = [run | {"recipe": str(folder / "recipe.yaml"), "fails": True} for run in runs]
-    (folder / "runs.json").write_text(json.dumps(runs))
-    run_script(SEVERAL_RUNS, str(folder / "runs.json"))
+    make_runs(folder, runs)
     return {name: Path(f"{folder / name}.error").read_text() for name in (*DATA, *SETTINGS)}
 
 
