@@ -2,7 +2,7 @@
 
     python scripts/bench_kernels.py --output results/kernels    # on a GPU: sizes, dtypes, forward and backward
     python scripts/bench_kernels.py --device cpu                # the same on a CPU, fewer sizes
-    python scripts/bench_kernels.py --ladder                    # on a GPU: the noise ablation of the forward
+    python scripts/bench_kernels.py --noise_ablation            # on a GPU: other ways to draw in the forward
     python scripts/bench_kernels.py --host [--device cpu]       # host time of an eager call on a tiny batch
     python scripts/bench_kernels.py --update                    # on a CPU: share of a SWEP update
 
@@ -28,10 +28,10 @@ DEFAULTS = {
     "cpu": {"tokens": [512, 1536], "width": [384, 768], "dtype": ["float32"]},
 }
 """Sizes up to those that fill a GPU, and sizes of a batch for training on a CPU."""
-LADDER = {"tokens": [32768], "width": [768, 1024]}
+NOISE_ABLATION = {"tokens": [32768], "width": [768, 1024]}
 TAKES = {
     "sizes": {"device", "tokens", "width", "dtype"},
-    "ladder": {"tokens", "width"},
+    "noise_ablation": {"tokens", "width"},
     "host": {"device"},
     "update": {},
 }
@@ -110,7 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="path of the JSON, without its suffix")
     section = parser.add_mutually_exclusive_group()
     for name, text in (
-        ("ladder", "only the noise ablation of the forward, from no noise to tl.randn, on a GPU"),
+        ("noise_ablation", "only the noise ablation of the forward, from no noise to tl.randn, on a GPU"),
         ("host", "only the host time of eager calls"),
         ("update", "only the share of a SWEP update of 8 x 192 tokens, on a CPU"),
     ):
@@ -121,8 +121,8 @@ def parse() -> argparse.Namespace:
             parser.error(f"--{args.section} takes no --{name}")
     args.device = args.device or ("cpu" if args.section == "update" else "cuda")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU" + ("" if args.section == "ladder" else "; pass --device cpu"))
-    for name, value in (LADDER if args.section == "ladder" else DEFAULTS[args.device]).items():
+        parser.error("there is no GPU" + ("" if args.section == "noise_ablation" else "; pass --device cpu"))
+    for name, value in (NOISE_ABLATION if args.section == "noise_ablation" else DEFAULTS[args.device]).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     if args.output:
@@ -147,7 +147,7 @@ def main() -> None:
             result = {"device": device, "torch": torch.__version__, args.section: figures}
             Path(f"{args.output}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
-    {"sizes": sizes, "ladder": noise_ablation, "host": host, "update": update}[args.section](args, save)
+    {"sizes": sizes, "noise_ablation": noise_ablation, "host": host, "update": update}[args.section](args, save)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 #   usage: scripts/gpu_kernels.sh [OUT [STEP ...]]
 #     OUT   folder for what the steps print (STEP.log) and measure (STEP.json); default: results/kernels
 #     STEP  default: all, in this order
-#           test       the kernel tests, on the GPU itself
-#           bfloat16   the benchmark at two widths and three sizes: speed beside a copy, memory, the aims
-#           tune       entries for kernels/tiles.py
-#           host       host time of a call, launches included
-#           ladder     the noise ablation, from a copy to tl.randn
-#           report     what this machine's Triton compiles
+#           test            the kernel tests, on the GPU itself
+#           bfloat16        the benchmark at two widths and three sizes: speed beside a copy, memory, the aims
+#           tune            entries for kernels/tiles.py
+#           host            host time of a call, launches included
+#           noise_ablation  the forward with other ways to draw, from a copy to tl.randn
+#           report          what this machine's Triton compiles
 # Nothing is measured after a kernel that computed a wrong result, or before `test` has run.
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
@@ -35,12 +35,12 @@ if step test 200 "$PYTHON" -m pytest "${right[@]}" || { ! wanted test && is_done
   fi
   step host 60 "$PYTHON" scripts/bench_kernels.py --host "${host[@]}" --output "$out/host"
   if rehearsing; then
-    skip ladder "$needs_gpu"
+    skip noise_ablation "$needs_gpu"
   else
-    step ladder 60 "$PYTHON" scripts/bench_kernels.py --ladder --output "$out/ladder"
+    step noise_ablation 60 "$PYTHON" scripts/bench_kernels.py --noise_ablation --output "$out/noise_ablation"
   fi
 else
-  for name in bfloat16 tune host ladder; do skip "$name" "the step test is not done"; done
+  for name in bfloat16 tune host noise_ablation; do skip "$name" "the step test is not done"; done
 fi
 step report 120 "$PYTHON" scripts/kernel_report.py "${compiled[@]}"
 finish

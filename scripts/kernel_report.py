@@ -1,8 +1,8 @@
 """What the Triton kernels compile to, found without a GPU:
 
-    python scripts/kernel_report.py             # registers, spills, access widths, instructions, limits per element
-    python scripts/kernel_report.py --check     # the same, and exit code 1 if the budget is broken
-    python scripts/kernel_report.py --ladder    # the noise ablation: what drawing costs, from no noise to tl.randn
+    python scripts/kernel_report.py                     # registers, spills, access widths, instructions, limits
+    python scripts/kernel_report.py --check             # the same, and exit code 1 if the budget is broken
+    python scripts/kernel_report.py --noise_ablation    # what drawing costs, from no noise to tl.randn
 
 The first table shows what each kernel compiled to, the second its instructions by class, the third the picoseconds
 that an element costs the memory, the instruction issue and the special-function units of known GPUs. The largest is
@@ -95,13 +95,14 @@ def main() -> None:
     parser.add_argument("--mode", nargs="+", choices=list(MODES), help="(default: learned)")
     section = parser.add_mutually_exclusive_group()
     section.add_argument("--check", action="store_true", help="exit with 1 if the budget is broken")
-    section.add_argument("--ladder", action="store_true", help="only the noise ablation of the forward")
+    section.add_argument("--noise_ablation", action="store_true", help="only the noise ablation of the forward")
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set, under which Triton compiles nothing; unset it")
-    if args.ladder:
+    if args.noise_ablation:
         if args.width or args.dtype or args.mode:
-            parser.error("--ladder is about learned noise, bf16 and d = 1024: leave out --width, --dtype and --mode")
+            fix = "leave out --width, --dtype and --mode"
+            parser.error(f"--noise_ablation is about learned noise, bf16 and d = 1024: {fix}")
         noise_ablation(args.arch)
         return
     widths = args.width or [768, 1024]

@@ -53,25 +53,12 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "uniform": ("swep_ds.methods.base", "uniform"),
     "wrap": ("swep_ds.api.wrap", "wrap"),
 }
-# the settings of the methods, `Swep` for SwepSettings of methods/swep.py
-_METHODS = {
-    "AdvAug": "adv_aug",
-    "BernoulliDropout": "bernoulli_dropout",
-    "Fgm": "fgm",
-    "Freelb": "freelb",
-    "GaussianDropout": "gaussian_dropout",
-    "Lnsr": "lnsr",
-    "Mle": "mle",
-    "Neftune": "neftune",
-    "Pdr": "pdr",
-    "PriorAug": "prior_aug",
-    "R3f": "r3f",
-    "RDrop": "r_drop",
-    "Ssmba": "ssmba",
-    "Swep": "swep",
-    "Symnoise": "symnoise",
-    "WordDropout": "word_dropout",
-}
+# the methods' settings: `AdvAug` is AdvAugSettings of methods/adv_aug.py
+_MODULES = """
+    adv_aug bernoulli_dropout fgm freelb gaussian_dropout lnsr mle neftune pdr prior_aug r3f r_drop ssmba swep symnoise
+    word_dropout
+"""
+_METHODS = {"".join(map(str.capitalize, module.split("_"))): module for module in _MODULES.split()}
 _NAMES |= {name: (f"swep_ds.methods.{module}", f"{name}Settings") for name, module in _METHODS.items()}
 
 __all__ = ["__version__", *_NAMES]

@@ -6,7 +6,6 @@ Scripts import this module first: from then on a failed print ends no run, and C
 import argparse
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -85,7 +84,7 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
         report(end)
         code = end.exit_code
     except KeyboardInterrupt:
-        request.end_by(signal.SIGINT)
+        request.interrupt()
     except Exception as error:
         request.serve()
         end = denied(error) if isinstance(error, PermissionError) else None

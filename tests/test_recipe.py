@@ -12,6 +12,7 @@ from swep_ds.errors import InputError
 from swep_ds.files import ds_config_path
 from swep_ds.methods import METHODS
 from swep_ds.recipe import RECIPES, Recipe
+from tests.support.bad_input import refused
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
@@ -28,10 +29,7 @@ def write(path: Path, tree: object) -> Path:
 
 
 def message(path: Path, *overrides: str) -> str:
-    with pytest.raises(InputError) as caught:
-        Recipe.load(str(path), overrides)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refused(Recipe.load, str(path), overrides)
 
 
 def test_defaults_are_the_papers_extractive_setup(path):

@@ -26,7 +26,6 @@ SEED = 2**40 + 3
 QUANTILES = (0.5, 0.1, 0.9)
 AIMED = "graph, cold"
 """How the times are taken that the kernels' aims are about."""
-PASSES = ("forward", "backward", "both")
 
 
 def shape(tokens: int) -> tuple[int, int]:

@@ -133,7 +133,7 @@ class Robust(nn.Module):
         base = _base(self.model)
         if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
             with without_dropout(base):
-                check_same_from_ids(base, "model")
+                check_same_from_ids(base)
         self._checked = True
 
     @property

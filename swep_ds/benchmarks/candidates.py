@@ -72,13 +72,13 @@ class EngineTraining:
 
     def __init__(self, engine, execution: str):
         engine.train()
-        self.engine, self.loss, self.update = engine, engine.module, engine_update(engine, execution)
+        self.engine, self.objective, self.update = engine, engine.module, engine_update(engine, execution)
 
 
 def build_candidate(name: str, make: Callable[[], EngineTraining | PlainTraining], batch: Batch) -> Candidate:
     """Builds a candidate and measures its memory on a batch. `make` loads the model."""
     training, state, peak = _memory(make, batch)
-    root, forwards = training.loss, []
+    root, forwards = training.objective, []
     hook = root.qa.register_forward_hook(lambda *_: forwards.append(1))
     flops = count(root, root.qa, training.update, batch)
     hook.remove()

@@ -45,10 +45,10 @@ class PlainTraining:
 
     engine = None
 
-    def __init__(self, loss: nn.Module, train: TrainSection):
-        self.loss = loss.train()
+    def __init__(self, objective: nn.Module, train: TrainSection):
+        self.objective = objective.train()
         self.optimizer = torch.optim.AdamW(
-            loss.parameters(),
+            objective.parameters(),
             lr=train.learning_rate,
             betas=train.adam_betas,
             eps=train.adam_epsilon,
@@ -57,7 +57,7 @@ class PlainTraining:
         )
 
     def update(self, batch: Batch, number: int) -> None:
-        self.loss(batch).backward()
-        nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
+        self.objective(batch).backward()
+        nn.utils.clip_grad_norm_(self.objective.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -19,11 +19,9 @@ from pathlib import Path
 
 from swep_ds.cli import Parser, names_of
 from swep_ds.errors import InputError, printable
-from swep_ds.files import read_text
+from swep_ds.files import PACKAGE, read_text
 from swep_ds.settings import suggest
 from swep_ds.settings.schema import describe, for_editors
-
-FOLDERS = {kind: Path(__file__).parents[1] / kind for kind in ("recipes", "sweeps")}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,9 +40,10 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def shipped() -> dict[str, dict[str, Path]]:
+def files_by_kind() -> dict[str, dict[str, Path]]:
     """Files by name, for each kind."""
-    return {kind: {file.stem: file for file in sorted(path.glob("*.yaml"))} for kind, path in FOLDERS.items()}
+    kinds = ("recipes", "sweeps")
+    return {kind: {file.stem: file for file in sorted((PACKAGE / kind).glob("*.yaml"))} for kind in kinds}
 
 
 def summary(text: str) -> str:
@@ -55,7 +54,7 @@ def summary(text: str) -> str:
 
 
 def list_all() -> None:
-    for kind, files in shipped().items():
+    for kind, files in files_by_kind().items():
         print(f"{kind}:")
         indent = " " * (max(map(len, files)) + 4)
         for name, file in files.items():
@@ -64,9 +63,9 @@ def list_all() -> None:
 
 
 def print_file(name: str) -> None:
-    files = [file for named in shipped().values() for file in named.values() if file.stem == name]
+    files = [file for named in files_by_kind().values() for file in named.values() if file.stem == name]
     if not files:
-        names = {name for named in shipped().values() for name in named}
+        names = {name for named in files_by_kind().values() for name in named}
         raise InputError(f"NAME {printable(name)}: no such recipe or sweep{suggest(name, names)}")
     print(*(f"# {file}\n{read_text(file)}" for file in files), sep="\n", end="")
 

@@ -30,10 +30,9 @@ def without_cudnn_attention() -> Iterator[None]:
     """Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel.
 
     On an H100, H200 or B200, PyTorch 2.11 and later prefer that kernel in half precision. cuDNN plans it anew for each
-    number of windows and each length, which took 1 s on a B200 (FunASR issue 3704), and a run that pads each batch to
-    its longest window meets hundreds of these shapes. The switch is global, so that the forward that activation
-    checkpointing repeats in a backward takes the same kernel. After the last of the blocks that overlap, in whatever
-    threads, it is as before the first.
+    shape (docs/performance.md). The switch is global, so that the forward that activation checkpointing repeats in a
+    backward takes the same kernel. After the last of the blocks that overlap, in whatever threads, it is as before the
+    first.
     """
     global _overlapping, _before
     with _lock:

@@ -198,7 +198,7 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
         raise _unfit(model, label, fault)
 
 
-def check_same_from_ids(model: PreTrainedModel, label: str) -> None:
+def check_same_from_ids(model: PreTrainedModel) -> None:
     """The last part of `check_takes_embeddings`, for a model that is about to be trained: training shows whatever else
     is wrong with it. Leaves the model in evaluation mode, and compiles nothing.
 
@@ -209,7 +209,7 @@ def check_same_from_ids(model: PreTrainedModel, label: str) -> None:
         embeddings = model.eval().get_input_embeddings()(ids)
         output = model(inputs_embeds=embeddings, return_dict=True, **inputs)
         if not _same_from_ids(model, output, ids, inputs):
-            raise _unfit(model, label, OTHERWISE)
+            raise _unfit(model, "model", OTHERWISE)
 
 
 def _question_and_text(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

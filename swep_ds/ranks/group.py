@@ -10,7 +10,6 @@ Notable (DeepSpeed 0.19):
 
 import logging
 import os
-import signal
 import socket
 import threading
 import warnings
@@ -35,7 +34,7 @@ from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
 from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch, report
 from swep_ds.ranks.launcher import free_port
 from swep_ds.ranks.rendezvous import meet
-from swep_ds.ranks.signals import leave_alone, request
+from swep_ds.ranks.signals import exit_single_rank, request
 
 LONGEST_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
@@ -71,7 +70,7 @@ def process_group() -> Iterator[None]:
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and request.caught:
-                request.end_by(signal.SIGINT)
+                request.interrupt()
             if _heartbeat:
                 _heartbeat.fail(error)
             else:
@@ -168,7 +167,7 @@ def _connect(launch: Launch) -> None:
         if all(local for host, local in places if host == name):
             raise InputError(f"LOCAL_RANK: no rank of host {name} has 0: number the ranks of each node from 0")
     if world_size() == 1:
-        request.joined(leave_alone)
+        request.joined(exit_single_rank)
         return
     name = os.environ["MASTER_ADDR"]
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from swep_ds.console import warn
 from swep_ds.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_STOPPED
-from swep_ds.ranks.signals import leave, request, stopped_at_once
+from swep_ds.ranks.signals import exit_process, request, stopped_at_once
 from swep_ds.ranks.stalls import RankStatus, StallWatch
 
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
@@ -95,7 +95,7 @@ class Heartbeat:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         self._send(fault=f"ended with {text} in {self.at[1]}")
         self._thread.join(LEAVE_SECONDS)  # it ends the process, unless rank 0 hangs
-        leave(self._traceback, EXIT_FAULT)
+        exit_process(self._traceback, EXIT_FAULT)
 
     def close(self) -> None:
         """Ends the heartbeat. Collective, after a barrier: from then on no rank misses another."""
@@ -115,12 +115,12 @@ class Heartbeat:
                     self._deliver(self._messages.get())
                 self._tick(time.monotonic())
         except Exception:  # without this thread the others would wait for a dead rank
-            leave(traceback.format_exc(), EXIT_FAULT)
+            exit_process(traceback.format_exc(), EXIT_FAULT)
 
     def _end(self, text: str, code: int) -> NoReturn:
         title = "stopped" if code in (EXIT_STOPPED, EXIT_INTERRUPTED) else "error"
         lines = [self._traceback if code == EXIT_FAULT else "", f"{title}: {text}" if self._reports else ""]
-        leave("\n".join(filter(None, lines)), code)
+        exit_process("\n".join(filter(None, lines)), code)
 
 
 class Stream:

@@ -46,7 +46,7 @@ class StopRequest:
         self._handled = 0  # the last signal whose handler has run; 0: none yet
         self._deferred = self._served = False
         self._code: int | None = None
-        self._leave: Callable[[str], None] = leave_alone
+        self._leave: Callable[[str], None] = exit_single_rank
         self._joined = False  # no other rank waits for this one to join
         self._pipe: tuple[int, int] | None = None
         self._handler = self._handle  # one object, to compare with
@@ -103,14 +103,14 @@ class StopRequest:
         A signal to the whole process group may have killed a child process, which caused the exception.
         """
         if self._handled and not self._deferred and self._code is None:
-            leave_alone(signal.Signals(self._handled).name)
+            exit_single_rank(signal.Signals(self._handled).name)
 
-    def end_by(self, number: signal.Signals) -> NoReturn:
-        """Ends this process and the other ranks, at once."""
+    def interrupt(self) -> NoReturn:
+        """Ends this process and the other ranks, at once, on SIGINT."""
         self._served = True
-        self._leave(number.name)
+        self._leave(signal.SIGINT.name)
         time.sleep(LEAVE_SECONDS)  # the heartbeat's thread ends the process
-        leave(None, self.exit_code)
+        exit_process(None, self.exit_code)
 
     def settle(self, code: int) -> None:
         """The process is about to end with this exit code; no request changes it any more."""
@@ -142,7 +142,7 @@ class StopRequest:
             if self._code is not None:
                 os._exit(self._code)
             text = f"stopped: at once, by a second signal ({signal.Signals(number).name})"
-            leave(text if is_first_on_node() else None, 128 + number)
+            exit_process(text if is_first_on_node() else None, 128 + number)
 
     def _due(self) -> float | None:
         """When to serve the request. It waits for a rank's death to be reported, which makes launchers send SIGTERM."""
@@ -176,12 +176,12 @@ def _forget() -> None:
     _unblock_signals()
 
 
-def leave_alone(name: str) -> NoReturn:
+def exit_single_rank(name: str) -> NoReturn:
     """Ends this process of one rank on a signal of that name."""
-    leave(f"stopped: {stopped_at_once(name)}" if is_first_on_node() else None, request.exit_code)
+    exit_process(f"stopped: {stopped_at_once(name)}" if is_first_on_node() else None, request.exit_code)
 
 
-def leave(text: str | None, code: int) -> NoReturn:
+def exit_process(text: str | None, code: int) -> NoReturn:
     """Prints why and ends the process, from any thread; the main thread may wait in a collective forever.
 
     The process ends even if stderr is a file on a full disk, or a full pipe without a reader.

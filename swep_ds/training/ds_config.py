@@ -23,6 +23,7 @@ from swep_ds.errors import InputError, parsing
 from swep_ds.files import check_output_folder, ds_config_path, read_json
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import flatten
+from swep_ds.settings.messages import join
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
@@ -36,7 +37,6 @@ SPREAD += ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "flops_profiler", "comms_logger")
 REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # that monitors need
-MOST_FAULTS = 20  # that one message lists
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to take on a CPU
 
 
@@ -71,7 +71,7 @@ def resolve_ds_config(
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
     if faults:
-        raise InputError(f'{source}: {_join(faults)}. Fix the file, use "auto", or change the recipe')
+        raise InputError(f'{source}: {join(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
     config["gradient_accumulation_steps"] *= micro_steps
     config = QUIET | config
@@ -274,13 +274,8 @@ def read_ds_config(source: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
     if faults := field_faults(config):
-        raise InputError(f"--ds_config {source}: {_join(faults)}")
+        raise InputError(f"--ds_config {source}: {join(faults)}")
     return without_idle(config)
-
-
-def _join(faults: list[str]) -> str:
-    more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-    return "; ".join(faults[:MOST_FAULTS]) + more
 
 
 def zero_stage(config: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ uses some values for the first time in the middle of an update.
 """
 
 import difflib
+import functools
 import json
 import math
 import types
@@ -18,6 +19,8 @@ from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP1
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from pydantic import BaseModel
+
+from swep_ds.settings import messages
 
 AUTO = "auto"
 LARGEST = 2**63 - 1  # C++ has 64 bits for a tensor's size or a counter
@@ -109,6 +112,7 @@ REFUSED = dict.fromkeys(_UNUSED.split(), "this package makes no use of it: remov
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
 }
 COMMENTS = ("_", "#", "//")  # JSON has no comments, so fields that begin like this are taken as such
+shown = functools.partial(messages.shown, write=json.dumps)  # a value as JSON, shortened
 
 
 def field_faults(block: dict[str, Any], fields: dict[str, Any] = FIELDS, prefix: str = "") -> list[str]:
@@ -153,12 +157,6 @@ def _is_off(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_off, [value["enabled"]] if "enabled" in value else value.values()))
     return value in (None, False, AUTO)
-
-
-def shown(value: Any) -> str:
-    """A value as JSON, shortened."""
-    text = json.dumps(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _value_faults(field: str, value: Any, kinds: list[Any]) -> list[str]:

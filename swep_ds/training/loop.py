@@ -26,9 +26,7 @@ from swep_ds.training.metrics import GradientNorms, Meter, Outliers, Stopwatch, 
 from swep_ds.training.prefetch import prefetch
 from swep_ds.training.tracking import Tracker
 
-# Updates from one comparison of the noise to the next (`MicroStep.compare`). SWEP's takes four forward passes, about
-# two thirds of an update: a thirtieth of the training time.
-COMPARED_EVERY = 20
+COMPARED_EVERY = 20  # updates, for `MicroStep.compare`; its cost: docs/methods.md
 
 
 def train(

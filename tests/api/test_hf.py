@@ -9,8 +9,8 @@ from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArgumen
 
 import swep_ds as sd
 from swep_ds.errors import InputError
+from swep_ds.ranks.group import process_group
 from tests.support import tiny_models
-from tests.support.one_rank import one_rank
 from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, engine_losses, inputs, settings
 
 CASES = [(variant, "bert", 1) for variant in VARIANTS]
@@ -23,7 +23,7 @@ class RobustTrainer(sd.hf.RobustMixin, Trainer):
 
 @pytest.fixture(scope="module")
 def expected() -> dict[tuple, list[float]]:
-    with one_rank():
+    with process_group():
         return {case: engine_losses(*case) for case in CASES}
 
 

@@ -6,8 +6,8 @@ from transformers import AutoModel, PegasusConfig, PegasusForConditionalGenerati
 
 import swep_ds as sd
 from swep_ds.errors import InputError
+from swep_ds.ranks.group import process_group
 from tests.support import tiny_batches, tiny_models
-from tests.support.one_rank import one_rank
 from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, engine_losses, inputs, settings
 
 CASES = [(variant, "bert", 1) for variant in VARIANTS]
@@ -16,7 +16,7 @@ CASES += [("swep", "t5", 1), ("prior_aug", "bart", 1), ("swep", "electra", 2), (
 
 @pytest.fixture(scope="module")
 def expected() -> dict[tuple, list[float]]:
-    with one_rank():
+    with process_group():
         return {case: engine_losses(*case) for case in CASES}
 
 

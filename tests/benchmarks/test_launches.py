@@ -10,12 +10,12 @@ from swep_ds.kernels import perturb
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from swep_ds.training.engine import build_engine
 from tests.support import tiny_models, tiny_run
 from tests.support.engine_memory import make_config
 from tests.support.fork_server import ROOT, run_script
-from tests.support.one_rank import one_rank
 from tests.support.tiny_batches import batch
 
 # in bf16, for a 12-layer BERT with 199 tensors and a dropout of 0.1, by method and ZeRO stage
@@ -30,7 +30,7 @@ def bert(method: str) -> tuple[Objective, Recipe]:
 
 def test_an_update_launches_no_more_operations_than_its_budget():
     windows = batch(dtype=torch.float32)
-    with one_rank():
+    with process_group():
         objective, recipe = bert("mle")
         plain = count_plain_launches(objective, windows, recipe.train)
         counted = {}

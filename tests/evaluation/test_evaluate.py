@@ -9,8 +9,7 @@ import pytest
 from swep_ds.evaluation.calibration import CALIBRATION, calibration
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
 from swep_ds.evaluation.scores import SQUAD
-from tests.support.fork_server import run_script
-from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
+from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
 RUNS = [(0, 1), (0, 2), (3, 2)]  # ZeRO stage, ranks
@@ -33,8 +32,7 @@ def runs(tmp_path_factory) -> dict[tuple[int, int], Path]:
                 folders[stage, ranks] = folder / f"zero{stage}-on{ranks}"
                 output, config = str(folders[stage, ranks]), str(ds_config(folder, stage))
                 listed.append({"recipe": str(recipe), "set": overrides, "ds_config": config, "output_dir": output})
-        (folder / "runs.json").write_text(json.dumps(listed))
-        run_script(SEVERAL_RUNS, str(folder / "runs.json"), ranks=world_size)
+        make_runs(folder, listed, ranks=world_size)
     return folders
 
 

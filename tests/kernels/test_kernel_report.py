@@ -75,7 +75,7 @@ def test_the_documentation_quotes_the_noise_ablation():
     documented()
     names = (*aot.noise_ablation.VARIANTS, aot.noise_ablation.RANDN)
     quoted = rows(DOCUMENTATION, *names)
-    code, printed, _ = scripts.run("kernel_report", "--ladder", "--arch", "sm_90")
+    code, printed, _ = scripts.run("kernel_report", "--noise_ablation", "--arch", "sm_90")
     assert code == 0
     assert len(quoted) == len(names)
     assert not [row for row in quoted if row not in rows(printed, *names)]

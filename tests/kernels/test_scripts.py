@@ -26,16 +26,16 @@ WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
         ("bench_kernels --device cpu --width 8196", WIDTH + "8196"),
         ("bench_kernels --update --tokens 64", "--update takes no --tokens"),
         ("bench_kernels --host --width 8", "--host takes no --width"),
-        ("bench_kernels --ladder --device cpu", "--ladder takes no --device"),
-        ("bench_kernels --ladder --update", "not allowed with argument"),
+        ("bench_kernels --noise_ablation --device cpu", "--noise_ablation takes no --device"),
+        ("bench_kernels --noise_ablation --update", "not allowed with argument"),
         ("tune_kernels --tokens 0", TOKENS + "0"),
         ("tune_kernels --tokens -3", TOKENS + "-3"),
         ("tune_kernels --tokens 513", TOKENS + "513"),
         ("tune_kernels --width 6", WIDTH + "6"),
         ("kernel_report --width -4", WIDTH + "-4"),
         ("kernel_report --arch sm_70", "invalid choice: 'sm_70'"),
-        ("kernel_report --ladder --width 768", "leave out --width, --dtype and --mode"),
-        ("kernel_report --ladder --check", "not allowed with argument"),
+        ("kernel_report --noise_ablation --width 768", "leave out --width, --dtype and --mode"),
+        ("kernel_report --noise_ablation --check", "not allowed with argument"),
     ],
 )
 def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
@@ -49,7 +49,9 @@ def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("command", ["bench_kernels", "bench_kernels --ladder", "bench_kernels --host", "tune_kernels"])
+@pytest.mark.parametrize(
+    "command", ["bench_kernels", "bench_kernels --noise_ablation", "bench_kernels --host", "tune_kernels"]
+)
 def test_what_needs_a_gpu_says_so(command):
     pytest.importorskip("triton")
     code, _, complaint = scripts.run(*command.split())

@@ -22,7 +22,7 @@ from swep_ds.pipeline.examples import reported_examples, validation_examples
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Recipe
 from tests.support.fork_server import ROOT, run_script
-from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
+from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 SETTINGS = ["data.holdout_fraction=0.5", "eval.select_on=held_out", "train.max_updates=1"]
 SETTINGS += ["train.learning_rate=1e-20", "train.precision=fp32"]  # so that the run ends with the weights of its start
@@ -64,8 +64,7 @@ def runs(tmp_path_factory) -> Path:
     ):
         run = {"recipe": str(recipe), "set": [*SETTINGS, *more], "ds_config": str(ds_config(folder, 1))}
         listed.append(run | {"output_dir": str(folder / name)})
-    (folder / "runs.json").write_text(json.dumps(listed))
-    (folder / "out").write_text(run_script(SEVERAL_RUNS, str(folder / "runs.json")).stdout)
+    (folder / "out").write_text(make_runs(folder, listed).stdout)
     return folder
 
 

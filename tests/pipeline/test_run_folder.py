@@ -18,6 +18,7 @@ from swep_ds.files import is_locked
 from swep_ds.pipeline import folder as run_folder
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder, check_alike, resume_fingerprint
 from swep_ds.recipe import Recipe
+from tests.support.bad_input import refused
 from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 from tests.support.tiny_checkpoint import change_manifest, described, write_checkpoint
 
@@ -39,10 +40,7 @@ def take(path: Path, settings: Recipe | None = None, resume: str = "auto"):
 
 
 def message(path: Path, settings: Recipe | None = None, resume: str = "auto") -> str:
-    with pytest.raises(InputError) as caught:
-        RunFolder(path).take(settings or recipe(), resume)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refused(RunFolder(path).take, settings or recipe(), resume)
 
 
 def sleep_instead(monkeypatch, act: Callable[[], object]) -> None:

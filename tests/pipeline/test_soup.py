@@ -19,12 +19,12 @@ from swep_ds.evaluation.results import PACKAGES
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from tests.support import tiny
 from tests.support.bad_input import change_json, refused
 from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script
-from tests.support.one_rank import one_rank
 from tests.support.tiny_run import squad
 
 WEIGHT = "bert.embeddings.word_embeddings.weight"
@@ -96,7 +96,7 @@ def test_a_soup_declines_at_a_threshold_of_its_own(runs, tmp_path, capsys):
         recipe = Recipe.load(str(run / "recipe.yaml"), chosen)
         (run / "recipe.yaml").write_text(recipe.dump())
         change_json(run / "model" / "reading.json", null_threshold=threshold)
-    with one_rank():
+    with process_group():
         make_soup(runs, tmp_path / "soup")
         said = capsys.readouterr().out
         half, _ = halves(hold_out_articles(read_examples(recipe.data.train, training=True, unanswerable=True), 0.6)[1])

@@ -9,8 +9,7 @@ import torch
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import load_file
 
-from tests.support.fork_server import run_script
-from tests.support.tiny_run import SEVERAL_RUNS, complete, ds_config, losses, metrics, prepare, squad
+from tests.support.tiny_run import complete, ds_config, losses, make_runs, metrics, prepare, squad
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +43,7 @@ def two(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
 
 
 def make(folder: Path, ranks: int, runs: list[dict], check: bool = True) -> None:
-    # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
-    (folder / "runs.json").write_text(json.dumps(sorted(runs, key=lambda run: "zero3" in run["ds_config"])))
-    ended = run_script(SEVERAL_RUNS, str(folder / "runs.json"), ranks=ranks, check=check)
+    ended = make_runs(folder, runs, ranks=ranks, check=check)
     assert check or ended.returncode != 0
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.bad_input import error_line
 from tests.support.fork_server import run_script
-from tests.support.tiny_run import ROOT, SEVERAL_RUNS, TORCHRUN, ds_config, execute, launch, losses, prepare, squad
+from tests.support.tiny_run import ROOT, TORCHRUN, ds_config, execute, launch, losses, make_runs, prepare, squad
 
 TRAIN = ROOT / "scripts" / "train.py"
 PYTHON = [sys.executable, str(TRAIN)]
@@ -27,13 +28,6 @@ def arguments(folder: Path, output: str, *overrides: str, stage: int = 2) -> lis
     sets = [part for override in overrides for part in ("--set", override)]
     config, recipe = str(ds_config(folder, stage)), str(folder / "recipe.yaml")
     return ["--ds_config", config, "--recipe", recipe, "--output_dir", str(folder / output), *sets]
-
-
-def error_line(stderr: str) -> str:
-    """The one line for the user, among what launchers print."""
-    assert "Traceback" not in stderr
-    (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
-    return line
 
 
 # Bad settings: before anything is done
@@ -113,8 +107,7 @@ def errors(folder) -> dict[str, str]:
         if name == "checkpoint":
             runs[-1]["resume"] = "nowhere"
     runs = [run | {"recipe": str(folder / "recipe.yaml"), "fails": True} for run in runs]
-    (folder / "runs.json").write_text(json.dumps(runs))
-    run_script(SEVERAL_RUNS, str(folder / "runs.json"))
+    make_runs(folder, runs)
     return {name: Path(f"{folder / name}.error").read_text() for name in (*DATA, *SETTINGS)}
 
 

@@ -18,9 +18,8 @@ from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Recipe
 from tests.support import tiny, tiny_batches
-from tests.support.fork_server import run_script
 from tests.support.tiny_objective import objective, split
-from tests.support.tiny_run import SEVERAL_RUNS, ds_config, prepare, squad
+from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 from tests.support.tiny_windows import build
 
 TRAIN = {"data.unanswerable": "train", "data.holdout_fraction": 0.5, "train.max_updates": 2}
@@ -120,8 +119,7 @@ def runs(folder) -> Path:
         overrides = [f"{field}={value}" for field, value in settings.items()]
         run = {"recipe": str(home / "recipe.yaml"), "set": overrides, "ds_config": str(ds_config(folder, 1))}
         listed.append(run | {"output_dir": str(folder / name)})
-    (folder / "runs.json").write_text(json.dumps(listed))
-    (folder / "out").write_text(run_script(SEVERAL_RUNS, str(folder / "runs.json")).stdout)
+    (folder / "out").write_text(make_runs(folder, listed).stdout)
     return folder
 
 

@@ -28,7 +28,7 @@ HOSTS = ("north", "north", "south", "south")
 RANK = f"""
 import json, os, sys, threading, time
 from swep_ds.ranks import heartbeat
-from swep_ds.ranks.signals import leave_alone
+from swep_ds.ranks.signals import exit_single_rank
 rank, file, hosts = int(sys.argv[1]), sys.argv[2], {HOSTS!r}
 if rank == 0:
     beat = heartbeat.HeartbeatServer(hosts)
@@ -290,7 +290,7 @@ def test_a_stranger_whose_noise_comes_with_the_last_ranks_hello_does_no_harm():
 
 def test_a_thread_that_breaks_ends_its_process(monkeypatch):
     left = queue.SimpleQueue()
-    monkeypatch.setattr(heartbeat, "leave", lambda text, code: left.put((text, code)))
+    monkeypatch.setattr(heartbeat, "exit_process", lambda text, code: left.put((text, code)))
     serve(2)._send(at=None)
     text, code = left.get(timeout=HANGS)
     assert "TypeError" in text
@@ -299,7 +299,7 @@ def test_a_thread_that_breaks_ends_its_process(monkeypatch):
 
 def test_a_rank_that_is_slow_to_go_does_not_take_rank_0_for_dead(monkeypatch):
     left = []
-    monkeypatch.setattr(heartbeat, "leave", lambda text, code: left.append(text))
+    monkeypatch.setattr(heartbeat, "exit_process", lambda text, code: left.append(text))
     monkeypatch.setattr(heartbeat, "LEAVE_SECONDS", 0.1)
     server = serve(2)
     client = HeartbeatClient(1, ["here"] * 2, "127.0.0.1", server.address, reports=True)

@@ -13,6 +13,7 @@ from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import Section, parse_yaml, validate
 from swep_ds.settings.reading import MOST_CHARACTERS
 from swep_ds.sweeps.sweep import read_sweep
+from tests.support.bad_input import refused
 from tests.support.hostile import NO_FILES
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
@@ -30,9 +31,7 @@ ODD += ["a\0b", "a\nb", "\u2028", "x" * 5000, [[[[]]]], b"bytes", {1: 2}, {None:
 
 
 def message(path: object, *overrides: str) -> str:
-    with pytest.raises(InputError) as caught:
-        Recipe.load(str(path), overrides)
-    return checked(str(caught.value))
+    return checked(refused(Recipe.load, str(path), overrides))
 
 
 def checked(said: str) -> str:

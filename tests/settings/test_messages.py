@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
+from tests.support.bad_input import refused
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
@@ -17,9 +17,7 @@ def write(path: Path, tree: dict) -> Path:
 
 
 def message(name: object, *overrides: str) -> str:
-    with pytest.raises(InputError) as caught:
-        Recipe.load(str(name), overrides)
-    return str(caught.value)
+    return refused(Recipe.load, str(name), overrides)
 
 
 def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path):

@@ -14,6 +14,7 @@ from swep_ds.ranks.group import process_group
 from swep_ds.ssmba.augment import Chunks, _check, _digest, _read, _weights, augment
 from swep_ds.ssmba.reconstruct import Settings
 from tests.support import bad_input, tiny, tiny_masked_lm
+from tests.support.bad_input import error_line
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import squad
 
@@ -24,12 +25,6 @@ QUESTIONS = 200  # 7 chunks
 def arguments(folder: Path, output: str, *more: str) -> list[str]:
     data, model = str(folder / "train.json"), str(folder / "model")
     return ["--data", data, "--model", model, "--output", str(folder / output), *more]
-
-
-def error_line(stderr: str) -> str:
-    assert "Traceback" not in stderr
-    (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
-    return line
 
 
 # Chunks

@@ -18,6 +18,13 @@ def refused(action: Callable, *arguments, **options) -> str:
     return str(caught.value)
 
 
+def error_line(stderr: str) -> str:
+    """The one line for the user, among what launchers print."""
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
 def change_json(file: Path, *path: str | int, **fields: Any) -> None:
     """Sets fields of the object at `path` in a JSON file."""
     tree = place = json.loads(file.read_text())

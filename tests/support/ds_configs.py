@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
+from tests.support.bad_input import refused
 
 TRAIN = {
     "micro_batch_size": 4,
@@ -39,9 +37,7 @@ def resolve(source: Path, micro_steps=2, world_size=2, on_cpu=True, **train) -> 
 
 def message(source: Path, **changes) -> str:
     """What `resolve` raises."""
-    with pytest.raises(InputError) as caught:
-        resolve(source, **changes)
-    return checked(str(caught.value), str(source))
+    return checked(refused(resolve, source, **changes), str(source))
 
 
 def checked(said: str, source: str) -> str:

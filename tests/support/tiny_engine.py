@@ -49,7 +49,7 @@ def batches(architecture: str, accumulation: int = 1) -> list[Batch]:
 
 
 def engine_losses(variant: str, architecture: str = "bert", accumulation: int = 1) -> list[float]:
-    """The loss of each update, inside a process group of one rank (`tests.support.one_rank`)."""
+    """The loss of each update, inside a process group of one rank (`swep_ds.ranks.group`)."""
     method, generative = settings(variant), architecture in tiny_models.SEQ2SEQ
     execution = "joint" if accumulation > 1 else "split"
     train = {"learning_rate": RATE, "execution": execution, "gradient_accumulation_steps": accumulation}

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.support import tiny, tiny_models
-from tests.support.fork_server import HANGS, IMPORTED_WITH, ROOT
+from tests.support.fork_server import HANGS, IMPORTED_WITH, ROOT, run_script
 from tests.support.ports import free_port
 
 DEEPSPEED = Path(sys.executable).parent / "deepspeed"
@@ -105,6 +105,17 @@ def execute(command: list[str], check: bool = True) -> subprocess.CompletedProce
     if check and process.returncode != 0:
         raise AssertionError(f"{' '.join(command)} exited {process.returncode}\n{out[-4000:]}\n{err[-4000:]}")
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def make_runs(folder: Path, runs: list[dict], **options) -> subprocess.CompletedProcess:
+    """Makes runs in one process a rank (`several_runs.py`), with the options of `run_script`.
+
+    ZeRO-3 comes last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently; then autocast, which
+    leaves a mark in its globals.
+    """
+    runs = sorted(runs, key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]])
+    (folder / "runs.json").write_text(json.dumps(runs))
+    return run_script(SEVERAL_RUNS, str(folder / "runs.json"), **options)
 
 
 def metrics(folder: Path) -> list[dict]:

@@ -16,6 +16,7 @@ from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved, validation_half
 from swep_ds.planning.memory import model_states
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.training.average import WeightAverage, newest_share
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -23,7 +24,6 @@ from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
-from tests.support.one_rank import one_rank
 from tests.support.tiny_checkpoint import BATCH, LAYOUT, rewrite_state
 
 UPDATES = 6
@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    with one_rank():
+    with process_group():
         yield
 
 
@@ -203,7 +203,7 @@ def test_a_checkpoint_with_a_wrong_mean_is_refused_and_the_one_before_it_is_take
 def saved(folder, tmp_path_factory) -> Iterator[tuple[Checkpoints, Any]]:
     """An engine of ZeRO-1, and checkpoints of its updates 1 and 2; its group stays until the module's last test."""
     recipe = Recipe.load(str(folder / "recipe.yaml"), ["train.average=ema"])
-    with one_rank():
+    with process_group():
         job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, 1)))
         engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
         average = WeightAverage.of(engine, recipe.train, UPDATES)

@@ -8,13 +8,13 @@ import torch
 
 from swep_ds.benchmarks.candidates import engine_update
 from swep_ds.errors import InputError
+from swep_ds.ranks.group import process_group
 from swep_ds.training import engine as engines
 from swep_ds.training.ds_config import check_monitors
 from swep_ds.training.ds_fields import FIELDS, REFUSED, block_fields, field_faults
 from swep_ds.training.engine import build_engine
 from tests.support import ds_configs
 from tests.support.ds_configs import checked, message, write
-from tests.support.one_rank import one_rank
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective
 from tests.support.tiny_run import ROOT
@@ -185,7 +185,7 @@ def test_what_deepspeed_would_read_otherwise(tmp_path, config, part):
 
 @pytest.fixture(scope="module")
 def group():
-    with one_rank():
+    with process_group():
         yield
 
 

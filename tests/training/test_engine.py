@@ -26,13 +26,12 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from tests.support import rivals_reference
-from tests.support.fork_server import run_script
-from tests.support.one_rank import one_rank
 from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
-from tests.support.tiny_run import ROOT, SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare
+from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -162,13 +161,7 @@ def finished(folder) -> dict[tuple[str, int], Path]:
     folders = {}
     for world_size in WORLD_SIZES:
         listed = runs(folder, world_size)
-        # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently; then autocast, which
-        # leaves a mark in its globals
-        ordered = sorted(
-            listed.values(), key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]]
-        )
-        (folder / f"runs{world_size}.json").write_text(json.dumps(ordered))
-        run_script(SEVERAL_RUNS, str(folder / f"runs{world_size}.json"), ranks=world_size)
+        make_runs(folder, list(listed.values()), ranks=world_size)
         folders |= {(name, world_size): Path(run["output_dir"]) for name, run in listed.items()}
     return folders
 
@@ -457,6 +450,6 @@ def test_without_its_average_a_run_is_one_without(finished):
 def test_an_update_does_not_wait_for_the_device(monkeypatch):
     waits = []
     monkeypatch.setattr(type(get_accelerator()), "synchronize", lambda *_: waits.append(1))
-    with one_rank():
+    with process_group():
         engine_losses("swep")
     assert waits == []

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from swep_ds.methods.base import MicroStep
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout
 from tests.support.engine_memory import make_config, make_objective
-from tests.support.one_rank import one_rank
 from tests.support.tiny_batches import batch
 
 UPDATES = 2
@@ -42,7 +42,7 @@ def trained(stage: int, precision: str, apart: bool) -> tuple[list[torch.Tensor]
 
 @pytest.mark.parametrize(("stage", "precision", "apart"), CASES)
 def test_an_update_is_deepspeeds_own_to_the_last_bit(monkeypatch, stage, precision, apart):
-    with one_rank():
+    with process_group():
         weights, norms = trained(stage, precision, apart)
         monkeypatch.setattr("swep_ds.training.engine.use_foreach", lambda _: None)
         expected, expected_norms = trained(stage, precision, apart)

@@ -10,13 +10,13 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline import prepare
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import _read_engine, run_update
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
-from tests.support.one_rank import one_rank
 
 MOST, POWER = 20, 18  # a scale that overflows at first
 SET = ["train.precision=fp16", "train.average=ema", "train.average_decay=0.6", "method.kl_target=4000"]
@@ -43,7 +43,7 @@ def test_a_skipped_update_changes_no_weight_counts_in_the_mean_and_has_no_norm(f
     scaling = {"enabled": "auto", "initial_scale_power": POWER, "hysteresis": 1}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"fp16": scaling}))
     recipe = Recipe.load(str(folder / "recipe.yaml"), SET)
-    with one_rank():
+    with process_group():
         job = prepare.prepare(recipe, str(file))
         engine = build_engine(job.objective, job.config, recipe.train, MOST)
         average, parts = WeightAverage.of(engine, recipe.train, MOST), job.objective.parts("split")

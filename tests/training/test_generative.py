@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.support.fork_server import run_script
-from tests.support.tiny_run import ROOT, SEVERAL_RUNS, ds_config, losses, metrics, prepare
+from tests.support.tiny_run import ROOT, ds_config, losses, make_runs, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -51,17 +50,15 @@ def finished(folder) -> dict[tuple[str, int], Path]:
             add("adafactor", ds_config(folder, 0), **adafactor)
             add("bf16", ds_config(folder, 2), **{"train.precision": "bf16"})
             add("untied-zero0", ds_config(folder, 0))
-        for stage in STAGES:  # 3 last: DeepSpeed leaves torch's `linear` replaced
+        for stage in STAGES:
             add(f"zero{stage}", ds_config(folder, stage))
         if world_size == 2:
             add("untied-zero3", ds_config(folder, 3))
         if world_size == 1:
             add("zero3_offload", ROOT / "ds_configs" / "zero3_offload.json")
-            for stage in (0, 2, 3):  # after all others: DeepSpeed keeps a mark of autocast in its globals
+            for stage in (0, 2, 3):
                 add(f"zero{stage}-autocast", ds_config(folder, stage), **{"train.precision": "autocast"})
-        listed = folder / f"runs{world_size}.json"
-        listed.write_text(json.dumps(runs))
-        said = run_script(SEVERAL_RUNS, str(listed), ranks=world_size).stdout
+        said = make_runs(folder, runs, ranks=world_size).stdout
         (folder / f"said{world_size}").write_text(said)
     return folders
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from swep_ds.errors import TrainingDiverged
 from swep_ds.pipeline.prepare import prepare
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.tracking import Tracker
 from tests.support import tiny_run
-from tests.support.one_rank import one_rank
 
 FAULTY = 3  # the update with the gradient
 
@@ -52,7 +52,7 @@ def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after
     settings = [f"train.precision={precision}", "train.log_every=100", "train.checkpoint_every=2"]
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.max_updates=6", "method.name=mle"])
     saves = Saves()
-    with one_rank():
+    with process_group():
         job = prepare(recipe, str(tiny_run.ds_config(tmp_path, stage)))
         assert precision == "fp32" or job.config["bf16"]["check_grad_overflow"] is False
         engine = build_engine(job.objective, job.config, recipe.train, 6)

@@ -13,9 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.fork_server import run_script
 from tests.support.tiny_checkpoint import flip, rewrite_state
-from tests.support.tiny_run import SEVERAL_RUNS, assert_same, complete, ds_config, error, losses, metrics, prepare
+from tests.support.tiny_run import assert_same, complete, ds_config, error, losses, make_runs, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +49,6 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "output_dir": str(folder / output),
         **more,
     }
-
-
-def make(folder: Path, ranks: int, runs: list[dict], check: bool = True):
-    # ZeRO-3 last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently
-    runs = sorted(runs, key=lambda run: "zero3" in run["ds_config"])
-    (folder / "runs.json").write_text(json.dumps(runs))
-    return run_script(SEVERAL_RUNS, str(folder / "runs.json"), ranks=ranks, check=check)
 
 
 def tag(run: Path, update: int) -> Path:
@@ -95,9 +87,10 @@ def stopped(tmp_path_factory) -> Path:
                 runs.append(start(folder, name("whole", variant), stage, accumulation, every=1000))
                 runs.append(start(folder, name("stopped", variant), stage, accumulation, stop_after=STOP))
         if world_size == 1:
-            make(folder, 1, runs)
+            make_runs(folder, runs, ranks=1)
         else:
-            ended = make(folder, 2, [*runs, start(folder, "killed", 3, accumulation=2, kill=[1, 6])], check=False)
+            killed = start(folder, "killed", 3, accumulation=2, kill=[1, 6])
+            ended = make_runs(folder, [*runs, killed], ranks=2, check=False)
             assert ended.returncode != 0
     for run, _, _ in FIRST_STARTS:  # second starts change these
         left = {"complete": complete(folder / run), "latest": (folder / run / "checkpoints" / "latest").read_text()}
@@ -138,7 +131,7 @@ def resumed(stopped) -> Path:
         start(folder, "poisoned", 2, accumulation=2, fails=True),
     ]
     for ranks, listed in runs.items():
-        make(folder, ranks, listed)
+        make_runs(folder, listed, ranks=ranks)
     return folder
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import BertConfig
 
 from swep_ds.pipeline import prepare
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from swep_ds.settings import differences
 from swep_ds.training.checkpoint_files import read_manifest
@@ -17,7 +18,6 @@ from swep_ds.training.conversion import find_mismatch, parameter_shapes
 from swep_ds.training.engine import build_engine
 from swep_ds.training.saved_state import FLATS, name_files, read_state
 from tests.support import tiny_run
-from tests.support.one_rank import one_rank
 from tests.support.tiny_checkpoint import BATCH, LAYOUT, change_manifest, rewrite_state
 from tests.support.tiny_objective import objective
 
@@ -33,7 +33,7 @@ class Saved(NamedTuple):
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
-    with one_rank():
+    with process_group():
         yield
 
 

@@ -10,9 +10,9 @@ from swep_ds.methods.nearest import nearest
 from swep_ds.models.backends import float32_products
 from swep_ds.pipeline.prepare import _check_environment
 from swep_ds.ranks import accelerator
+from swep_ds.ranks.group import process_group
 from swep_ds.training.engine import build_engine
 from tests.support import ds_configs
-from tests.support.one_rank import one_rank
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective
 
@@ -21,7 +21,7 @@ ONE_RANK = {"micro_batch_size": 3, "gradient_accumulation_steps": 1}
 
 @pytest.fixture(scope="module")
 def group():
-    with one_rank():
+    with process_group():
         yield
 
 
