@@ -198,7 +198,7 @@ def sources(recipe: Recipe) -> list[str]:
 
 def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
-    said = re.findall(r"`python scripts/sweep\.py (\w+) .*?` \| (\d+) \|", text)
+    said = re.findall(r"`python scripts/sweep\.py (\w+)(?: --jobs GPUS)?` \| (\d+) \|", text)
     assert len(said) == 8
     named = set()
     for name, runs in said:
@@ -207,9 +207,9 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         named |= {source for cell in cells for source in sources(cell.recipe)}
     lost = [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text]
     assert lost == []
-    [example] = re.findall(r"As a sweep:\n\n((?:    .*\n)+)", text)
+    [example] = re.findall(r"beta\.yaml`:\n\n((?:    .*\n)+)", text)
     _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
-    assert [cell.recipe.method.beta for cell in cells] == [1, 0.1, 0.01, 0.001]
+    assert [cell.recipe.method.beta for cell in cells] == [1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
     assert {(cell.recipe.data.holdout_fraction, len(cell.recipe.data.eval)) for cell in cells} == {(0.1, 0)}
     for script in re.findall(r"python (scripts/\S+\.py)", text):
         assert (tiny_run.ROOT / script).is_file()
