@@ -1,7 +1,7 @@
 """Intervals for differences between two methods when seeds and questions are both samples.
 
 The score difference of seed s on question q is D_sq = m + a_s + b_q + e_sq: every seed answers every question, and
-questions come in clusters (paragraphs or articles), within which b and e may be correlated. With S seeds and Q
+questions come in clusters (`data.splits.clusters`), within which b and e may be correlated. With S seeds and Q
 questions the mean over all D_sq has the variance
 
     Var(a) / S + Var(mean of b) + Var(mean of e),      estimated by V = max(A + B - E, A, B):

@@ -1,8 +1,8 @@
 """The headline of a run's report: the share of its exact answers that the model loses on other domains.
 
 Home is the source domain, the first data set that a run tests on. All intervals are of 95 percent over questions, for
-this trained model: paragraphs or articles are drawn again (`significance.resampled_means`). They say nothing about
-other seeds.
+this trained model: clusters of them (`data.splits.clusters`) are drawn again (`significance.resampled_means`). They
+say nothing about other seeds.
 """
 
 from collections.abc import Mapping, Sequence

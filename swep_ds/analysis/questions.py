@@ -21,7 +21,7 @@ ROUNDING = 0.01  # points by which scores computed again may differ from those i
 
 @dataclass(frozen=True)
 class Questions:
-    """The questions of a test set: accepted answers by id, and each question's paragraph or article by number."""
+    """The questions of a test set: accepted answers by id, and each question's cluster by number."""
 
     golds: dict[str, tuple[str, ...]]
     clusters: pd.Series  # by id

@@ -56,6 +56,8 @@ class SavedRun:
         run = RunFolder(folder)
         recipe = run.read_recipe()
         run.check_finished()
+        if not run.model.is_dir():
+            raise InputError(f"{folder}: holds no {run.model.name}: train it again")
         saved = load_saved(str(run.model))
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)

@@ -71,18 +71,17 @@ def question_differences(rows: Rows, base: str, column: str, scores: QuestionSco
     """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points.
 
     The order is that of the seeds in common, and of the questions of the base's first run. Rows without a seed in
-    common, where a run of such a seed cannot be read, or whose runs answered other questions than the base's, are
-    missing.
+    common, or whose runs answered other questions than the base's, are missing; all are if a run of the base cannot be
+    read.
     """
     frames = {name: {run.ref.seed: scores.of(run, column) for run in runs} for name, runs in rows.items()}
-    readable = [frame for frame in frames[base].values() if frame is not None]
-    if not readable:
+    if not rows[base] or any(frame is None for frame in frames[base].values()):
         return {}
-    ids = readable[0].index
+    ids = frames[base][rows[base][0].ref.seed].index
     differences = {}
     for name, runs in rows.items():
         seeds = common_seeds(runs, rows[base])
-        if name == base or not seeds or any(frames[row][seed] is None for row in (name, base) for seed in seeds):
+        if name == base or not seeds or any(frames[name][seed] is None for seed in seeds):
             continue
         paired = [run for row in (name, base) for run in rows[row] if run.ref.seed in seeds]
         others = [run for run in paired if set(scores.of(run, column).index) != set(ids)]

@@ -73,7 +73,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
         notes += _difference_notes(base)
         if any(unaveraged(base) == row["name"] for block in blocks for row in block["rows"]):
             notes.append(
-                f"{base} has averaged weights, so that a difference to it of a row of last weights is also that of "
+                f"{base} has averaged weights, so the difference of an unaveraged row to it includes the effect of "
                 f"averaging: --against {unaveraged(base)!r} compares last weights."
             )
     cells = [cell for block in blocks for row in block["rows"] for cell in row["scores"].values()]
@@ -274,7 +274,8 @@ def _difference_notes(base: str) -> list[str]:
     return [
         f"Differences are to {base}, in points, seed by seed over the n seeds in common; SD is from seed to seed. The "
         f"{LEVEL} % interval is for other seeds and other questions: crossed over both, questions by article where "
-        f"there are {ARTICLES} of them, else by paragraph; it takes {LEAST_SEEDS} seeds.",
+        f"there are {ARTICLES} of them, else by paragraph, or by question where a set asks the same of many texts; it "
+        f"takes {LEAST_SEEDS} seeds.",
         "p is adjusted by Holm for all differences of the block but the sweep's primary one. Bold: p below "
         f"{1 - LEVEL / 100:.2f}. No difference: certainly smaller than {MARGIN} points (two one-sided tests at "
         f"{100 - LEVEL} %).",

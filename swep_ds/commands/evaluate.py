@@ -24,7 +24,7 @@ def evaluate() -> None:
     parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
     parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
     parser.add_argument("--scorer", choices=("squad", "mlqa"), help="scoring rules (default: the run's, or squad)")
-    parser.add_argument("--language", choices=LANGUAGES, help="of all data sets, with --scorer mlqa (default: en)")
+    parser.add_argument("--language", choices=LANGUAGES, help="mlqa: of all data sets (default: the run's, or en)")
     parser.add_argument(
         "--null_threshold",
         type=float,

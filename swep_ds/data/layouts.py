@@ -82,15 +82,19 @@ class _Faults:
 def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Example]:
     """The questions of a SQuAD document, v1.1 or v2.0."""
     faults, name = _Faults(source), Path(source).name
-    untitled: dict[str, str] = {}  # context -> the first article with it, for all that have no title
+    untitled: dict[str, str] = {}  # context -> its article, which takes in later ones that share a context with it
     for a, article in enumerate(field(document, "data", list, source)):
-        where = article_name = f"{source}: data[{a}]"
+        where = f"{source}: data[{a}]"
         paragraphs = field(article, "paragraphs", list, where)
         title = _title(article, where, otherwise="")
+        if not title:
+            found = [paragraph.get("context") for paragraph in paragraphs if isinstance(paragraph, dict)]
+            contexts = [text for text in found if isinstance(text, str)]
+            title = next((untitled[text] for text in contexts if text in untitled), where)
+            untitled |= {text: untitled.get(text, title) for text in contexts}
         for p, paragraph in enumerate(paragraphs):
             where = f"{source}: data[{a}].paragraphs[{p}]"
             context = text_field(paragraph, "context", where)
-            named = title or untitled.setdefault(context, article_name)
             for q, qa in enumerate(field(paragraph, "qas", list, where)):
                 place = f"data[{a}].paragraphs[{p}].qas[{q}]"
                 with faults.of(place):
@@ -104,7 +108,7 @@ def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Exa
                             for answer in field(qa, "answers", list, where_q)
                         ]
                         _check_possible(where_q, qa, pairs)
-                    yield Example(id_, question, context, *_answers(where_q, context, pairs, wanted), named)
+                    yield Example(id_, question, context, *_answers(where_q, context, pairs, wanted), title)
     faults.report()
 
 
@@ -124,8 +128,8 @@ def rows(
     for place, row in labelled:
         if isinstance(row, dict) and "detected_answers" in row:
             raise InputError(
-                f"{source}: has MRQA's column detected_answers, and its contexts have markers such as [SEP], which a "
-                "tokenizer would take for its own: name the file of the shared task (.jsonl.gz)"
+                f"{source}: has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which "
+                "a tokenizer would take for its own: name the file of the shared task (.jsonl.gz)"
             )
         with faults.of(place):
             id_ = id_field(row, "id", f"{source}: {place}", otherwise=f"{name}-{place.split()[1]}")
@@ -171,7 +175,7 @@ def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 def _check_possible(where: str, question: dict[str, Any], answers: list[tuple[Any, Any]]) -> None:
     """Raises InputError: the question has answers and says that it has none, as where plausible ones were added."""
-    if answers and str(question.get("is_impossible")).lower() in ("true", "1"):
+    if answers and str(question.get("is_impossible")).lower() in ("true", "1", "1.0"):
         raise InputError(
             f"{where}: is_impossible is true, but it has answers: empty its answers, or set is_impossible to false"
         )

@@ -10,6 +10,7 @@ from swep_ds.errors import InputError
 
 SAMPLE = "-ssmba"
 ARTICLES = 20  # the fewest clusters to group questions by something coarser than their paragraphs
+ALONE = 0.9  # the least share of texts in questions at which hardly any two share a text
 
 
 def subset(examples: list[Example], fraction: float, limit: int | None, seed: int) -> list[Example]:
@@ -62,16 +63,16 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:
-    """The number from 0 of each question's cluster [N]: its article where there are `ARTICLES` of them, else its
-    paragraph; or its own text where questions are asked of several texts and so fewer than these, but `ARTICLES`
-    (BioASQ: 224 questions about 1,490 texts).
+    """The number from 0 of each question's cluster [N]. Questions of one cluster share answers, so that intervals and
+    cross-validation keep them together.
 
-    Questions of one cluster share answers, so that intervals and cross-validation keep them together.
+    It is the article if there are at least `ARTICLES`, else the paragraph. If hardly any two questions share a
+    paragraph, but the same questions are asked of many, it is the text of the question, if there are at least
+    `ARTICLES` different ones: BioASQ's 1,504 are 224 questions about 1,490 texts.
     """
-    articles = [example.article for example in examples]
-    names = articles if len(set(articles)) >= ARTICLES else [example.context for example in examples]
-    questions = [example.question for example in examples]
-    if ARTICLES <= len(set(questions)) < len(set(names)):
+    articles, texts = [example.article for example in examples], [example.context for example in examples]
+    names, questions = articles if len(set(articles)) >= ARTICLES else texts, [example.question for example in examples]
+    if len(set(texts)) > ALONE * len(examples) and ARTICLES <= len(set(questions)) < len(set(names)):
         names = questions
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names])

@@ -46,7 +46,7 @@ class TextTokens(NamedTuple):
 
         A tokenizer that strips accents or composes characters leaves them out, and an answer would be cut in a letter.
         """
-        if text.isascii():
+        if not any(map(_is_mark, set(text))):
             return self
         ends, limits = self.ends.copy(), np.append(self.starts[1:], len(text))
         for token in np.flatnonzero((ends >= 0) & (ends < limits)):
@@ -67,8 +67,10 @@ class TextTokens(NamedTuple):
 
 
 def _is_mark(character: str) -> bool:
-    """Whether this belongs to the letter before it: a combining mark, or a vowel or end of a Hangul syllable."""
-    return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
+    """Whether this belongs to the letter before it: a combining mark, a voicing mark of half-width kana, or a vowel or
+    end of a Hangul syllable."""
+    mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
+    return mark or "\u1160" <= character <= "\u11ff"
 
 
 def tokenise(examples: Sequence[Example], backend: Tokenizer, gap: str, max_query_length: int) -> Iterator[tuple]:

@@ -6,8 +6,8 @@ It is fitted to questions that the model was not trained on and that no score is
   - features: a logistic regression on the probabilities of the five best answers and on the lengths of question, text
     and answer, as Kamath, Jia and Liang (ACL 2020) have it with a random forest, and on the probability of the answer's
     text, wherever it stands.
-The kind with the lowest cross-validated log loss is fitted to all questions. Questions of a cluster (an article or a
-paragraph) are left out together. All is deterministic.
+The kind with the lowest cross-validated log loss is fitted to all questions. Questions of a cluster
+(`data.splits.clusters`) are left out together. All is deterministic.
 
 Shapes: N questions, F features.
 """
@@ -105,7 +105,7 @@ def fit(
 
     Args:
         right_N: whether the exact match is 1.
-        clusters_N: the article or paragraph of each question.
+        clusters_N: the cluster of each question (`data.splits.clusters`).
     """
     right_N = np.asarray(right_N, dtype=float)
     few = TooFew(int(right_N.sum()), int((1 - right_N).sum()), len(set(clusters_N)))

@@ -74,7 +74,8 @@ def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
         run: folder of a finished run of the recipe.
 
     Raises:
-        InputError: its source cannot be read, or has changed since the run, which then may have trained on this half.
+        InputError: its source cannot be read, or gives other questions than the run had, which then may have trained
+            on this half.
     """
     data, name = recipe.data, recipe.validation_set
     held_out = name == HOLDOUT
@@ -83,7 +84,10 @@ def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
     chosen_by, reported = halves(tests[name])
     if [example.id for example in reported] != list(read_json(run / "predictions" / f"{name}.json")):
         field, source = ("data.train", data.train) if held_out else (f"data.eval.{name}", data.eval[name])
-        raise InputError(f"{field} {source}: has changed since {run} was trained: restore it, or train again")
+        raise InputError(
+            f"{field} {source}: its questions are not those that {run} reported: restore the data, or train again (an "
+            "earlier version may have split them otherwise)"
+        )
     return chosen_by
 
 

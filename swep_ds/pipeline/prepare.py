@@ -122,6 +122,8 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         return features, batches, evaluation.prepare(tests), next(iter(evaluation.prepare(validation)), None)
 
     features, batches, *sets = ranks.local_rank_zero_first(tokenise)
+    if recipe.train.average == "last_k":
+        last_k(recipe.train, batches.updates)  # checks the number
     return Job(objective, tokenizer, config, len(training), features, batches, *sets, evaluation)
 
 
@@ -171,9 +173,8 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example], consol
 
 
 def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int) -> TrainingBatches:
-    """Raises InputError: `train.average` is the mean over fewer than two of their updates."""
     settings = recipe.train
-    batches = TrainingBatches(
+    return TrainingBatches(
         features.dataset,
         Padding.of(tokenizer),
         micro_batch_size=settings.micro_batch_size,
@@ -186,9 +187,6 @@ def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, w
         seed=recipe.seed,
         group_by_length=settings.group_by_length,
     )
-    if settings.average == "last_k":
-        last_k(settings, batches.updates)  # checks the number
-    return batches
 
 
 def load_model(

@@ -160,12 +160,12 @@ def evaluate_saved(
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
         if (output_dir / "results.json").exists():
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
-        if language is not None and scorer != "mlqa":
-            raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         if batch_size < 1:
             raise InputError(f"--batch_size {batch_size}: must be at least 1")
         tests = _read_data_sets(data)
         saved = load_saved(model_name, null_threshold)
+        if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
+            raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         for name, examples in tests.items():
             texts = [example.context[:1000] for example in examples[:20]]
             check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
@@ -184,7 +184,9 @@ def evaluate_saved(
     else:
         decoding = f"answers of up to {saved.spans.max_answer_tokens} tokens, {saved.spans.n_best} starts and ends each"
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
-    given = EvalSection(scorer=scorer, language=language or "en") if scorer else saved.eval
+    given = saved.eval
+    if scorer or language:
+        given = EvalSection(scorer=scorer or given.scorer, language=language or "en")
     rules = {name: Scorer(given.answer_language(name)) for name in tests}
     threshold = saved.null_threshold
     models_threshold = threshold is not None and null_threshold is None

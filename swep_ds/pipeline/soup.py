@@ -160,7 +160,7 @@ def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, 
     try:
         examples = validation_examples(first, ingredients[0].run)
     except InputError as error:
-        return mean, f"the mean of the runs', because what they chose on cannot be read ({error})"
+        return mean, f"the mean of the runs', because what they chose on cannot be used ({error})"
     if all(example.answers for example in examples):
         return mean, f"the mean of the runs', because all questions in half of {named} have an answer"
     saved = load_saved(str(folder), mean)

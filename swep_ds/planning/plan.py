@@ -33,6 +33,7 @@ from swep_ds.planning.activations import Activations, Generation, count_activati
 from swep_ds.planning.memory import States, model_states
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
+from swep_ds.training.average import last_k
 from swep_ds.training.ds_config import resolve_ds_config
 
 # the simplest first: partitioning costs communication, offload waits for the bus
@@ -247,6 +248,8 @@ def _say_data(
         say(f"updates and tokens: not known, because {error}")
         return recipe.data.max_length
     batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
+    if recipe.train.average == "last_k":
+        last_k(recipe.train, batches.updates)  # checks the number, as the run will
     # an epoch's updates are made of the same windows
     seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
     tokens, positions = sum(int(n.sum()) for n in seen), sum(int(n.max()) * len(n) for n in seen)

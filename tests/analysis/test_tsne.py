@@ -75,5 +75,5 @@ def test_what_cannot_be_drawn(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="it perturbs nothing"):
         coordinates(run, run.test_examples()[:1], 500, seed=0)
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(InputError, match=r"pip install 'swep-ds\[analysis\]'"):
+    with pytest.raises(InputError, match=r"pip install scikit-learn"):
         coordinates(run, run.test_examples()[:1], 500, seed=0)

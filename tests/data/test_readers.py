@@ -147,6 +147,10 @@ def test_articles_are_titles_or_else_what_questions_share(save):
         del article["title"]
     first, second, third = (example.article for example in read_examples(save({"data": untitled}), training=False))
     assert first == second != third  # the first two have one context
+    both = [{"paragraphs": [*other["data"][0]["paragraphs"], *squad(WHAT)["data"][0]["paragraphs"]]}]
+    articles = [e.article for e in read_examples(save({"data": [untitled[0], *both]}), training=False)]
+    assert len(articles) == 3
+    assert len(set(articles)) == 1  # the whole of the second article belongs to the first
     no_title = [{key: value for key, value in row.items() if key != "title"} for row in rows(WHEN, WHAT)]
     assert {e.article for e in read_examples(save(no_title), training=False)} == {CONTEXT}
 

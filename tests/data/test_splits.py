@@ -134,14 +134,15 @@ def test_a_single_text_cannot_be_halved():
 @pytest.mark.parametrize(
     ("asked", "texts", "by"),
     [
-        (ARTICLES, 3 * ARTICLES, "question"),  # the same question of several texts, as in BioASQ
-        (ARTICLES - 1, 3 * ARTICLES, "context"),
-        (3 * ARTICLES, ARTICLES, "context"),
-        (ARTICLES, ARTICLES, "context"),
+        (ARTICLES, 5 * ARTICLES - 1, "question"),  # the same questions of many texts, as in BioASQ
+        (ARTICLES - 1, 5 * ARTICLES - 1, "context"),
+        (5 * ARTICLES, ARTICLES + 1, "context"),
+        (ARTICLES, 2 * ARTICLES + 1, "context"),  # the same questions of each text, as in CUAD
+        (5 * ARTICLES, 5 * ARTICLES, "context"),
     ],
 )
 def test_questions_that_recur_are_the_clusters(asked, texts, by):
-    count = 6 * ARTICLES
+    count = 5 * ARTICLES
     examples = [
         Example(f"q{i}", f"question {i % asked}", f"text {i % texts}", ("a",), None, f"text {i % texts}")
         for i in range(count)

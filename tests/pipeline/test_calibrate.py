@@ -129,7 +129,7 @@ def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs, tmp_pat
     questions.write_text(json.dumps(read(questions) | {"another": "answer"}))
     refused = run_script(command, str(run), check=False)
     assert refused.returncode == 2
-    assert f"train.json: has changed since {run} was trained: restore it, or train again" in refused.stderr
+    assert f"train.json: its questions are not those that {run} reported: restore the data" in refused.stderr
     refused = run_script(command, str(runs / "plain"), check=False)
     assert refused.returncode == 2
     assert "held out no half of its source domain to calibrate on: train it with eval.select_on held_out" in (

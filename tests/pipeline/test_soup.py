@@ -92,14 +92,17 @@ def test_a_soup_declines_at_a_threshold_of_its_own(runs, tmp_path, capsys):
         qa |= {"answers": [], "is_impossible": True}
     (tmp_path / "v2.json").write_text(json.dumps(document))
     chosen = [f"data.train={tmp_path / 'v2.json'}", "data.unanswerable=train", "data.holdout_fraction=0.6"]
+    examples = read_examples(str(tmp_path / "v2.json"), training=True, unanswerable=True)
+    half, reported = halves(hold_out_articles(examples, 0.6)[1])
     for run, threshold in zip(runs, (-99.0, 50.0, 99.0), strict=True):
-        recipe = Recipe.load(str(run / "recipe.yaml"), chosen)
-        (run / "recipe.yaml").write_text(recipe.dump())
+        (run / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), chosen).dump())
+        (run / "predictions").mkdir()
+        answered = {example.id: "" for example in reported}
+        (run / "predictions" / "held_out.json").write_text(json.dumps(answered))
         change_json(run / "model" / "reading.json", null_threshold=threshold)
     with process_group():
         make_soup(runs, tmp_path / "soup")
         said = capsys.readouterr().out
-        half, _ = halves(hold_out_articles(read_examples(recipe.data.train, training=True, unanswerable=True), 0.6)[1])
         answerer = QuestionAnswerer(tmp_path / "soup")
         replies = answerer.answer([(example.question, example.context) for example in half], 1000)
         odds, best = [], []
@@ -123,9 +126,12 @@ def test_a_soup_declines_at_a_threshold_of_its_own(runs, tmp_path, capsys):
     # odds are equal to rounding; where it is best to decline every question, the threshold is just below the least
     at_threshold = max(total_f1(threshold - 1e-4), total_f1(threshold + 1e-4))
     assert at_threshold == pytest.approx(max(map(total_f1, [-1e6, *(value + 1e-4 for value in odds)])))
+    (runs[0] / "predictions" / "held_out.json").write_text(json.dumps(answered | {"another": ""}))
+    make_soup(runs, tmp_path / "changed")
+    assert f"v2.json: its questions are not those that {runs[0]} reported" in capsys.readouterr().out
     (tmp_path / "v2.json").unlink()
     make_soup(runs, tmp_path / "other")
-    assert "the mean of the runs', because what they chose on cannot be read (data.train: " in capsys.readouterr().out
+    assert "the mean of the runs', because what they chose on cannot be used (data.train: " in capsys.readouterr().out
     assert ReadingSettings.load(tmp_path / "other" / "reading.json").null_threshold == pytest.approx(50 / 3)
 
 

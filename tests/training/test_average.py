@@ -153,6 +153,7 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     expected = [*means, *[last[chosen].flatten()] * 3, *[means[chosen]] * 2]
     assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 8
     assert not torch.equal(means[2], last[2].flatten())
+    monkeypatch.undo()
     for part in (tmp_path / "run", tmp_path / "run" / UNAVERAGED):
         saved, selection = load_saved(str(part / "model")), read_results(part / "results.json").selection
         evaluation, half = validation_half(saved, recipe, validation_examples(recipe, part), 8)
