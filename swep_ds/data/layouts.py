@@ -88,8 +88,8 @@ def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Exa
         paragraphs = field(article, "paragraphs", list, where)
         title = _title(article, where, otherwise="")
         if not title:
-            found = [paragraph.get("context") for paragraph in paragraphs if isinstance(paragraph, dict)]
-            contexts = [text for text in found if isinstance(text, str)]
+            values = [paragraph.get("context") for paragraph in paragraphs if isinstance(paragraph, dict)]
+            contexts = [text for text in values if isinstance(text, str)]
             title = next((untitled[text] for text in contexts if text in untitled), where)
             untitled |= {text: untitled.get(text, title) for text in contexts}
         for p, paragraph in enumerate(paragraphs):
