@@ -121,7 +121,8 @@ class EvalSection(Section):
     # earlier one) is exported, and reported on the other half of the set and on all other sets.
     select_on: str | None = None
     batch_size: Count = 32  # windows per rank
-    n_best: int = Field(20, ge=1, le=10_000)  # extractive: how many of the best starts and ends per window are paired
+    # extractive: how many of the best starts and ends per window are paired; a calibrator sees the five best answers
+    n_best: int = Field(20, ge=5, le=10_000)
     max_answer_tokens: Count = 30  # longest answer; if generated, with its end-of-sequence token
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
     scorer: Literal["squad", "mlqa"] = "squad"  # scoring rules: SQuAD's, for English, or MLQA's, for `language`

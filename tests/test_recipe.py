@@ -207,7 +207,7 @@ def test_overrides_reach_into_the_eval_mapping_and_keep_its_order(path):
 
 
 def test_overrides_apply_in_order_and_make_missing_sections(path):
-    recipe = Recipe.load(str(path), ["eval.n_best=3", "eval.n_best=5", "tracking.project=p"])
+    recipe = Recipe.load(str(path), ["eval.n_best=6", "eval.n_best=5", "tracking.project=p"])
     assert (recipe.eval.n_best, recipe.tracking.project) == (5, "p")
 
 

@@ -45,8 +45,10 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
 
 
 def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, int]:
-    """Characters [start, end) of the answer `text`, without white space at its ends: a token may begin with the space
-    before its word. Raises InputError: the answer is blank or not at `start`."""
+    """Characters [start, end) of the answer `text`, without white space at its ends.
+
+    Raises InputError: the answer is blank or not at `start`.
+    """
     end = start + len(text)
     if is_blank(text):
         raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
@@ -56,7 +58,13 @@ def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, in
             f"{where}: the answer {excerpt(text)} is not at answer_start {excerpt(start)} of its context, which has "
             f"{actual} there; correct the offset (it counts characters, from 0)"
         )
-    return end - len(text.lstrip()), start + len(text.rstrip())
+    return _bare(text, start)
+
+
+def _bare(text: str, start: int) -> tuple[int, int]:
+    """Characters [start, end) of the text at `start`, without white space at its ends: a token may begin with the space
+    before its word, and would be one too many."""
+    return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
 
 
 def find_answer(where: str, context: str, text: str) -> tuple[int, int]:
@@ -98,7 +106,7 @@ def _in_spaced_word(character: str) -> bool:
 
 
 def mrqa_span(where: str, context: str, qa: dict[str, Any]) -> tuple[int, int]:
-    """Characters [start, end) of the first detected answer's first occurrence, as the file gives them.
+    """Characters [start, end) of the first detected answer's first occurrence, without white space at its ends.
 
     The shared task looked answers up with SQuAD's normalisation and in detokenised text: texts that differ only in
     white space, case, punctuation and articles are the same answer.
@@ -120,7 +128,7 @@ def mrqa_span(where: str, context: str, qa: dict[str, Any]) -> tuple[int, int]:
             f"{where}: the answer {excerpt(text)} is not at char_spans {excerpt([start, last])} of its context, which "
             f"has {excerpt(actual)} there; correct the offsets (characters, from 0, the last one included)"
         )
-    return start, last + 1
+    return _bare(actual, start)
 
 
 def _same_answer(text: str, other: str) -> bool:

@@ -9,7 +9,8 @@ from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 SAMPLE = "-ssmba"
-ARTICLES = 20  # the fewest clusters to group questions by something coarser than their paragraphs
+ARTICLES = 20  # the fewest clusters to group questions by articles
+RECURRING = 20  # the fewest different questions to group by them
 ALONE = 0.9  # the least share of texts in questions at which hardly any two share a text
 
 
@@ -44,36 +45,44 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
 def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
     """Splits into (kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
 
-    The split is by article, as paragraphs of one article share their answers. The choice does not depend on the seed
-    of a run, so scores over seeds share one test set.
+    The split is by article, as paragraphs of one article share their answers, or by question (`shared`). The choice
+    does not depend on the seed of a run, so scores over seeds share one test set.
 
     Raises InputError: the examples have fewer than two articles.
     """
-    counts = Counter(example.article for example in examples)
-    articles = sorted(counts)
-    if len(articles) < 2:
+    names = shared(examples, articles=1)
+    counts = Counter(names)
+    ordered = sorted(counts)
+    if len(ordered) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
     held: set[str] = set()
-    for index in np.random.default_rng(0).permutation(len(articles))[:-1]:
-        if sum(counts[article] for article in held) >= fraction * len(examples):
+    for index in np.random.default_rng(0).permutation(len(ordered))[:-1]:
+        if sum(counts[name] for name in held) >= fraction * len(examples):
             break
-        held.add(articles[index])
-    kept = [example for example in examples if example.article not in held]
-    return kept, [example for example in examples if example.article in held]
+        held.add(ordered[index])
+    sides: tuple[list[Example], list[Example]] = [], []
+    for example, name in zip(examples, names, strict=True):
+        sides[name in held].append(example)
+    return sides
+
+
+def shared(examples: Sequence[Example], articles: int) -> list[str]:
+    """What each question has in common with those that may share its answer.
+
+    It is the article if there are at least `articles`, else the paragraph. If hardly any two questions share a
+    paragraph, but the same questions are asked of many, it is the text of the question, if there are at least
+    `RECURRING` different ones: BioASQ's 1,504 are 224 questions about 1,490 texts.
+    """
+    titles, texts = [example.article for example in examples], [example.context for example in examples]
+    names, questions = titles if len(set(titles)) >= articles else texts, [example.question for example in examples]
+    recurring = len(set(texts)) > ALONE * len(examples) and RECURRING <= len(set(questions)) < len(set(names))
+    return questions if recurring else names
 
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:
-    """The number from 0 of each question's cluster [N]. Questions of one cluster share answers, so that intervals and
-    cross-validation keep them together.
-
-    It is the article if there are at least `ARTICLES`, else the paragraph. If hardly any two questions share a
-    paragraph, but the same questions are asked of many, it is the text of the question, if there are at least
-    `ARTICLES` different ones: BioASQ's 1,504 are 224 questions about 1,490 texts.
-    """
-    articles, texts = [example.article for example in examples], [example.context for example in examples]
-    names, questions = articles if len(set(articles)) >= ARTICLES else texts, [example.question for example in examples]
-    if len(set(texts)) > ALONE * len(examples) and ARTICLES <= len(set(questions)) < len(set(names)):
-        names = questions
+    """The number from 0 of each question's cluster [N]: questions that share answers, so that intervals and
+    cross-validation keep them together (`shared`)."""
+    names = shared(examples, ARTICLES)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names])
 
@@ -81,13 +90,14 @@ def clusters(examples: Sequence[Example]) -> np.ndarray:
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into (to select a checkpoint by, to report): about as many questions each, in their order.
 
-    The split is by article, or by context if there is one article, as their questions share answers. Articles come in
-    random order, each to the half that has fewer questions so far. The split does not depend on the seed of a run.
+    The split is by article, by context if there is one article, or by question, as they share answers (`shared`).
+    Articles come in random order, each to the half that has fewer questions so far. The split does not depend on the
+    seed of a run.
 
     Raises InputError: all questions are about one context.
     """
-    shared = (lambda e: e.article) if len({e.article for e in examples}) > 1 else (lambda e: e.context)
-    counts = Counter(map(shared, examples))
+    groups = shared(examples, articles=2)
+    counts = Counter(groups)
     if len(counts) < 2:
         raise InputError(
             "eval.select_on: all questions are about one text: name a data set that can be split in half (without one, "
@@ -97,4 +107,4 @@ def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     for index in np.random.default_rng(0).permutation(len(names)):
         chosen[names[index]] = side = int(sizes[0] > sizes[1])
         sizes[side] += counts[names[index]]
-    return tuple([e for e in examples if chosen[shared(e)] == side] for side in (0, 1))
+    return tuple([e for e, name in zip(examples, groups, strict=True) if chosen[name] == side] for side in (0, 1))

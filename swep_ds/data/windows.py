@@ -193,7 +193,8 @@ class WindowCutter:
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
-        return TextTokens.of(self.backend.encode(self.gap + text, add_special_tokens=False), -len(self.gap))
+        encoding = self.backend.encode(self.gap + text, add_special_tokens=False)
+        return TextTokens.of(encoding, -len(self.gap)).over_marks(text)
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
         """The windows of a context of so many tokens beside a question of so many."""

@@ -141,10 +141,13 @@ class Evaluation:
 
     def score(self, outputs: Outputs, test: EvalSet) -> Score:
         """EM and F1, on every rank; at the threshold with the best F1 if the model may decline. Collective."""
-        predictions, scorer = self.predict(outputs, test, best_only=True), self.scorer(test.name)
+        return self.score_of(self.predict(outputs, test, best_only=True), test)
+
+    def score_of(self, predictions: Predictions, test: EvalSet) -> Score:
+        """As `score`, of the answers that `predict` gave."""
         if predictions.nulls:
             predictions = predictions.declining(self._best_threshold(predictions, test))
-        return scorer.score(predictions.texts, test.golds)
+        return self.scorer(test.name).score(predictions.texts, test.golds)
 
     def with_threshold(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
         """At the threshold with the best F1 on `test`, half of a data set, for a model that may decline; and why."""

@@ -86,6 +86,7 @@ class Evaluated:
     scorers: dict[str, str]  # by data set: scoring rules
     null_threshold: float | None = None  # set for a model that may decline questions
     calibrator: Calibrator | None = None
+    validation: Score | None = None  # on the validation data, if there are any
 
 
 class Selection(Checked):

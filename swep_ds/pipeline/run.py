@@ -20,7 +20,7 @@ from deepspeed.accelerator import get_accelerator
 from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.errors import InputError, RunExit, Unreadable, reason
-from swep_ds.evaluation.evaluate import Evaluation
+from swep_ds.evaluation.evaluate import Evaluation, Predictions
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -157,9 +157,9 @@ def _run_stage(
             done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, validate, average)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = select(engine, checkpoints, recipe, done, say) if selects else None
-            selections = [_scored(engine, job, outcome, selection) for outcome in outcomes[:-1]] + [selection]
             engine.eval()
             tested = [_test(engine, job, outcome, say) for outcome in outcomes]
+            selections = [_scored(selection, test) for test in tested[:-1]] + [selection]
             tracker.summary(tested[-1].scores)
         ranks.progress("export")
         results = partial(_results, recipe, job, done, peak, pretraining)
@@ -228,17 +228,19 @@ def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
         say(f"with train.average {recipe.train.average}, in {folder.path}:")
     names = {test.name: job.evaluation.scorer(test.name).name(test.golds) for test in job.tests}
     with outcome.weights():
-        evaluation = _tuned(engine, job, recipe, say)
+        predictions = job.evaluation.predict(engine, job.validation) if job.validation else None
+        evaluation = _tuned(job, predictions, recipe, say)
         scores = evaluation.run(engine, job.tests, folder.path, say)
-    return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator)
+    validated = job.evaluation.score_of(predictions, job.validation) if predictions else None
+    return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
 
 
-def _tuned(engine, job: Job, recipe: Recipe, say: Say) -> Evaluation:
-    """The evaluation with the threshold and, on source text, the calibrator that the validation data choose."""
+def _tuned(job: Job, predictions: Predictions | None, recipe: Recipe, say: Say) -> Evaluation:
+    """The evaluation with the threshold and, on source text, the calibrator that the answers to the validation data
+    choose."""
     evaluation, validation, confidences = job.evaluation, job.validation, NO_CALIBRATOR
     why = NO_VALIDATION
-    if validation:
-        predictions = evaluation.predict(engine, validation)
+    if predictions:
         if evaluation.null_threshold is not None:
             evaluation, why = evaluation.with_threshold(predictions, validation)
         if validation.name == job.tests[0].name:
@@ -367,11 +369,11 @@ def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, s
     return Selection(data_set=recipe.eval.select_on, update=update, **chosen, checkpoints=scores)
 
 
-def _scored(engine, job: Job, outcome: Outcome, selection: Selection | None) -> Selection | None:
-    """The selection, which the main outcome's scores made, with the score of this outcome."""
+def _scored(selection: Selection | None, tested: Evaluated) -> Selection | None:
+    """The selection, which the main outcome's scores made, with the score of another outcome."""
     if selection is None:
         return None
-    score = SetScore.model_validate(_validate(engine, job, outcome))
+    score = SetScore.model_validate(tested.validation)
     return selection.model_copy(update=dict(score) | {"checkpoints": {str(selection.update): score}})
 
 

@@ -33,7 +33,7 @@ SIZES = WindowSettings(24, 5, 8)
 
 def write_sizes(model: Path, null_threshold: float | None = None) -> None:
     data = {"max_length": 24, "doc_stride": 5, "max_query_length": 8}
-    settings = {"data": data, "eval": {"max_answer_tokens": 4, "n_best": 2}, "null_threshold": null_threshold}
+    settings = {"data": data, "eval": {"max_answer_tokens": 4, "n_best": 5}, "null_threshold": null_threshold}
     (model / "reading.json").write_text(json.dumps(settings))
 
 

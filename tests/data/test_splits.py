@@ -2,13 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.data.readers import Example
-from swep_ds.data.splits import ARTICLES, clusters, halves, hold_out_articles, sample_id, samples_of, subset
+from swep_ds.data.splits import ARTICLES, RECURRING, clusters, halves, hold_out_articles, sample_id, samples_of, subset
 from swep_ds.errors import InputError
 
 
@@ -126,6 +127,15 @@ def test_a_single_article_is_halved_by_context():
     assert not {e.context for e in first} & {e.context for e in second}
 
 
+@pytest.mark.parametrize("split", [halves, partial(hold_out_articles, fraction=0.3)], ids=["halves", "held-out"])
+def test_a_question_that_is_asked_of_many_texts_is_on_one_side(split):
+    """The texts of BioASQ's and TriviaQA's questions differ, their answers do not."""
+    examples = [Example(f"q{i}", f"{i % RECURRING}?", f"text {i}", ("a",), None, f"text {i}") for i in range(200)]
+    first, second = split(examples)
+    assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
+    assert not {e.question for e in first} & {e.question for e in second}
+
+
 def test_a_single_text_cannot_be_halved():
     with pytest.raises(InputError, match=r"eval\.select_on: all questions are about one text"):
         halves(questions(["t"] * 5))
@@ -134,10 +144,10 @@ def test_a_single_text_cannot_be_halved():
 @pytest.mark.parametrize(
     ("asked", "texts", "by"),
     [
-        (ARTICLES, 5 * ARTICLES - 1, "question"),  # the same questions of many texts, as in BioASQ
-        (ARTICLES - 1, 5 * ARTICLES - 1, "context"),
+        (RECURRING, 5 * ARTICLES - 1, "question"),  # the same questions of many texts, as in BioASQ
+        (RECURRING - 1, 5 * ARTICLES - 1, "context"),
         (5 * ARTICLES, ARTICLES + 1, "context"),
-        (ARTICLES, 2 * ARTICLES + 1, "context"),  # the same questions of each text, as in CUAD
+        (RECURRING, 2 * ARTICLES + 1, "context"),  # the same questions of each text, as in CUAD
         (5 * ARTICLES, 5 * ARTICLES, "context"),
     ],
 )

@@ -111,7 +111,7 @@ def test_the_same_run_and_what_may_change_in_it(used):
     changed = recipe(
         data__eval={"x": "elsewhere", "more": "z"},
         data__max_eval_examples=5,
-        eval__n_best=3,
+        eval__n_best=10,
         tracking__wandb="offline",
         train__log_every=1,
         train__checkpoint_every=2,
@@ -139,7 +139,7 @@ def test_what_selection_depends_on_binds_where_there_is_one(used):
     for changes, said in [
         ({"data__eval": {"x": "elsewhere"}}, "data.eval, to select on 'y' there, 'elsewhere' here"),
         ({"data__max_eval_examples": 5}, "data.max_eval_examples None there, 5 here"),
-        ({"eval__n_best": 3}, "eval.n_best 20 there, 3 here"),
+        ({"eval__n_best": 10}, "eval.n_best 20 there, 10 here"),
     ]:
         tree = selecting | changes
         assert said in message(used, recipe(**tree))

@@ -127,8 +127,8 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
 
 
 def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path, monkeypatch):
-    """By the weights that a run has whenever it scores: at three checkpoints, for the selection's score of the last
-    weights, then for the calibrator and in the test of each outcome."""
+    """By the weights that a run has whenever it predicts: at three checkpoints, then for the validation data and for
+    the test of each outcome."""
     seen = []
 
     def record(evaluation: Evaluation, engine, test, predict=Evaluation.predict, **options):
@@ -150,8 +150,8 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     means = [torch.load(tag / FILE)[WORD]["mean"] for tag in tags]
     last = [torch.load(tag / "mp_rank_00_model_states.pt", weights_only=False)["module"][WORD] for tag in tags]
     chosen = read_results(tmp_path / "run" / "results.json").selection.update - 1
-    expected = [*means, *[last[chosen].flatten()] * 3, *[means[chosen]] * 2]
-    assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 8
+    expected = [*means, *[last[chosen].flatten()] * 2, *[means[chosen]] * 2]
+    assert [torch.equal(weights, right) for weights, right in zip(seen, expected, strict=True)] == [True] * 7
     assert not torch.equal(means[2], last[2].flatten())
     monkeypatch.undo()
     for part in (tmp_path / "run", tmp_path / "run" / UNAVERAGED):
