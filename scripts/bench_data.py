@@ -9,9 +9,8 @@ answers.
 
 import json
 
-from swep_ds.cli import Parser, main
+from swep_ds.cli import Parser, at_least, main
 from swep_ds.data.quickstart import SOURCE
-from swep_ds.errors import InputError
 from swep_ds.files import check_output, path_of, write_atomically
 
 
@@ -19,12 +18,12 @@ def bench() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--data", default=f"quickstart:{SOURCE}", help="a source, as in data.train")
     parser.add_argument("--model", default="quickstart:encoder", help="the model whose tokenizer is used")
-    parser.add_argument("--questions", type=int, default=88_000, help="to prepare (default: 88000, as in SQuAD)")
-    parser.add_argument("--answers", type=int, default=10_000, help="questions to decode (default: 10000)")
+    parser.add_argument(
+        "--questions", type=at_least(1), default=88_000, help="to prepare (default: 88000, as in SQuAD)"
+    )
+    parser.add_argument("--answers", type=at_least(1), default=10_000, help="questions to decode (default: 10000)")
     parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")
     arguments = parser.parse_args()
-    if min(arguments.questions, arguments.answers) < 1:
-        raise InputError("--questions and --answers must be at least 1")
     check_output("--json", arguments.json)
 
     from swep_ds.benchmarks.data import measure_data  # after the arguments: these imports take seconds

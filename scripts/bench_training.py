@@ -17,7 +17,7 @@ Prints tables; --json FILE keeps the figures. Exit codes as scripts/train.py.
 import argparse
 import json
 
-from swep_ds.cli import Parser, main
+from swep_ds.cli import Parser, at_least, main
 from swep_ds.errors import InputError
 from swep_ds.files import DS_CONFIG, check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
@@ -42,8 +42,8 @@ def bench() -> None:
         help=f"methods, all of them, or {PUBLISHED}; execution is split, joint or stacked (default: split) "
         f"(default: {' '.join(DEFAULT)})",
     )
-    parser.add_argument("--updates", type=int, default=30, help="measured updates per candidate (default: 30)")
-    parser.add_argument("--warmup", type=int, default=3, help="warm-up updates per candidate (default: 3)")
+    parser.add_argument("--updates", type=at_least(2), default=30, help="measured updates per candidate (default: 30)")
+    parser.add_argument("--warmup", type=at_least(0), default=3, help="warm-up updates per candidate (default: 3)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
     what.add_argument("--scaling", action="store_true", help="the loop on 1 and 2 ranks, and a model of more ranks")
@@ -53,8 +53,6 @@ def bench() -> None:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
     check_output("--json", arguments.json)
-    if arguments.updates < 2 or arguments.warmup < 0:
-        raise InputError("--updates must be at least 2, and --warmup not negative")
     if arguments.scaling and arguments.methods:
         raise InputError("--scaling compares mle, swep:split and swep:joint: leave --methods out")
     side_by_side = not (arguments.loop or arguments.scaling or arguments.profile or arguments.operations)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Everything about the kernels that only a GPU can show, the most wanted first: about 11 minutes.
+# Everything about the kernels that only a GPU can show, the most wanted first: about 11 minutes, if tuning takes four.
 #   usage: scripts/gpu_kernels.sh [OUT [STEP ...]]
 #     OUT   folder for what the steps print (STEP.log) and measure (STEP.json); default: results/kernels
 #     STEP  default: all, in this order
-#           test            the kernel tests, on the GPU itself
+#           test            the kernel tests that use the GPU
 #           bfloat16        the benchmark at two widths and three sizes: speed beside a copy, memory, the aims
 #           tune            entries for kernels/tiles.py
 #           host            host time of a call, launches included
@@ -16,7 +16,7 @@ out=${1:-results/kernels}
 only "${@:2}"
 
 needs_gpu="it needs a GPU"
-right=(tests/kernels/test_{cuda,triton,perturb,op,noise_statistics}.py -n 8)
+right=(tests/kernels/test_{cuda,triton}.py -n 8)
 sizes=(--dtype bfloat16 --width 768 1024 --tokens 3072 32768 131072)
 host=() compiled=()
 if rehearsing; then
@@ -31,7 +31,7 @@ if step test 200 "$PYTHON" -m pytest "${right[@]}" || { ! wanted test && is_done
   if rehearsing; then
     skip tune "$needs_gpu"
   else
-    step tune 240 "$PYTHON" scripts/tune_kernels.py --width 768 1024
+    step tune 420 "$PYTHON" scripts/tune_kernels.py --width 768 1024
   fi
   step host 60 "$PYTHON" scripts/bench_kernels.py --host "${host[@]}" --output "$out/host"
   if rehearsing; then

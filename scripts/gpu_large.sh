@@ -66,7 +66,7 @@ for model in "${models[@]}"; do
     step "$name-weights" 120 "$PYTHON" scripts/random_model.py "$model" "$here"
   fi
   for method in swep:split mle; do
-    step "$name-${method%:*}" 90 "$PYTHON" scripts/bench_training.py "${chosen_options[@]}" --methods $method --updates 3 \
+    step "$name-${method%:*}" 270 "$PYTHON" scripts/bench_training.py "${chosen_options[@]}" --methods $method --updates 3 \
       --warmup 2 --json "$out/$name-${method%:*}.json"
   done
   pending "$name-swep" "$name-mle" || rm -rf "$here"

@@ -101,15 +101,16 @@ step() {  # NAME SECONDS COMMAND ...: 0 if it is done
   [ "$code" -eq 0 ]
 }
 
-pack() {  # all figures, without weights and reports, which can be made again; files of one name follow each other, because they have much in common
+pack() {  # figures, predictions and logs; files of one name follow each other, because they have much in common
   "$PYTHON" - "$out" <<'PY'
 import lzma, pathlib, sys, tarfile
 
 out = pathlib.Path(sys.argv[1])
-WEIGHTS = {"models", "model", "checkpoints", "confidence"}
+# weights, and what a table does not read
+LEFT_OUT = {"models", "model", "checkpoints", "confidence", "calibrated", "n_best", "null_odds"}
 figures = [
     path for path in out.rglob("*")
-    if path.is_file() and not WEIGHTS & set(path.relative_to(out).parts)
+    if path.is_file() and not LEFT_OUT & set(path.relative_to(out).parts)
     and path.suffix not in (".safetensors", ".xz", ".part", ".html") and path.name != ".lock"
 ]
 part = out / "archive.tar.xz.part"

@@ -48,7 +48,7 @@ bench() {  # STEP SECONDS SHAPE UPDATES OPTION ...
     --set "model.name=$out/models/$3" --warmup $warmup --updates "$4" --json "$out/$1.json" "${@:5}"
 }
 train() {  # STEP ZERO_STAGE OPTION ...
-  step "$1" 90 "$PYTHON" scripts/train.py --ds_config "ds_configs/zero$2.json" --output_dir "$out/runs/$1" "${@:3}" "${few[@]}"
+  step "$1" 180 "$PYTHON" scripts/train.py --ds_config "ds_configs/zero$2.json" --output_dir "$out/runs/$1" "${@:3}" "${few[@]}"
 }
 scores() {
   "$PYTHON" - "$out" <<'PY'
@@ -63,19 +63,19 @@ PY
 begin "$3"
 pending base profile-base operations compile fp32 tf32 stacked undropped packing && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
-bench base 120 base $updates  # beside the published procedure, which is in fp32
-bench large 120 large $updates --methods mle swep:split swep:joint
+bench base 240 base $updates  # beside the published procedure, which is in fp32
+bench large 240 large $updates --methods mle swep:split swep:joint
 bench profile-base 60 base 10 --profile --methods swep:split
 bench profile-large 60 large 10 --profile --methods swep:split
 bench operations 120 base 10 --operations
-bench compile 180 base $updates --set train.compile=true --methods mle swep:split
+bench compile 300 base $updates --set train.compile=true --methods mle swep:split
 bench fp32 60 base 10 --methods mle swep:split --set train.precision=fp32
 if rehearsing; then
   skip tf32 "it needs a GPU"
 else
   bench tf32 60 base 10 --methods mle swep:split --set train.precision=tf32
 fi
-bench stacked 60 base $updates --methods prior_aug:split prior_aug:joint prior_aug:stacked
+bench stacked 120 base $updates --methods prior_aug:split prior_aug:joint prior_aug:stacked
 train mle 2 "${new_wiki[@]}" --set method.name=mle
 train swep 2 "${new_wiki[@]}"
 train quickstart 2

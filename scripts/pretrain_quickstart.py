@@ -18,8 +18,8 @@ def main() -> None:
     parser = cli.Parser(description=__doc__)
     parser.add_argument("folder", type=path_of("FOLDER"), help="where to save tokenizer and model")
     parser.add_argument("--model", choices=MODELS, default="encoder", help="default: %(default)s")
-    parser.add_argument("--updates", type=int, help="default: as many as for the shipped model")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--updates", type=cli.at_least(1), help="default: as many as for the shipped model")
+    parser.add_argument("--seed", type=cli.at_least(0), default=0, help="default: %(default)s")
     arguments = parser.parse_args()
     check_output_folder("FOLDER", arguments.folder)
     module = MODELS[arguments.model]
@@ -28,7 +28,6 @@ def main() -> None:
         settings = replace(settings, updates=arguments.updates)
     if settings.updates <= settings.warmup:
         raise InputError(f"--updates {settings.updates}: the warm-up alone takes {settings.warmup}: give more")
-    check_output_folder("FOLDER", arguments.folder)
     module.pretrain(settings, arguments.folder)
 
 

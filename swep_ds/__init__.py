@@ -67,7 +67,7 @@ __all__ = ["__version__", *_NAMES]
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swep_ds.ranks.launch import quiet_about_cpu
+    from swep_ds.console import quiet_about_cpu
 
     module, attribute = _NAMES[name]
     with quiet_about_cpu():

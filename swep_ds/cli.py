@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from swep_ds.console import protect, warn
+from swep_ds.console import is_no_cpu_notice, protect, warn
 from swep_ds.errors import EXIT_DONE, InputError, RunExit, denied
 from swep_ds.files import PACKAGE, shipped
-from swep_ds.ranks.launch import check_libraries, is_alone, is_no_cpu_notice, read_launch, report
+from swep_ds.ranks.launch import check_libraries, is_alone, read_launch, report
 from swep_ds.ranks.signals import request
 
 
@@ -34,11 +34,26 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}: --help lists the options")
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option: a whole number from `least` on."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} must be at least {least}")
+        return value
+
+    return number
+
+
 def add_launch_options(options: argparse.ArgumentParser) -> None:
     """Adds `--ranks`, which `launch` serves."""
     options.add_argument(
         "--ranks",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="start N processes on this machine, each with a device (default: this one, or a rank of the surrounding "
         "launcher)",
@@ -49,12 +64,10 @@ def add_launch_options(options: argparse.ArgumentParser) -> None:
 def launch(ranks: int | None, name: str) -> None:
     """Becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks; returns if a single process is asked for.
 
-    Raises InputError: the number is below 1, a launcher has started this process already, or there are fewer devices.
+    Raises InputError: a launcher has started this process already, or there are fewer devices.
     """
     if ranks is None:
         return
-    if ranks < 1:
-        raise InputError(f"--ranks {ranks}: must be at least 1")
     if read_launch().master_addr:
         raise InputError("--ranks: a launcher has already started this process: leave out one of the two")
     if ranks > 1:

@@ -14,8 +14,8 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import rich.console
@@ -44,6 +44,24 @@ def warn(text: str) -> None:
     """Prints one line on stderr, at once."""
     with suppress(OSError, ValueError):  # from a stream that is not a `Screen`
         print(on_one_line(text), file=sys.stderr, flush=True)
+
+
+def is_no_cpu_notice(record: logging.LogRecord) -> bool:
+    """A filter of DeepSpeed's logger that drops its notice that it has taken the CPU, which each process prints when it
+    imports DeepSpeed. A run's own lines name its device. Other messages of DeepSpeed are shown."""
+    return not str(record.msg).startswith("Setting accelerator to CPU")
+
+
+@contextmanager
+def quiet_about_cpu() -> Iterator[None]:
+    """`is_no_cpu_notice` around an import in a process that is not this package's."""
+    logger = logging.getLogger("DeepSpeed")
+    # another function, so that the filter that cli.py adds for the whole process stays
+    logger.addFilter(here := lambda record: is_no_cpu_notice(record))
+    try:
+        yield
+    finally:
+        logger.removeFilter(here)
 
 
 class Console(rich.console.Console):

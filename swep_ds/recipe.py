@@ -20,12 +20,15 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
 from swep_ds.plugins import load_entry_points
 from swep_ds.ranks.launch import is_first_on_node
-from swep_ds.settings import FieldFault, Section, lay_sections, load, read_whole, shown, suggest, validate
+from swep_ds.settings import Section, join, lay_sections, load, read_whole, shown, suggest, validate
 
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
 AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
+# settings that change neither the trained model nor its scores
+NEUTRAL = ("tracking", "train.log_every", "train.stall_seconds")
+NEUTRAL += ("train.keep_checkpoints", "train.on_checkpoint_failure")
 LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
 # Bounds that no run reaches; above them numbers overflow or a run never ends
@@ -152,19 +155,11 @@ class TrackingSection(Section):
     project: str = "swep-ds"  # the project in that service
     group: str | None = None  # the group of runs in wandb and trackio; a sweep sets its own name
 
-    @model_validator(mode="before")
+    @field_validator("to", mode="before")
     @classmethod
-    def _wandb(cls, tree: Any) -> Any:
-        """Reads `wandb: off | online | offline`, as `to` was called. YAML 1.1 reads a bare off as false."""
-        if not isinstance(tree, dict):
-            return tree
-        tree = {name: "off" if value is False else value for name, value in tree.items()}
-        if "wandb" in tree:
-            value, former = tree.pop("wandb"), {"off": "off", "online": "wandb", "offline": "wandb_offline"}
-            if "to" in tree or not isinstance(value, str) or value not in former:
-                raise FieldFault(f"wandb: {shown(value)}: write tracking.to, one of off, wandb, wandb_offline")
-            tree["to"] = former[value]
-        return tree
+    def _bare_off(cls, value: Any) -> Any:
+        """YAML 1.1 reads a bare off as false."""
+        return "off" if value is False else value
 
 
 class Recipe(Section):
@@ -187,7 +182,7 @@ class Recipe(Section):
         select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
         generative = self.task == "generative"
         tests = self.test_sets
-        rules = (  # (what is wrong, the field, why and the fix)
+        rules = (  # (whether it is broken, the field, why and the fix)
             (
                 not tests and "eval" not in data.model_fields_set,
                 "data.eval names nothing to evaluate on, and data.holdout_fraction is 0: give one, or data.eval={}",
@@ -260,9 +255,8 @@ class Recipe(Section):
                     f"{kind}, or leave {name} at {field.default}",
                 ),
             )
-        for broken, fault in rules:
-            if broken:
-                raise ValueError(fault)
+        if faults := [fault for broken, fault in rules if broken]:
+            raise ValueError(join(faults))
         return self
 
     @staticmethod

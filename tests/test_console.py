@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from swep_ds.console import Console, Progress, Rendered, Screen, escaped, on_one_line
+from swep_ds.console import Console, Progress, Rendered, Screen, escaped, on_one_line, quiet_about_cpu
 from swep_ds.errors import InputError
 from swep_ds.ranks.launch import report
 from tests.support.tiny_run import ROOT
@@ -231,3 +231,16 @@ def test_a_warning_is_one_line_whatever_the_name_in_it():
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=60)
     assert ended.stderr == b"data set a\\nb\\x1b[2J: skipped\n"
     assert logging.lastResort is not None
+
+
+def test_of_deepspeeds_messages_only_the_notice_about_the_cpu_is_dropped(monkeypatch):
+    logger = logging.getLogger("DeepSpeed")
+    monkeypatch.setattr(logger, "filters", [])
+    notice = "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it."
+    records = [
+        logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, text, (), None)
+        for text in (notice, "CUDA is out of memory")
+    ]
+    with quiet_about_cpu():
+        assert [bool(logger.filter(record)) for record in records] == [False, True]
+    assert [bool(logger.filter(record)) for record in records] == [True, True]

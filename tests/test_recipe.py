@@ -162,13 +162,6 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
 # Overrides
 
 
-def test_tracking_reads_the_field_under_its_former_name():
-    assert Recipe.load("quickstart", ["tracking.wandb=offline"]).tracking.to == "wandb_offline"
-    for wrong in (["tracking.wandb=sometimes"], ["tracking.wandb=online", "tracking.to=off"]):
-        assert "tracking.wandb: '" in message("quickstart", *wrong)
-        assert "write tracking.to, one of off" in message("quickstart", *wrong)
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -196,7 +189,7 @@ def test_an_override_has_its_fields_type(path, override, expected):
 
 
 def test_a_bare_off_in_a_file_is_off(tmp_path):
-    text = yaml.safe_dump(MINIMAL) + "tracking:\n  wandb: off\n"
+    text = yaml.safe_dump(MINIMAL) + "tracking:\n  to: off\n"
     (tmp_path / "r.yaml").write_text(text)
     assert Recipe.load(str(tmp_path / "r.yaml")).tracking.to == "off"
 

@@ -1,6 +1,8 @@
 """scripts/same_scores.py sees a score that differs, and reads what official scripts print."""
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,11 @@ def test_every_score_is_compared(script, monkeypatch, tmp_path, capsys, wrong):
     lines = [line for line in shown.splitlines() if not line.startswith(" ")]
     assert ["13 scores" in line for line in lines] == [False, True, False, False]
     assert (f"    {wrong}: " in shown) == (wrong is not None)
+    for name in (script.SQUAD1, script.SQUAD2, script.MLQA):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(sys, "argv", ["same_scores.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="some scores differ") if wrong else nullcontext():
+        script.same_scores()
 
 
 def test_an_official_script_runs_on_files(script, tmp_path):

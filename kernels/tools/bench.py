@@ -126,10 +126,17 @@ def copies(batch: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
     return {name: functools.partial(target[: n // 2].copy_, source[: n // 2]) for name, n in moved.items()}
 
 
-def seconds(call: Callable[[], object], device: str, cold: bool = True) -> tuple[float, float, float]:
-    """Median, 10% and 90% quantile of a call's seconds; on a GPU, `cold` empties the L2 cache before each."""
+def seconds(
+    call: Callable[[], object], device: str, cold: bool = True, host: bool = False
+) -> tuple[float, float, float]:
+    """Median, 10% and 90% quantile of a call's seconds.
+
+    Args:
+        cold: on a GPU, empties the L2 cache before each call. The host goes on in the meantime, for some 0.1 ms.
+        host: waits for the GPU after that, so that the host's time counts.
+    """
     if device != "cpu":
-        return _gpu_seconds(call, cold)
+        return _gpu_seconds(call, cold, host)
     from torch.utils.benchmark import Timer
 
     # one call a block, so that the quantiles are those of calls
@@ -140,7 +147,7 @@ def seconds(call: Callable[[], object], device: str, cold: bool = True) -> tuple
     return tuple(torch.tensor(times).quantile(torch.tensor(QUANTILES)).tolist())
 
 
-def _gpu_seconds(call: Callable[[], object], cold: bool, repeats: int = 60) -> tuple[float, float, float]:
+def _gpu_seconds(call: Callable[[], object], cold: bool, host: bool, repeats: int = 60) -> tuple[float, float, float]:
     l2 = torch.empty(2**28, dtype=torch.uint8, device="cuda") if cold else None
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for _ in range(3):
@@ -148,6 +155,8 @@ def _gpu_seconds(call: Callable[[], object], cold: bool, repeats: int = 60) -> t
     for start, end in events:
         if l2 is not None:
             l2.zero_()
+            if host:
+                torch.cuda.synchronize()
         start.record()
         call()
         end.record()
@@ -173,8 +182,13 @@ def graphed(make: Callable[[], dict]) -> dict[str, Callable[[], object]]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             function()
-        replays[name] = graph.replay
+        replays[name] = functools.partial(_replay, graph, functions)
     return replays
+
+
+def _replay(graph: torch.cuda.CUDAGraph, functions: dict) -> None:
+    """Replays a graph. `functions` hold what was computed outside of it, which a captured backward reads."""
+    graph.replay()
 
 
 def extra_memory(call: Callable[[], object], device: str) -> int | None:
@@ -211,7 +225,7 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
                 for name_of_pass, function in functions.items():
                     memory = None if way == "graph" else extra_memory(function, device)
                     for cold in (cold for known, cold in _ways(device) if known == way):
-                        median, low, high = seconds(function, device, cold)
+                        median, low, high = seconds(function, device, cold, host=way == "call")
                         records.append(
                             about
                             | {

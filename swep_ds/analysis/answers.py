@@ -127,7 +127,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     answers, confidences = read_predictions(folder, name), read_confidences(folder, name)
     calibrated = read_confidences(folder, name, "calibrated")
     others = read_predictions(against, name) if against and (against / f"predictions/{name}.json").is_file() else {}
-    examples, scorer = reported_examples(recipe, [name])[name], Scorer(recipe.eval.answer_language(name))
+    examples, scorer = reported_examples(recipe, name), Scorer(recipe.eval.answer_language(name))
     golds = {example.id: example.answers for example in examples}
     scores, other_scores = (scorer.by_question(texts, golds) for texts in (answers, others))
     answered = [

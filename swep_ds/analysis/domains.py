@@ -12,8 +12,9 @@ import numpy as np
 
 from swep_ds.analysis.answers import Answered
 from swep_ds.analysis.crossed import effective_clusters
-from swep_ds.analysis.questions import ROUNDING, Questions
+from swep_ds.analysis.questions import ROUNDING
 from swep_ds.analysis.significance import interval, resampled_means
+from swep_ds.data.splits import clusters
 from swep_ds.evaluation.results import Results
 
 MEAN = "mean of the others"
@@ -169,8 +170,8 @@ def _scores(items: Sequence[Answered]) -> np.ndarray:
 
 def _resampled(values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray | None:
     """Means of `values` [Q, 2] over resampled questions, [RESAMPLES, 2]; None for questions on not even two texts."""
-    clusters = Questions.of([item.example for item in items]).clusters.to_numpy()
-    return resampled_means(values, clusters, name) if effective_clusters(clusters) >= 2 else None
+    clusters_N = clusters([item.example for item in items])
+    return resampled_means(values, clusters_N, name) if effective_clusters(clusters_N) >= 2 else None
 
 
 def _intervals(values: np.ndarray, samples: np.ndarray | None) -> list[Interval]:

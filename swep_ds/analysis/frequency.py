@@ -7,7 +7,6 @@ of ranks has
   mean mu         likewise, the mean over dimensions of mu, for methods that learn it
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from swep_ds.analysis.paper import frequency_table
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
 from swep_ds.data.readers import Example
+from swep_ds.data.windows import plain_backend
 from swep_ds.errors import InputError
 
 BANDS = ((0, 100), (100, 500), (500, 5_000), (5_000, 10_000))  # ranks (first, last], as in the paper
@@ -65,9 +65,7 @@ def by_frequency(run: SavedRun, examples: Sequence[Example], max_windows: int) -
 
 def ranking(run: SavedRun, examples: Sequence[Example]) -> np.ndarray:
     """Ids of the tokens in the distinct questions and contexts, the most frequent first; ties by smaller id."""
-    backend = copy.deepcopy(run.tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
+    backend = plain_backend(run.tokenizer)
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
     counts = np.zeros(len(run.tokenizer), np.int64)
     for begin in range(0, len(texts), 1024):

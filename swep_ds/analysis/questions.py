@@ -69,7 +69,7 @@ class QuestionScores:
             from swep_ds.pipeline.examples import reported_examples  # takes seconds
 
             try:
-                self._questions[key] = Questions.of(reported_examples(recipe, [data_set])[data_set])
+                self._questions[key] = Questions.of(reported_examples(recipe, data_set))
             except InputError as error:
                 self._questions[key] = self.note(f"No intervals on {data_set}: its questions cannot be read ({error}).")
         return self._questions[key]

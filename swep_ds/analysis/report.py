@@ -21,7 +21,7 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Results, out_of_domain_mean, read_results
 from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
-from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.folder import DS_CONFIG, RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 
@@ -73,7 +73,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
     if against:
         RunFolder(against).check_finished()
     results = read_results(folder / "results.json") if (folder / "results.json").exists() else None
-    config, batch = (_read_object(folder / name) for name in ("ds_config.json", "batch.json"))
+    config, batch = _read_object(folder / DS_CONFIG), RunFolder(folder).read_batch([])
     health, unread = run_facts.read_health(folder / "health.jsonl")
     answered, missing = _read_all(folder, recipe, results, against)
     compared = _compared(folder, recipe, answered, results, against) if against else None
@@ -99,7 +99,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "unread": unread,
         "settings": run_facts.settings(recipe, results, config, batch),
         "recipe": recipe.dump(),
-        "repeat": run_facts.command(folder, recipe, results, batch),
+        "repeat": run_facts.command(folder, recipe, results),
         **_course(recipe, read_lines(folder / "metrics.jsonl")),
     }
     return Report(_render(content), _tables(results, answered))
@@ -130,8 +130,7 @@ def _compared(
         raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
     other = read_results(against / "results.json")
     title = f"{other.method}, seed {other.seed}"
-    there = flatten(RunFolder(against).read_recipe().model_dump(mode="json"))
-    here = flatten(recipe.model_dump(mode="json"))
+    here, there = _settings(folder, results), _settings(against, other)
     names = list(results.eval) if results else []
     rows = changes(answered, names)
     return {
@@ -145,6 +144,14 @@ def _compared(
         ],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
+
+
+def _settings(folder: Path, results: Results | None) -> dict[str, Any]:
+    """The settings of a run, flat, and on how many ranks its recipe has its global batch."""
+    run = RunFolder(folder)
+    recipe = run.read_recipe()
+    ranks = run.batch_ranks(recipe, results.world_size if results else 1)
+    return flatten(recipe.model_dump(mode="json")) | {"ranks": ranks}
 
 
 def _divided(results: Results | None) -> list[tuple[str, list[float | int | None]]]:
@@ -214,7 +221,7 @@ def _drawn(charts: Sequence[Chart]) -> list[tuple[str, Markup]]:
 
 
 def _tables(results: Results | None, answered: Mapping[str, Sequence[Answered]]) -> dict:
-    scores = results.model_dump()["eval"] if results else {}
+    scores = results.scores if results else {}
     rows = [[name, score["exact_match"], score["f1"], score["total"]] for name, score in scores.items()]
     if mean := out_of_domain_mean(scores):
         rows.append(["out-of-domain mean", mean["exact_match"], mean["f1"], ""])

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from swep_ds.analysis.charts import is_number
 from swep_ds.evaluation.results import Checked, Results
 from swep_ds.files import read_lines
+from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.recipe import Recipe
 
 MOST_RANKS = 16  # with more ranks, only those with a note are shown
@@ -46,7 +47,7 @@ def zero_stage(config: dict[str, Any]) -> int:
     return stage if stage in (0, 1, 2, 3) else 0
 
 
-def settings(recipe: Recipe, results: Results | None, config: dict, batch: dict) -> list[tuple[str, str]]:
+def settings(recipe: Recipe, results: Results | None, config: dict, batch: GlobalBatch | None) -> list[tuple[str, str]]:
     data, train = recipe.data, recipe.train
     sources = {
         "held-out articles": data.holdout_fraction and f"{data.holdout_fraction:.0%} of the training articles",
@@ -57,7 +58,8 @@ def settings(recipe: Recipe, results: Results | None, config: dict, batch: dict)
     method = [f"{name} {value}" for name, value in recipe.method.model_dump().items() if name != "name"]
     tests = [f"{name}: {source}" for name, source in data.eval.items()]
     length = f"{train.epochs:g} epochs" + (f", at most {train.max_updates:,} updates" if train.max_updates else "")
-    size = f"{batch.get('windows', 'not known')}" + (f" x {train.max_tokens} positions" if train.max_tokens else "")
+    size = str(batch.windows) if batch else "not known"
+    size += f" x {train.max_tokens} positions" if train.max_tokens else ""
     limit = f", {data.max_eval_examples:,} questions of each" if data.max_eval_examples else ""
     rows = [
         ("Method", f"{recipe.method.name}" + (f": {', '.join(method)}" if method else "")),
@@ -123,12 +125,10 @@ def ranks(health: Sequence[HealthLine], *, local_forward: bool) -> list[dict[str
     return [row for row in rows if row["notes"] or 1 < world <= MOST_RANKS]
 
 
-def command(folder: Path, recipe: Recipe, results: Results | None, batch: dict) -> str:
+def command(folder: Path, recipe: Recipe, results: Results | None) -> str:
     """The command line that makes this run again: on the ranks that give its global batch, which its last start need
     not have had."""
-    ranks, train = results.world_size if results else 1, recipe.train
-    if type(windows := batch.get("windows")) is int:
-        ranks = windows // ((1 if train.max_tokens else train.micro_batch_size) * train.gradient_accumulation_steps)
+    ranks = RunFolder(folder).batch_ranks(recipe, results.world_size if results else 1)
     parts = ["swep-ds", "train", *(["--ranks", str(ranks)] if ranks > 1 else [])]
     parts += ["--ds_config", str(folder / "ds_config.json"), "--recipe", str(folder / "recipe.yaml")]
     return f"{shlex.join(parts)} --output_dir NEW"

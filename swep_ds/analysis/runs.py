@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
-from swep_ds.pipeline.folder import UNAVERAGED
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.folder import UNAVERAGED, RunFolder
+from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe, unaveraged
 
@@ -24,7 +24,7 @@ DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_st
 DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown", "timers"}
 SIZES = ("_bucket_size", "_param_persistence_threshold")  # ZeRO's sizes, which default to the model's hidden size
 # settings in which runs of one row may differ
-NOT_OF_THE_ROW = ("seed", "model.name", "tracking.", "train.log_every", "train.checkpoint_every", "eval.batch_size")
+NOT_OF_THE_ROW = (*NEUTRAL, "seed", "model.name", "train.checkpoint_every", "eval.batch_size")
 
 
 class RunEntry(Checked):
@@ -189,7 +189,7 @@ def _row_settings(recipe: Recipe) -> dict[str, Any]:
 def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
     """The finished runs that can be compared with each other, and the missing ones, each in the order of `refs`.
 
-    Runs of a model are comparable if they trained on the same number of ranks under the same ds_config, and were tested
+    Runs of a model are comparable if they began on the same number of ranks under the same ds_config, and were tested
     on the same number of questions of the same data sets in the same way, as the majority was (in a tie, the first).
     Runs of a row have the method's settings of most of them.
     """
@@ -222,14 +222,17 @@ def _read_run(ref: RunRef) -> Run:
     if ref.recipe and identity(ref.recipe) != identity(recipe):
         raise InputError(fault_of(ref.folder, ref.recipe))
     results = read_results(file)
-    return Run(ref, recipe, results, conditions(ref.folder, results.world_size))
+    return Run(ref, recipe, results, conditions(ref.folder, recipe, results.world_size))
 
 
-def conditions(folder: Path, world_size: int) -> dict[str, Any]:
-    """What a run's scores depend on besides its recipe, flat: the number of ranks and what the ds_config decides.
+def conditions(folder: Path, recipe: Recipe, world_size: int) -> dict[str, Any]:
+    """What a run's scores depend on besides its recipe, flat: the ranks of its batch and what the ds_config decides.
+
+    Args:
+        world_size: of the last start; the ranks of a folder without `batch.json`, as `unaveraged/` of packed runs.
 
     Raises:
-        InputError: the run's `ds_config.json` is missing or is not JSON.
+        InputError: the run's `ds_config.json` is missing or is not JSON, or its `batch.json` is damaged.
     """
     file = folder / "ds_config.json"
     try:
@@ -241,7 +244,7 @@ def conditions(folder: Path, world_size: int) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{error}: delete the run's folder and run it again") from None
     decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
-    return {"world_size": world_size} | {
+    return {"ranks": RunFolder(folder).batch_ranks(recipe, world_size)} | {
         f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)
     }
 

@@ -83,7 +83,7 @@ class SavedRun:
         if name is not None and name not in names:
             raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
         name = name or names[0]
-        return reported_examples(self.recipe, [name])[name]
+        return reported_examples(self.recipe, name)
 
     def training_examples(self) -> list[Example]:
         """The training questions, augmented samples last. Raises InputError if a source cannot be read."""

@@ -53,7 +53,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
     base = _base_row(list(dict.fromkeys(ref.variant for ref in refs)), against)
     no_line = ""
     if line is None and base is not None:
-        line, no_line = fitted([_scores(run) for run in runs if run.ref.variant == base], base)
+        line, no_line = fitted([run.results.scores for run in runs if run.ref.variant == base], base)
     questions = QuestionScores()
     blocks, notes, keys = [], [], []
     for ref in refs:
@@ -85,7 +85,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
         )
     if any(CALIBRATED[0] in cell for cell in cells):
         notes.append("Calibrated: the same by the confidences of the calibrator that the run fitted to held-out text.")
-    notes += line_notes(line, [_scores(run) for run in runs]) if line else [no_line] * bool(no_line)
+    notes += line_notes(line, [run.results.scores for run in runs]) if line else [no_line] * bool(no_line)
     return {
         "against": base,
         "line": line and line.model_dump(),
@@ -130,7 +130,7 @@ class _Comparison:
 def _block(model: str, labels: dict[str, str], rows: Mapping[str, Sequence[Run]], comparison: _Comparison) -> Block:
     title = ", ".join([model, *(f"{axis} {label}" for axis, label in labels.items())])
     line = comparison.line
-    scored = {name: [_scores(run) for run in runs] for name, runs in rows.items()}
+    scored = {name: [run.results.scores for run in runs] for name, runs in rows.items()}
     if line:
         scored = {name: [add_points(scores, line) for scores in runs] for name, runs in scored.items()}
     block = {"title": title, "model": model, "labels": labels, **aggregate(scored), "primary": []}
@@ -143,10 +143,6 @@ def _block(model: str, labels: dict[str, str], rows: Mapping[str, Sequence[Run]]
         _add_primary(block, rows, primary, comparison.questions)
     _adjust(block, comparison.base)
     return block
-
-
-def _scores(run: Run) -> Scores:
-    return {name: score.model_dump(exclude_none=True) for name, score in run.results.eval.items()}
 
 
 def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
@@ -224,7 +220,7 @@ def _difference(
         None where there is no interval.
     """
     scores, base_scores = (
-        {run.ref.seed: _with_mean(_scores(run))[column][metric] for run in row} for row in (runs, base)
+        {run.ref.seed: _with_mean(run.results.scores)[column][metric] for run in row} for row in (runs, base)
     )
     each = [scores[seed] - base_scores[seed] for seed in significance.common_seeds(runs, base)]
     result = {**_summary(each), "n": len(each)}

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from swep_ds.console import quiet_about_cpu
 from swep_ds.evaluation.results import Results, Scores, read_results
 from swep_ds.files import user_path
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.ranks.launch import quiet_about_cpu
 from swep_ds.recipe import Recipe
 
 
@@ -38,7 +38,7 @@ class Run:
     @property
     def scores(self) -> Scores:
         """Scores in percent by data set, the source domain first: "exact_match", "f1", "total" (questions) ..."""
-        return {name: score.model_dump(exclude_none=True) for name, score in self.results.eval.items()}
+        return self.results.scores
 
     @property
     def recipe(self) -> Recipe:
@@ -76,11 +76,12 @@ def train(
     with quiet_about_cpu():
         from swep_ds.analysis.report import write_report
         from swep_ds.pipeline.run import run
+        from swep_ds.ranks.accelerator import device_count
         from swep_ds.ranks.group import process_group
         from swep_ds.training.determinism import deterministic_restored
 
     whole = Recipe.make(recipe, **sections)
     folder = user_path(str(output_dir), "output_dir")
-    with torch.random.fork_rng(), deterministic_restored(), process_group():
+    with torch.random.fork_rng(range(device_count())), deterministic_restored(), process_group():
         run(whole, str(ds_config), folder, str(resume), write_report)
     return Run(folder)

@@ -63,7 +63,9 @@ class Robust(nn.Module):
         table = model.get_input_embeddings().weight
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            method = build(settings, qa.hidden_size, qa.embedding_size).to(table.device, table.dtype)
+            method = build(settings, qa.hidden_size, qa.embedding_size)
+            # steps of 3e-5 are lost on weights in half precision
+            method.to(table.device, torch.promote_types(table.dtype, torch.float32))
         if updates is None and _depends_on_progress(method):
             raise InputError(
                 f"method {settings.name}: its weights change over the training: give wrap the number of updates"
@@ -109,8 +111,8 @@ class Robust(nn.Module):
             outside of the batch's width do not count. In evaluation what the model returns.
 
         Raises:
-            InputError: in training, an input is unknown or missing, or the model computes something else from
-                embeddings than from their ids.
+            InputError: in training, an input is unknown or missing, the model computes something else from
+                embeddings than from their ids, or there are more than `updates` updates.
         """
         if not self.training:
             inputs.pop("sample_id", None)
@@ -118,7 +120,12 @@ class Robust(nn.Module):
         if not self._checked:
             self._check()
         batch = _batch(inputs, self._is_generative, self._shares)
-        progress = min(self.update / self.updates, 1.0) if self.updates else 0.0
+        if self.updates and self.update >= self.updates:
+            raise InputError(
+                f"updates {self.updates}: the training goes on after them: give wrap the number of optimizer steps, "
+                f"and as accumulation, here {self.accumulation}, the calls in each"
+            )
+        progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
         if self.method.watches:
             self._watched.append(metrics[self.method.watches].double())
@@ -245,11 +252,10 @@ def _interface(model: nn.Module) -> QAModel:
 def check_trained_dtypes(robust: Robust) -> None:
     """
     Raises:
-        InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there. The
-            method's have the dtype of the embeddings, also where these are frozen, as under adapters.
+        InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there.
             ZeRO-3's may be float16, because DeepSpeed keeps float32 copies.
     """
-    for name, parameter in (*robust.model.named_parameters(), *robust.method.named_parameters("method")):
+    for name, parameter in robust.model.named_parameters():
         if parameter.requires_grad and parameter.dtype == torch.float16 and not hasattr(parameter, "ds_id"):
             raise InputError(
                 f"model: float16 weights cannot be trained (such as {name}); from_pretrained takes the dtype from the "

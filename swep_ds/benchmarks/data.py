@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.console import Console
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import Example, read_examples
+from swep_ds.evaluation.evaluate import Predictions
 from swep_ds.evaluation.predict import read_columns
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
@@ -176,7 +177,7 @@ def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder:
             decoder.add(read_columns(stored, rows), starts, ends)
         return decoder
 
-    answers, fast = _timed(lambda: vectorised(best_only=True).answers())  # as validation does
+    answers, fast = _timed(lambda: Predictions(vectorised(best_only=True).n_best(), {}).texts)  # as validation does
     _, with_all = _timed(lambda: vectorised(best_only=False).n_best())
     usual, loops = _timed(lambda: _answers_by_loops(examples, windows, batches, settings))
     scores, scoring = _timed(lambda: SQUAD.score(answers, {example.id: example.answers for example in examples}))

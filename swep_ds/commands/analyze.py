@@ -15,7 +15,7 @@ import argparse
 import json
 from pathlib import Path
 
-from swep_ds.cli import Parser
+from swep_ds.cli import Parser, at_least
 from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of, write_atomically
 
@@ -42,19 +42,26 @@ def parser() -> argparse.ArgumentParser:
             chosen = sub.add_mutually_exclusive_group()
             chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
             chosen.add_argument(
-                "--first", type=int, default=first, help=f"the first N questions that have an answer (default: {first})"
+                "--first",
+                type=at_least(1),
+                default=first,
+                help=f"the first N questions that have an answer (default: {first})",
             )
         if name == "tsne":
-            sub.add_argument("--max_tokens", type=int, default=500, help="most tokens to plot (default: 500)")
-            sub.add_argument("--seed", type=int, default=0, help="seed of the sample and of t-SNE (default: 0)")
+            sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot (default: 500)")
+            sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE (default: 0)")
         if name == "frequency":
-            sub.add_argument("--windows", type=int, default=200, help="training windows to perturb (default: 200)")
+            sub.add_argument(
+                "--windows", type=at_least(1), default=200, help="training windows to perturb (default: 200)"
+            )
         if name == "mechanism":
             sub.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
             sub.add_argument("--ratios", nargs="+", type=float, default=[0.1, 1, 10, 100], help="alpha k / beta")
             sub.add_argument("--factors", nargs="+", type=float, default=[1, 10], help="times train.learning_rate")
-            sub.add_argument("--updates", type=int, default=400, help="updates of each noise generator (default: 400)")
-            sub.add_argument("--windows", type=int, default=400, help="windows of each data set (default: 400)")
+            sub.add_argument(
+                "--updates", type=at_least(1), default=400, help="updates of each noise generator (default: 400)"
+            )
+            sub.add_argument("--windows", type=at_least(2), default=400, help="windows of each data set (default: 400)")
     return options
 
 
@@ -97,7 +104,6 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.tsne import coordinates, draw
 
-    check_least(arguments, max_tokens=10, seed=0)
     if arguments.seed >= 2**32:
         raise InputError(f"--seed {arguments.seed}: scikit-learn takes numbers below 2^32: lower it")
     run, examples = load_questions(arguments)
@@ -112,7 +118,6 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.frequency import by_frequency, markdown
     from swep_ds.analysis.saved_run import SavedRun
 
-    check_least(arguments, windows=1)
     run = SavedRun.load(arguments.run)
     table = by_frequency(run, run.training_examples(), arguments.windows)
     make_folder(folder)
@@ -126,7 +131,6 @@ def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.mechanism import FILE, curvature, read_table, sample_windows, study
     from swep_ds.analysis.saved_run import SavedRun
 
-    check_least(arguments, updates=1, windows=2)
     if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
         raise InputError("--ratios and --factors: must be positive numbers")
     run = SavedRun.load(arguments.run)
@@ -152,7 +156,6 @@ def load_questions(arguments: argparse.Namespace):
     """The run and the chosen questions, by default the first that have an answer."""
     from swep_ds.analysis.saved_run import SavedRun
 
-    check_least(arguments, first=1)
     run = SavedRun.load(arguments.run)
     examples = run.test_examples(arguments.data)
     if not arguments.questions:
@@ -164,12 +167,6 @@ def load_questions(arguments: argparse.Namespace):
     if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
         raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
     return run, [by_id[id_] for id_ in arguments.questions]
-
-
-def check_least(arguments: argparse.Namespace, **least: int) -> None:
-    for name, value in least.items():
-        if getattr(arguments, name) < value:
-            raise InputError(f"--{name} {getattr(arguments, name)}: must be at least {value}")
 
 
 def make_folder(folder: Path) -> None:

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.cli import Parser
+from swep_ds.cli import Parser, at_least
 from swep_ds.console import Console, Progress
 from swep_ds.errors import InputError, printable
 from swep_ds.files import check_output, path_of, read_text, write_atomically
@@ -41,8 +41,10 @@ def parser() -> Parser:
     options.add_argument("--text")
     options.add_argument("--text_file", type=path_of("--text_file"))
     options.add_argument("--output", type=path_of("--output"), help="new file for the answers to --questions")
-    options.add_argument("--n_best", type=int, default=1, help="answers (default: 1; a generative model has one)")
-    options.add_argument("--batch_size", type=int, default=32, help="windows in a forward pass (default: 32)")
+    options.add_argument(
+        "--n_best", type=at_least(1), default=1, help="answers (default: 1; a generative model has one)"
+    )
+    options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass (default: 32)")
     options.add_argument(
         "--null_threshold",
         type=float,
@@ -60,8 +62,6 @@ def parser() -> Parser:
 def answer() -> None:
     arguments = parser().parse_args()
     context = _context(arguments)
-    if arguments.n_best < 1:
-        raise InputError(f"--n_best {arguments.n_best}: must be at least 1")
     if not 0 <= arguments.min_confidence <= 1:
         raise InputError(f"--min_confidence {arguments.min_confidence}: must be a probability, from 0 to 1")
 

@@ -11,7 +11,8 @@ share the questions. Started again after a stop, it resumes.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser, add_launch_options, launch
+from swep_ds.cli import Parser, add_launch_options, at_least, launch
+from swep_ds.errors import InputError
 from swep_ds.files import path_of
 
 
@@ -22,16 +23,20 @@ def augment() -> None:
     parser.add_argument(
         "--output", required=True, type=path_of("--output"), metavar="FILE.json", help="a new SQuAD v1.1 file"
     )
-    parser.add_argument("--samples", type=int, default=8, help="samples per question (default: 8)")
+    parser.add_argument("--samples", type=at_least(1), default=8, help="samples per question (default: 8)")
     parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt (default: 0.25)")
     parser.add_argument(
         "--unprotect_answer", action="store_true", help="corrupt the answer as well; drop samples that lose it"
     )
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
-    parser.add_argument("--max_examples", type=int, help="use only the first questions, to try it out (default: all)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="default: 0")
+    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
+    parser.add_argument(
+        "--max_examples", type=at_least(1), help="use only the first questions, to try it out (default: all)"
+    )
     add_launch_options(parser)
     arguments = parser.parse_args()
+    if not 0 < arguments.share <= 1:
+        raise InputError(f"--share {arguments.share}: must be above 0 and at most 1")
     launch(arguments.ranks, "augment")
 
     from swep_ds.ranks.group import process_group

@@ -10,14 +10,14 @@ Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions a
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser, add_launch_options, launch
+from swep_ds.cli import Parser, add_launch_options, at_least, launch
 from swep_ds.files import path_of
 
 
 def calibrate() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
+    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
     add_launch_options(parser)
     arguments = parser.parse_args()
     launch(arguments.ranks, "calibrate")

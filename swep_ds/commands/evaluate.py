@@ -8,7 +8,7 @@ Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions a
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser, add_launch_options, launch
+from swep_ds.cli import Parser, add_launch_options, at_least, launch
 from swep_ds.evaluation.mlqa import LANGUAGES
 from swep_ds.files import check_output_folder, path_of
 
@@ -16,13 +16,21 @@ from swep_ds.files import check_output_folder, path_of
 def evaluate() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
-    parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help="may be repeated")
+    parser.add_argument(
+        "--data",
+        action="append",
+        required=True,
+        metavar="NAME=SOURCE",
+        help="may be repeated, the source domain first: the out-of-domain mean leaves it out",
+    )
     parser.add_argument(
         "--output_dir", type=path_of("--output_dir"), required=True, help="for predictions/ and results.json"
     )
-    parser.add_argument("--max_length", type=int, help="tokens in a window (default: as trained, else 384)")
-    parser.add_argument("--doc_stride", type=int, help="tokens between windows' starts (default: as trained, else 128)")
-    parser.add_argument("--batch_size", type=int, default=32, help="windows per rank (default: 32)")
+    parser.add_argument("--max_length", type=at_least(1), help="tokens in a window (default: as trained, else 384)")
+    parser.add_argument(
+        "--doc_stride", type=at_least(1), help="tokens between windows' starts (default: as trained, else 128)"
+    )
+    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
     parser.add_argument("--scorer", choices=("squad", "mlqa"), help="scoring rules (default: the run's, or squad)")
     parser.add_argument("--language", choices=LANGUAGES, help="mlqa: of all data sets (default: the run's, or en)")
     parser.add_argument(

@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from swep_ds.cli import Parser
+from swep_ds.cli import Parser, at_least
 from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.errors import InputError
@@ -26,26 +26,20 @@ from swep_ds.sweeps import slurm
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     options.add_argument("kind", choices=["train", "sweep"])
-    options.add_argument("--nodes", type=positive, default=1, help="nodes of a run (default: 1)")
+    options.add_argument("--nodes", type=at_least(1), default=1, help="nodes of a run (default: 1)")
     tasks = options.add_mutually_exclusive_group(required=True)
-    tasks.add_argument("--gpus_per_node", type=positive, help="ranks per node, each with a GPU")
-    tasks.add_argument("--cpu_ranks_per_node", type=positive, help="ranks per node, for a run without GPUs")
-    options.add_argument("--cpus_per_rank", type=positive, help="cores of each rank (default: the cluster's)")
+    tasks.add_argument("--gpus_per_node", type=at_least(1), help="ranks per node, each with a GPU")
+    tasks.add_argument("--cpu_ranks_per_node", type=at_least(1), help="ranks per node, for a run without GPUs")
+    options.add_argument("--cpus_per_rank", type=at_least(1), help="cores of each rank (default: the cluster's)")
     options.add_argument("--time", help="limit of each start, such as 12:00:00 (default: the partition's)")
     options.add_argument("--partition", help="default: the cluster's")
-    options.add_argument("--parallel", type=positive, help="for a sweep: runs at a time (default: no limit)")
-    options.add_argument("--max_restarts", type=int, default=20, help="restarts of a job (default: 20)")
+    options.add_argument("--parallel", type=at_least(1), help="for a sweep: runs at a time (default: no limit)")
+    options.add_argument("--max_restarts", type=at_least(0), default=20, help="restarts of a job (default: 20)")
     options.add_argument(
         "--sbatch", action="append", default=[], metavar="OPTION", help="another option, as --sbatch=--qos=x"
     )
     options.add_argument("--dry_run", action="store_true", help="print what would be submitted, and submit nothing")
     return options
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
-    return int(text)
 
 
 def resources(arguments: argparse.Namespace) -> list[str]:
@@ -81,8 +75,8 @@ def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str
     Cells that are done are left out.
     """
     arguments = sweep_command.parser().parse_args(options)
-    if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.num_accelerators) > 1:
-        raise InputError("leave out --jobs, --num_accelerators, --cell and --table: the array replaces them")
+    if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
+        raise InputError("leave out --jobs, --ranks, --cell and --table: the array replaces them")
     folder, cells, _ = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]
@@ -106,8 +100,6 @@ def submit() -> None:
         raise InputError(f"put the options of `swep-ds {arguments.kind}` after `--`")
     if arguments.parallel and arguments.kind == "train":
         raise InputError("--parallel is for sweeps: a training is one job")
-    if arguments.max_restarts < 0:
-        raise InputError("--max_restarts must not be negative")
     slurm.check_time(arguments.time, arguments.sbatch)
     chosen, options, logs = training(options) if arguments.kind == "train" else sweep(options, arguments.parallel)
     scripts = shipped("scripts")

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.cli import Parser, names_of
+from swep_ds.cli import Parser, at_least, names_of
 from swep_ds.console import Console
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.files import ds_config_path, path_of, shipped
@@ -33,10 +33,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="for the runs and the table (default: runs/SWEEP)"
     )
-    options.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    options.add_argument("--num_accelerators", type=int, default=1, help="processes of each run (default: 1)")
+    options.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time (default: 1)")
+    options.add_argument("--ranks", type=at_least(1), metavar="N", default=1, help="processes of each run (default: 1)")
     options.add_argument(
-        "--runs_per_device", type=int, default=1, help="how many runs may share a device (default: 1); a CPU takes any"
+        "--runs_per_device",
+        type=at_least(1),
+        default=1,
+        help="how many runs may share a device (default: 1); a CPU takes any",
     )
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
     mode = options.add_mutually_exclusive_group()
@@ -64,10 +67,8 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
 
 def sweep() -> None:
     arguments = parser().parse_args()
-    if min(arguments.jobs, arguments.num_accelerators, arguments.runs_per_device) < 1:
-        raise InputError("--jobs, --num_accelerators and --runs_per_device must be at least 1")
-    if arguments.srun and max(arguments.jobs, arguments.num_accelerators) > 1:
-        raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --num_accelerators")
+    if arguments.srun and max(arguments.jobs, arguments.ranks) > 1:
+        raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --ranks")
     folder, cells, command = read(arguments)
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
@@ -79,7 +80,7 @@ def sweep() -> None:
     if not arguments.table:
         from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
 
-        ranks = None if arguments.srun else arguments.num_accelerators
+        ranks = None if arguments.srun else arguments.ranks
         sharing = arguments.runs_per_device
         failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=sharing)
     if arguments.cell is not None:

@@ -57,6 +57,11 @@ class Features:
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
     fingerprint: str  # changes with the examples, the tokenizer and the settings
 
+    def answers_above(self, tokens: int) -> int:
+        """The number of training windows to extract from whose answer has more tokens."""
+        first, last = (np.asarray(self.dataset[name][:]) for name in ("start_position", "end_position"))
+        return int((last - first >= tokens).sum())
+
 
 def build_features(
     examples: Sequence[Example],

@@ -46,28 +46,33 @@ class EvalSet:
 
 @dataclass(frozen=True)
 class Predictions:
-    """By question id, in the order of the examples: the best answer, its probability, the `N_BEST` best answers and, of
-    a model that may decline, the null answer."""
+    """By question id, in the order of the examples: the `N_BEST` best answers; of a model that may decline, the null
+    answer."""
 
-    texts: dict[str, str]
-    confidences: dict[str, float]
     n_best: dict[str, list[Answer | GeneratedAnswer | Null]]
     nulls: dict[str, Null]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The best answer's text; "" without one."""
+        return {id_: answers[0].text if answers else "" for id_, answers in self.n_best.items()}
+
+    @property
+    def confidences(self) -> dict[str, float]:
+        """The best answer's probability; 0 without one."""
+        return {id_: answers[0].probability if answers else 0.0 for id_, answers in self.n_best.items()}
 
     @property
     def odds(self) -> dict[str, float]:
         return {id_: null.odds for id_, null in self.nulls.items()}
 
     def declining(self, threshold: float | None) -> "Predictions":
-        """These, with "" for each question whose null odds exceed the threshold, and with the null answer
-        among the n best. With None no question is declined."""
-        declined = [id_ for id_, odds in self.odds.items() if threshold is not None and odds > threshold]
-        texts = self.texts | dict.fromkeys(declined, "")
-        confidences = self.confidences | {id_: self.nulls[id_].probability for id_ in declined}
+        """These, with the null answer among the n best: first for each question whose null odds exceed the threshold.
+        With None no question is declined."""
         n_best = {
             id_: with_null(answers, self.nulls.get(id_), threshold)[:N_BEST] for id_, answers in self.n_best.items()
         }
-        return Predictions(texts, confidences, n_best, self.nulls)
+        return Predictions(n_best, self.nulls)
 
     def features(self, examples: list[Example]) -> np.ndarray:
         """What a calibrator sees of their answers: [N, F]."""
@@ -177,7 +182,7 @@ class Evaluation:
         decoder = self.decoder(test.examples, best_only=best_only)
         decode(outputs, decoder, test.features.dataset, self.padding, self.batch_size)
         nulls = decoder.nulls() if self.null_threshold is not None else {}
-        parts = ranks.gather((decoder.answers(), decoder.confidences(), decoder.n_best(N_BEST), nulls))
+        parts = ranks.gather((decoder.n_best(N_BEST), nulls))
         ids = [example.id for example in test.examples]
         merged = [{id_: value for part in kind for id_, value in part.items()} for kind in zip(*parts, strict=True)]
         return Predictions(*({id_: kind[id_] for id_ in ids if id_ in kind} for kind in merged))

@@ -60,14 +60,6 @@ class GeneratedAnswers:
             for example, null in zip(map(int, columns["example"]), _finite(null_N), strict=True):
                 self._null[example] = min(self._null.get(example, null), null)
 
-    def answers(self) -> dict[str, str]:
-        """The best answer's text by example id."""
-        return {id_: best[0].text for id_, best in self.n_best().items()}
-
-    def confidences(self) -> dict[str, float]:
-        """The best answer's probability by example id."""
-        return {id_: best[0].probability for id_, best in self.n_best().items()}
-
     def nulls(self) -> dict[str, Null]:
         """The empty answer by example id: its log probability, probability and log odds."""
         nulls = {}

@@ -119,6 +119,11 @@ class Results(Checked):
     versions: dict[str, str]
     provenance: dict[str, str] = {}  # `provenance()`; results of earlier versions lack it
 
+    @property
+    def scores(self) -> Scores:
+        """`eval` without the scores that a set does not have."""
+        return {name: score.model_dump(exclude_none=True) for name, score in self.eval.items()}
+
 
 class SavedModelResults(Checked):
     """`results.json` of a saved model's evaluation."""

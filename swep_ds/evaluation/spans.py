@@ -196,7 +196,7 @@ class SpanDecoder:
     """Collects the windows of `examples`, batch by batch and in any order, and answers the examples seen so far.
 
     Ties go to the answer that starts, then ends, earlier in the context. An example whose best starts and best ends
-    form no allowed pair in any window gets "".
+    form no allowed pair in any window gets none.
 
     Args:
         best_only: keeps the best candidates alone, which is faster: `n_best` has one answer.
@@ -246,34 +246,14 @@ class SpanDecoder:
             for token in _blank_tokens(self.examples[row].context, starts, ends):
                 logits_2BT[:, window, columns["context_begin"][window] + token] = -torch.inf
 
-    def answers(self) -> dict[str, str]:
-        """The best answer's text by example id."""
-        answers = {self.examples[row].id: "" for row in sorted(self._log_sums)}
-        example, _, begin, end = self._ordered()
-        _, first = np.unique(example, return_index=True)
-        for row, start, stop in zip(*(column[first].tolist() for column in (example, begin, end)), strict=True):
-            source = self.examples[row]
-            answers[source.id] = source.context[start:stop].strip()
-        return answers
-
-    def confidences(self) -> dict[str, float]:
-        """The best answer's probability by example id; 0 without an allowed span."""
-        confidences = {self.examples[row].id: 0.0 for row in sorted(self._log_sums)}
-        example, score, _, _ = self._ordered()
-        rows, first = np.unique(example, return_index=True)
-        for row, probability in zip(rows.tolist(), self._probabilities(rows, score[first]).tolist(), strict=True):
-            confidences[self.examples[row].id] = probability
-        return confidences
-
     def nulls(self) -> dict[str, Null]:
         """The null answer by example id."""
-        scores = {self.examples[row].id: LOWEST for row in sorted(self._log_sums)}
-        example, score, _, _ = self._ordered()
-        rows, first = np.unique(example, return_index=True)
-        scores |= zip((self.examples[row].id for row in rows.tolist()), score[first].tolist(), strict=True)
+        best = np.full(len(self.examples), LOWEST)
+        for example, score, *_ in self._parts:
+            np.maximum.at(best, example, score)
         return {
             self.examples[row].id: Null(
-                null, min(1.0, float(np.exp(null - self._log_sum(row)))), odds=null - scores[self.examples[row].id]
+                null, min(1.0, float(np.exp(null - self._log_sum(row)))), odds=null - float(best[row])
             )
             for row, null in sorted(self._null_scores.items())
         }
@@ -311,17 +291,16 @@ class SpanDecoder:
         return answers
 
     def _distinct(self) -> list[np.ndarray]:
-        """As `_ordered`, without candidates that repeat the characters of a better one: a byte-level tokenizer makes
-        several tokens of one character, and all have its place."""
-        columns = example, _, begin, end = self._ordered()
+        """The candidates' example, score, first and end character, by example, best first.
+
+        Without candidates that repeat the characters of a better one: a byte-level tokenizer makes several tokens of
+        one character, and all have its place.
+        """
+        columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
+        example, score, begin, end = columns
+        order = np.lexsort((end, begin, -score, example))
+        columns = example, _, begin, end = [column[order] for column in columns]
         order = np.lexsort((end, begin, example))  # stable: the best of equal ones comes first
         places = np.stack((example, begin, end))[:, order]
         repeats = (places[:, 1:] == places[:, :-1]).all(axis=0)
         return [np.delete(column, order[1:][repeats]) for column in columns]
-
-    def _ordered(self) -> list[np.ndarray]:
-        """All candidates' example, score, first and end character, by example, best first."""
-        columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
-        example, score, begin, end = columns
-        order = np.lexsort((end, begin, -score, example))
-        return [column[order] for column in columns]

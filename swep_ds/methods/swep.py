@@ -83,9 +83,8 @@ class SwepSettings(Settings):
                 "mle_weight is 0: set divergence_weight to 0, or mle_weight above 0",
             ),
         )
-        for broken, fault in rules:
-            if broken:
-                raise FieldFault(fault)
+        if faults := [fault for broken, fault in rules if broken]:
+            raise FieldFault(*faults)
         return self
 
 
@@ -115,6 +114,7 @@ class NoiseGenerator(nn.Module):
 
     def forward(self, hidden_NTH: Tensor) -> Tensor:
         """h [N, T, hidden] -> what `swep_ds.kernels.perturb` takes, [N, T, 2d]: mu - m, then log(sigma^2 / alpha)."""
+        hidden_NTH = hidden_NTH.to(self.inner.weight.dtype)  # a frozen model may be in bf16, and this in float32
         return self.difference(self.dropout(torch.relu(self.inner(hidden_NTH))))
 
 

@@ -1,5 +1,7 @@
 """Loads a Hugging Face model for a task; whatever is wrong with it is one line."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,7 +67,9 @@ def load_trainable(
         model = model if mapped else model.float()
     else:
         model = make_hollow(*source)
-    check_takes_embeddings(make_hollow(*source) if mapped else model, label)
+    # of mapped weights rank 0 reads a copy through, as for `check_mapped_finite`
+    hollow = mapped and dist.is_initialized() and dist.get_rank() != 0
+    check_takes_embeddings(make_hollow(*source) if hollow else model, label)
     if activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise InputError(
@@ -180,22 +184,35 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     fault, on_meta = None, model.device.type == "meta"
     try:
         ids, inputs = _question_and_text(model)
-        with torch.no_grad():
+        with torch.no_grad(), _without_flash_attention(model):
             embeddings = model.eval().get_input_embeddings()(ids)
             output = model(inputs_embeds=embeddings, output_hidden_states=True, return_dict=True, **inputs)
-        hidden = output.get("encoder_hidden_states" if model.config.is_encoder_decoder else "hidden_states")
-        if hidden is None:
-            fault = "does not return its hidden states"
-        elif not on_meta and not hidden[-1].isfinite().all():
-            fault = "computes NaN or infinity from any text"
-        elif not on_meta and not _same_from_ids(model, output, ids, inputs):
-            fault = OTHERWISE
+            hidden = output.get("encoder_hidden_states" if model.config.is_encoder_decoder else "hidden_states")
+            if hidden is None:
+                fault = "does not return its hidden states"
+            elif not on_meta and not hidden[-1].isfinite().all():
+                fault = "computes NaN or infinity from any text"
+            elif not on_meta and not _same_from_ids(model, output, ids, inputs):
+                fault = OTHERWISE
     except Exception as error:  # its type depends on the model's class
         if on_meta and isinstance(error, RuntimeError):
             return
         fault = f"cannot be run on inputs_embeds ({reason(error, 160)})"
     if fault:
         raise _unfit(model, label, fault)
+
+
+@contextmanager
+def _without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
+    """FlashAttention runs on a GPU in half precision alone. Models are tried on a CPU, in the dtype they load in."""
+    chosen = model.config._attn_implementation
+    if chosen == "flash_attention_2":
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        if chosen == "flash_attention_2":
+            model.set_attn_implementation(chosen)
 
 
 def check_same_from_ids(model: PreTrainedModel) -> None:

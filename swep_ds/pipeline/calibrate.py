@@ -25,8 +25,6 @@ def calibrate_run(run: Path, batch_size: int) -> None:
 
     def load() -> tuple[Recipe, list[Example], SavedModel]:
         folder.check_finished()
-        if batch_size < 1:
-            raise InputError(f"--batch_size {batch_size}: must be at least 1")
         recipe = folder.read_recipe()
         source = next(iter(recipe.test_sets), None)
         if recipe.validation_set is None or recipe.validation_set != source:

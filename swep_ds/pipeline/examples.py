@@ -1,7 +1,7 @@
 """Recipe -> examples: the questions that a run trains on and tests on."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swep_ds.data.readers import Example, read_examples
@@ -26,45 +26,43 @@ def load_examples(
     if not any(example.answers for example in training):
         raise InputError(f"{training_source} {data.train}: no question has an answer: give some that have")
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
-    if is_first_on_node():
-        _warn_of_known(training, tests)
+    warn_of_known(training, tests, training_source)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
     return training, tests
 
 
-def _warn_of_known(training: list[Example], tests: dict[str, list[Example]]) -> None:
+def warn_of_known(training: list[Example], tests: Mapping[str, list[Example]], training_source: str) -> None:
+    """Warns, once a node, of test questions that are trained on."""
+    if not is_first_on_node():
+        return
     known = {(example.question, example.context) for example in training}
     for name, examples in tests.items():
         if count := sum((example.question, example.context) in known for example in examples):
             log.warning(
-                "test set %s: %d of its %d questions are in data.train, with the same contexts: its scores say little "
-                "about new text",
+                "test set %s: %d of its %d questions are in %s, with the same contexts: its scores say little about "
+                "new text",
                 name,
                 count,
                 len(examples),
+                training_source,
             )
 
 
-def reported_examples(recipe: Recipe, names: Sequence[str] | None = None) -> dict[str, list[Example]]:
-    """The questions behind a run's results, by data set; of `Recipe.validation_set` only the reported half.
+def reported_examples(recipe: Recipe, name: str) -> list[Example]:
+    """The questions behind a run's results on one test set; of `Recipe.validation_set` only the reported half.
 
-    Args:
-        names: the data sets to read; None = all. The sources of the others are not read.
+    The sources of other sets are not read.
 
     Raises:
-        InputError: a source cannot be read, or the recipe has no test set of such a name.
+        InputError: the source cannot be read, or the recipe has no test set of that name.
     """
     data: DataSection = recipe.data
-    known = recipe.test_sets
-    wanted = known if names is None else list(names)
-    for name in wanted:
-        if name not in known:
-            raise InputError(f"the recipe has no test set {name} (there: {', '.join(known) or 'none'}): name another")
-    _, tests = _tests(data, _read(data, "data.train", data.train, training=True) if HOLDOUT in wanted else [], wanted)
-    if (name := recipe.validation_set) in tests:
-        _, tests[name] = halves(tests[name])
-    return tests
+    if name not in (known := recipe.test_sets):
+        raise InputError(f"the recipe has no test set {name} (there: {', '.join(known) or 'none'}): name another")
+    training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
+    _, tests = _tests(data, training, [name])
+    return halves(tests[name])[1] if name == recipe.validation_set else tests[name]
 
 
 def validation_examples(recipe: Recipe, run: Path) -> list[Example]:

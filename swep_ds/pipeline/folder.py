@@ -19,15 +19,13 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import BY_TEST
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
 from swep_ds.ranks.launch import slurm_restarts
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
-MAY_CHANGE_ON_RESUME = ("data.eval", "eval.batch_size", "tracking", "train.log_every", "train.checkpoint_every")
-MAY_CHANGE_ON_RESUME += ("train.keep_checkpoints", "train.on_checkpoint_failure", "train.stall_seconds")
-MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction",)
-MAY_CHANGE_ON_RESUME += ("train.micro_batch_size", "train.gradient_accumulation_steps")
+MAY_CHANGE_ON_RESUME = (*NEUTRAL, "data.eval", "eval.batch_size", "train.checkpoint_every")
+MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction", "train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE, DS_CONFIG, BATCH, LOCK = "recipe.yaml", "ds_config.json", "batch.json", ".lock"
@@ -145,6 +143,14 @@ class RunFolder:
         if not self.results.is_file():
             raise InputError(f"{self.path}: holds no {self.results.name}: name the folder of a finished run")
 
+    def check_not_finished(self) -> None:
+        """Raises InputError: the folder, which has no checkpoint, holds a finished run."""
+        if self.results.is_file():
+            raise InputError(
+                f"{self.path}: its run is finished, and without checkpoints it would be trained again: test its model "
+                f"with `swep-ds evaluate {self.model}`, or delete {self.results}"
+            )
+
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
         """Locks the folder until `__exit__`, and checks that the run will be able to write all its files.
 
@@ -241,6 +247,14 @@ class RunFolder:
         if os.path.lexists(file):
             return GlobalBatch.read(read_json(file), str(file))
         return GlobalBatch.read(read_manifest(tags[0]).batch, str(tags[0] / MANIFEST)) if tags else None
+
+    def batch_ranks(self, recipe: Recipe, world_size: int) -> int:
+        """On how many ranks the run's recipe has its global batch; without a saved batch the `world_size`."""
+        batch = self.read_batch([])
+        if batch is None:
+            return world_size
+        width = 1 if recipe.train.max_tokens else recipe.train.micro_batch_size
+        return batch.windows // (width * recipe.train.gradient_accumulation_steps)
 
     def write_batch(self, batch: GlobalBatch) -> None:
         """Saves what `read_batch` returns."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.examples import load_examples, warn_of_known
 from swep_ds.pipeline.folder import resume_fingerprint
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
@@ -67,12 +68,20 @@ class Job:
     evaluation: Evaluation
 
 
-def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, training_source: str = "data.train") -> Job:
+def prepare(
+    recipe: Recipe,
+    ds_config: str,
+    start: str | None = None,
+    *,
+    training_source: str = "data.train",
+    tested_later: Mapping[str, list[Example]] | None = None,
+) -> Job:
     """Loads model and data. Everything that can be wrong is checked before the first long wait. Collective.
 
     Args:
         start: where the weights come from; None = `model.name`, which always gives the tokenizer.
         training_source: the field in which the user named the training data.
+        tested_later: the questions of a second stage, by data set, on which this stage should not train.
 
     Raises:
         InputError: on all ranks, with the same message.
@@ -85,9 +94,10 @@ def prepare(recipe: Recipe, ds_config: str, start: str | None = None, *, trainin
         set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
         training, tests = load_examples(recipe, training_source)
+        warn_of_known(training, tested_later or {}, training_source)
         named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
         for source, examples in named.items():
-            texts = [example.context[:1000] for example in examples[:20]]
+            texts = [example.context for example in examples[:20]]
             check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
         qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)

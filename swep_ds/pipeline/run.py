@@ -72,6 +72,8 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
     say = Console(quiet=not ranks.is_main()).print
     with RunFolder(output_dir) as folder:
         tags, split = _take(folder, recipe, resume)
+        if not tags:
+            ranks.from_rank0(folder.check_not_finished)
         start = recipe.model.name
         if recipe.pretrain and not tags:
             start = str(pretrain(recipe, split, ds_config, folder, resume, say))
@@ -107,9 +109,12 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
         if not ranks.from_rank0(first_folder.results.is_file):
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
+            tests = {test.name: test.examples for test in second.tests}
+            if half := second.validation:
+                tests[half.name] = half.examples + tests[half.name]
             del second
             try:
-                job = prepare(first_split, ds_config, training_source="pretrain.train")
+                job = prepare(first_split, ds_config, training_source="pretrain.train", tested_later=tests)
             except InputError as error:
                 raise InputError(f"first stage (pretrain): {error}") from None
             say(f"first stage, in {first_folder.path}:")
@@ -303,10 +308,14 @@ def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
             f"{folder.path} began with a global batch of {batches.global_batch}{positions}: kept, on {world} rank(s), "
             f"by micro-batches of {micro} and an accumulation of {steps}"
         )
-    targets = f", {windows.targets_cut} answers cut" if recipe.task == "generative" else ""
+    if recipe.task == "generative":
+        answers = f", {windows.targets_cut} answers cut"
+    else:
+        long = windows.answers_above(recipe.eval.max_answer_tokens)
+        answers = f", {long} with an answer longer than eval.max_answer_tokens, which is never given" if long else ""
     say(
         f"training {recipe.method.name} on {job.questions} questions in {len(windows.dataset)} windows "
-        f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{targets}): "
+        f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{answers}): "
         f"{batches.updates} updates of {batches.size}, ZeRO-{zero_stage(job.config)}, "
         f"{world} rank(s) on {ranks.device().type}, {train.precision}, {train.execution} execution"
     )

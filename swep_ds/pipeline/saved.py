@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
 from pydantic import create_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
@@ -107,7 +109,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
     windows = WindowSettings(longest, task="generative" if generative else "extractive")
     spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
-    if (file := Path(source, READING)).is_file():
+    if file := _reading_file(source):
         reading = ReadingSettings.load(file)
         windows, section = replace(windows, **reading.data.model_dump()), reading.eval
         spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
@@ -120,6 +122,17 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         if null_threshold is not None:
             qa.empty_answer = empty_answer(tokenizer)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, section)
+
+
+def _reading_file(source: str) -> Path | None:
+    """The `READING` of a model in a folder or on the hub; None if it has none or, offline, none in the cache."""
+    if Path(source).is_dir():
+        return file if (file := Path(source, READING)).is_file() else None
+    try:
+        with parsing(f"model {source}: its {READING} cannot be fetched", "try again", but=(EntryNotFoundError,)):
+            return Path(hf_hub_download(source, READING))
+    except EntryNotFoundError:
+        return None
 
 
 def validation_half(
@@ -160,14 +173,12 @@ def evaluate_saved(
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
         if (output_dir / "results.json").exists():
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
-        if batch_size < 1:
-            raise InputError(f"--batch_size {batch_size}: must be at least 1")
         tests = _read_data_sets(data)
         saved = load_saved(model_name, null_threshold)
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         for name, examples in tests.items():
-            texts = [example.context[:1000] for example in examples[:20]]
+            texts = [example.context for example in examples[:20]]
             check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
         longest = longest_window(saved.tokenizer, saved.qa.model)
         if max_length is not None and max_length > longest:
@@ -184,10 +195,9 @@ def evaluate_saved(
     else:
         decoding = f"answers of up to {saved.spans.max_answer_tokens} tokens, {saved.spans.n_best} starts and ends each"
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
-    given = saved.eval
-    if scorer or language:
-        given = EvalSection(scorer=scorer or given.scorer, language=language or "en")
-    rules = {name: Scorer(given.answer_language(name)) for name in tests}
+    given = {name: value for name, value in (("scorer", scorer), ("language", language)) if value}
+    scoring = saved.eval.model_copy(update=given)
+    rules = {name: Scorer(scoring.answer_language(name)) for name in tests}
     threshold = saved.null_threshold
     models_threshold = threshold is not None and null_threshold is None
     fitted = ["threshold"] * models_threshold + ["calibrator"] * (saved.calibrator is not None)

@@ -100,9 +100,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         InputError: the model does not exist, a ds_config contradicts the recipe or offloads to disk, or the updates are
             too few for `train.average_last`.
     """
-    # `resolve_ds_config` refuses Adafactor above ZeRO-0, and fp16 there
-    names = ORDER[:1] if recipe.train.optimizer == "adafactor" else ORDER[recipe.train.precision == "fp16" :]
-    configs = [ds_config] if ds_config else list(names)
+    configs = [ds_config] if ds_config else list(ORDER)
     say = Console(width=WIDTH).print
     fitting = configs  # both stages run under one command
     if recipe.pretrain:
@@ -175,18 +173,25 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: S
 
 
 def _states(recipe: Recipe, objective: Objective, configs: Sequence[str], devices: Devices) -> dict[str, States]:
-    """Model states by ds_config."""
-    train, states = recipe.train, {}
+    """Model states by ds_config, without those that the recipe contradicts.
+
+    Raises InputError: it contradicts all of them.
+    """
+    train, states, refused = recipe.train, {}, []
     shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
     for name in configs:
-        config = resolve_ds_config(
-            name,
-            recipe,
-            world_size=devices.count,
-            micro_steps=len(objective.parts(train.execution)),
-            hidden_size=objective.qa.hidden_size,
-            on_cpu=not devices.on_gpu,
-        )
+        try:
+            config = resolve_ds_config(
+                name,
+                recipe,
+                world_size=devices.count,
+                micro_steps=len(objective.parts(train.execution)),
+                hidden_size=objective.qa.hidden_size,
+                on_cpu=not devices.on_gpu,
+            )
+        except InputError as error:
+            refused.append(error)
+            continue
         try:
             states[name] = model_states(
                 shapes,
@@ -199,6 +204,8 @@ def _states(recipe: Recipe, objective: Objective, configs: Sequence[str], device
             )
         except NotImplementedError as error:
             raise InputError(f"{name}: --plan does not know the memory of {error}: leave --ds_config out") from None
+    if not states:
+        raise refused[0]
     return states
 
 

@@ -26,10 +26,11 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from swep_ds import ranks
 from swep_ds.console import Console
+from swep_ds.data.plugged import find_reader
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
-from swep_ds.files import ds_config_path, user_path
+from swep_ds.files import PACKAGE, ds_config_path, shipped, user_path
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
@@ -75,8 +76,8 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
         file = Path("/proc/driver/nvidia/version")
         number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text(encoding="utf-8")) if file.is_file() else None
         report["driver"] = number[1] if number else "not known"
-    code = Path(__file__).parents[1]
-    report["code of this package"] = fingerprint(code.rglob("*.py"), code)
+    code = {*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")}
+    report["code of this package"] = fingerprint(code, PACKAGE.parent)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
     report[f"ds_config {ds_config}"] = _ds_config(ds_config)
     data, model = recipe.data, recipe.model.name
@@ -103,6 +104,8 @@ def _ds_config(source: str) -> str:
 def _data(source: str) -> str:
     if source.startswith(QUICKSTART):
         return "in this package"
+    if find_reader(source):
+        return "read by a registered reader"
     if files := _local(user_path(source, "data")):
         return files
     return "missing" if DATA_SUFFIXES & set(Path(source).suffixes) else _cached(re.split("[:@]", source)[0], "dataset")

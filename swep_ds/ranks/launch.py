@@ -1,16 +1,15 @@
-"""The launcher's environment: `deepspeed`, `torchrun`, `srun`, or none for one process. Nothing else reads it.
+"""The launcher's environment: `deepspeed`, `torchrun`, `srun`, or none for one process.
 
 A variable that makes no sense is an `InputError` that names it, before anything waits for another rank.
 """
 
-import logging
 import os
 import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -119,24 +118,6 @@ def _first_host(env: Mapping[str, str]) -> str:
     except (OSError, ValueError, IndexError, subprocess.CalledProcessError) as error:
         why = "it names no host" if isinstance(error, IndexError) else error
         raise InputError(f"{' '.join(command)} failed ({why}): export MASTER_ADDR in the job script") from None
-
-
-def is_no_cpu_notice(record: logging.LogRecord) -> bool:
-    """A filter of DeepSpeed's logger that drops its notice that it has taken the CPU, which each process prints when it
-    imports DeepSpeed. A run's own lines name its device. Other messages of DeepSpeed are shown."""
-    return not str(record.msg).startswith("Setting accelerator to CPU")
-
-
-@contextmanager
-def quiet_about_cpu() -> Iterator[None]:
-    """`is_no_cpu_notice` around an import in a process that is not this package's."""
-    logger = logging.getLogger("DeepSpeed")
-    # another function, so that the filter that cli.py adds for the whole process stays
-    logger.addFilter(here := lambda record: is_no_cpu_notice(record))
-    try:
-        yield
-    finally:
-        logger.removeFilter(here)
 
 
 def is_first_on_node() -> bool:

@@ -14,7 +14,7 @@ Advice = Callable[[str, str], str]  # how to give a field, by its dotted name, a
 
 
 class FieldFault(ValueError):
-    """A message that begins with the name of a field in its section."""
+    """Messages, each of which begins with the name of a field in its section."""
 
 
 def option(field: str, value: str) -> str:
@@ -80,7 +80,7 @@ def explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
         case "bool_type" | "bool_parsing":
             return f"{field}: {value} is neither true nor false"
         case "value_error" if isinstance(error["ctx"]["error"], FieldFault):
-            return ".".join(filter(None, (field, str(error["ctx"]["error"]))))
+            return join([".".join(filter(None, (field, fault))) for fault in error["ctx"]["error"].args])
         case "value_error":
             return f"{field}: {error['ctx']['error']}" if field else str(error["ctx"]["error"])
         case _:

@@ -34,13 +34,16 @@ class Section(BaseModel, metaclass=_Settings):
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, tree: Any) -> Any:
+        faults = []
         for name, value in tree.items() if isinstance(tree, dict) else ():
             if name in cls.model_fields:
                 types = set(_leaf_types(cls.model_fields[name].annotation))
                 if any(isinstance(leaf_type, type) and issubclass(leaf_type, Section) for leaf_type in types):
                     continue  # that section checks its own fields
                 if fault := next(filter(None, (_fault(leaf, types) for leaf in leaves(value))), None):
-                    raise FieldFault(f"{name}: {fault}")
+                    faults.append(f"{name}: {fault}")
+        if faults:
+            raise FieldFault(*faults)
         return tree
 
 

@@ -27,6 +27,7 @@ from swep_ds.data.cache import checksum
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import open_lock, read_json, user_path, write_atomically
+from swep_ds.models.folders import weight_files
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.settings import differences
@@ -46,10 +47,9 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         output: a new file, on a file system that all ranks share.
 
     Raises:
-        InputError: on all ranks: bad data, model or settings, `output` exists, or its chunks have other settings.
+        InputError: on all ranks: bad data or model, `output` exists, or its chunks have other settings.
     """
     console = Console(quiet=not ranks.is_main())
-    ranks.on_all_ranks(lambda: _check(settings, max_examples))
     examples = ranks.on_all_ranks(lambda: _read(source, max_examples))
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
 
@@ -84,15 +84,6 @@ def augment(source: str, model_name: str, output: Path, settings: Settings, max_
         console.print(_summary(counts, len(examples)), f"written to {output}", sep="\n")
 
 
-def _check(settings: Settings, max_examples: int | None) -> None:
-    counts = {"samples": settings.samples, "batch_size": settings.batch_size, "max_examples": max_examples}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise InputError(f"--{name} {value}: must be at least 1")
-    if not 0 < settings.share <= 1:
-        raise InputError(f"--share {settings.share}: must be above 0 and at most 1")
-
-
 def _read(source: str, limit: int | None) -> list[Example]:
     try:
         examples = read_examples(source, training=True, unanswerable=True)
@@ -114,9 +105,9 @@ def _digest(examples: Sequence[Example]) -> str:
 
 def _weights(model_name: str) -> str | None:
     """A checksum of a local folder's weights; None for a hub id, whose name identifies them."""
-    files = sorted(Path(resolve_model(model_name)).glob("*"))
-    weights = [file for file in files if file.suffix in (".safetensors", ".bin")]
-    return checksum(*weights)[:32] if weights else None
+    source = resolve_model(model_name, "--model")
+    files = weight_files(source, f"--model {model_name}") if Path(source).is_dir() else []
+    return checksum(*files)[:32] if files else None
 
 
 def _summary(counts: Counter, questions: int) -> str:

@@ -31,7 +31,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import BATCH, UNAVERAGED
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate
 
 SWEEPS = Path(__file__).parent
@@ -156,8 +156,9 @@ def unaveraged(variant: str) -> str:
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
-    """The settings, flat, that tell this run from others: all but `tracking`."""
-    return flatten(recipe.model_dump(mode="json", exclude={"tracking"}))
+    """The settings, flat, that tell this run from others."""
+    settings = flatten(recipe.model_dump(mode="json"))
+    return {name: value for name, value in settings.items() if not name.startswith(NEUTRAL)}
 
 
 def saved_recipe(folder: Path) -> Recipe:

@@ -63,7 +63,7 @@ def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
     modules = (model["module"], engine.module.state_dict())
     _check_equal(*({name: whole and tuple(tensor.shape) for name, tensor in state.items()} for state in modules))
     _check_progress(engine, model, manifest)
-    if stage == 0 and (engine.bfloat16_enabled() or engine.fp16_enabled()):
+    if stage == 0 and engine.bfloat16_enabled():
         return  # the optimizer's state has another form, which DeepSpeed alone reads
     if stage and same_layout:
         parts = [_check_part_of_rank(engine, stage, read_state(tag / files[rank])["optimizer_state_dict"])]
@@ -125,12 +125,12 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     collective; `refresh_weights` follows when all ranks are done.
 
     Raises:
-        InputError: in half precision from or to ZeRO-0, or elements of a parameter are missing.
+        InputError: in bf16 from or to ZeRO-0, or elements of a parameter are missing.
     """
     stage, engine_stage = manifest.layout.zero_stage, engine.zero_optimization_stage()
-    if 0 in (stage, engine_stage) and (engine.bfloat16_enabled() or engine.fp16_enabled()):
+    if 0 in (stage, engine_stage) and engine.bfloat16_enabled():
         raise InputError(
-            f"{tag}: in half precision the state of ZeRO-0 has another form than that of the other stages, and "
+            f"{tag}: in bf16 the state of ZeRO-0 has another form than that of the other stages, and "
             f"ZeRO-{stage} wrote this checkpoint: take a ds_config of stage {'1, 2 or 3' if stage else '0'}"
         )
     models, files = name_files(manifest.files, stage, manifest.layout.world_size)

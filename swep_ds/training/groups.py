@@ -8,7 +8,7 @@ DeepSpeed 0.19 knows one norm for all groups:
   combine them, and scale one flat tensor after the other. `GroupNorms` notes the norms on their way, and has each flat
   tensor scaled by its group's norm.
 - At ZeRO-0 every rank has whole gradients. There DeepSpeed's clipping is switched off, and a hook that runs right
-  before the step of PyTorch's optimizer clips, when fp16's loss scale is out of the gradients.
+  before the step of PyTorch's optimizer clips.
 """
 
 import math

@@ -24,7 +24,7 @@ from swep_ds.evaluation.scores import SQUAD
 from swep_ds.files import read_lines
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
-from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
@@ -373,11 +373,13 @@ def test_each_of_many_curves_has_a_line_of_its_own():
 @pytest.mark.parametrize(
     ("windows", "world_size", "ranks"), [(64, 1, ["--ranks", "8"]), (8, 2, []), (None, 2, ["--ranks", "2"])]
 )
-def test_the_command_has_the_ranks_of_the_runs_global_batch(windows, world_size, ranks):
+def test_the_command_has_the_ranks_of_the_runs_global_batch(windows, world_size, ranks, tmp_path):
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=8", "train.gradient_accumulation_steps=1"])
     last = SimpleNamespace(world_size=world_size)  # that of the last start
-    words = shlex.split(run_facts.command(Path("runs/a"), recipe, last, {"windows": windows} if windows else {}))
-    given = ["--ds_config", "runs/a/ds_config.json", "--recipe", "runs/a/recipe.yaml", "--output_dir", "NEW"]
+    if windows:
+        RunFolder(tmp_path).write_batch(GlobalBatch.of(recipe, windows))
+    words = shlex.split(run_facts.command(tmp_path, recipe, last))
+    given = ["--ds_config", f"{tmp_path}/ds_config.json", "--recipe", f"{tmp_path}/recipe.yaml", "--output_dir", "NEW"]
     assert words == ["swep-ds", "train", *ranks, *given]
 
 

@@ -43,12 +43,13 @@ def page(tmp_path_factory) -> str:
         tree["data"] |= {"eval": {name: f"quickstart:{name}" for name in DOMAINS}, "max_eval_examples": 60}
         tree["train"]["learning_rate"] *= 1 + run
         (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
-        tests = reported_examples(Recipe.load(str(folder / "recipe.yaml")))
+        recipe = Recipe.load(str(folder / "recipe.yaml"))
         shutil.rmtree(folder / "predictions")
         for kind in ("predictions", "confidence"):
             (folder / kind).mkdir()
         scores = {}
-        for name, examples in tests.items():
+        for name in recipe.test_sets:
+            examples = reported_examples(recipe, name)
             answers = {example.id: answer(example, run) for example in examples}
             (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
             scores[name] = SQUAD.score(answers, {example.id: example.answers for example in examples})

@@ -74,8 +74,25 @@ def test_weights_in_half_precision_are_refused():
         sd.wrap(model, sd.Mle())
     model.requires_grad_(False).qa_outputs.float().requires_grad_(True)  # as adapters on a frozen model
     sd.wrap(model, sd.Mle())
-    with pytest.raises(InputError, match=r"such as method\.noise\.inner\.weight"):
-        sd.wrap(model, sd.Swep())  # its generator has the dtype of the embeddings
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_noise_generator_is_in_float32_beside_a_frozen_model_in_half_precision(dtype):
+    model = tiny_models.model().to(dtype).requires_grad_(False).train()
+    model.qa_outputs.float().requires_grad_(True)  # as adapters
+    model.qa_outputs.register_forward_pre_hook(lambda head, given: (given[0].float(),))
+    robust = sd.wrap(model, sd.Swep())
+    robust(**inputs(tiny_batches.batch((12, 7), dtype=torch.float32))).loss.backward()
+    assert {weight.grad.dtype for weight in robust.method.parameters()} == {torch.float32}
+
+
+def test_more_updates_than_were_given_are_refused():
+    robust = sd.wrap(tiny_models.model().train(), sd.Swep(beta_schedule="linear_to_zero"), updates=1)
+    batch = inputs(tiny_batches.batch((12, 7), dtype=torch.float32))
+    robust(**batch)
+    with pytest.raises(InputError, match=r"^updates 1: the training goes on after them: .*accumulation, here 1, "):
+        robust(**batch)
+    robust.eval()(**batch)
 
 
 @pytest.mark.parametrize(("accumulation", "calls"), [(1, 2), (3, 2), (None, 0)])

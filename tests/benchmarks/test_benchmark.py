@@ -185,7 +185,7 @@ def test_an_update_is_profiled(tmp_path):
     [
         (["--json", "no/such/file.json"], "--json no/such/file.json: there is no folder no/such: make it first"),
         (["--json", "tests"], "--json tests: is not a file: name one"),
-        (["--updates", "1"], "--updates must be at least 2"),
+        (["--updates", "1"], "--updates: 1 must be at least 2"),
         (["--scaling", "--set", "train.precision=autocast"], "--scaling: with train.precision autocast"),
         (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
         (["--methods", "mle", "swap"], "'swap' is not a method; did you mean 'swep'?"),

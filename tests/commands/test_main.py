@@ -49,7 +49,7 @@ def test_a_command_is_called_by_its_full_name(swep_ds, name):
         (["trian"], "error: trian: no such command; did you mean 'train'?\n"),
         (["plan", "8by80"], "error: --plan 8by80: write it as NUMBERxGIB"),
         (["preflight", "--plan"], "error: unrecognized arguments: --plan: --help lists the options\n"),
-        (["train", "--ranks", "0"], "error: --ranks 0: must be at least 1\n"),
+        (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),
         (["recipes", "quikstart"], "error: NAME quikstart: no such recipe or sweep; did you mean 'quickstart'?\n"),
         (["recipes", "--fields", "--schema"], "not allowed with argument"),
         (["train", "--plan", "--preflight"], "not allowed with argument"),

@@ -301,3 +301,11 @@ def test_progress_is_shown_where_windows_are_made_and_not_where_they_are_cached(
     assert "questions tokenised" in shown[0]
     assert f"{len(EXAMPLES)}/{len(EXAMPLES)}" in shown[0]
     assert shown[1] == ""
+
+
+def test_answers_of_more_tokens_than_are_given_are_counted():
+    features, rows = build(EXAMPLES, "wordpiece", SMALL, training=True)
+    lengths = [row["end_position"] - row["start_position"] + 1 for row in rows]
+    for most in (1, 2, 3):
+        assert features.answers_above(most) == sum(length > most for length in lengths)
+    assert features.answers_above(1) > 0 == features.answers_above(30)

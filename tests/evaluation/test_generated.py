@@ -9,6 +9,7 @@ import torch
 from swep_ds.data.batches import IGNORED
 from swep_ds.evaluation.generated import GeneratedAnswers
 from tests.support import tiny
+from tests.support.decoded import best_probabilities, best_texts
 
 
 def test_the_most_probable_window_wins_whatever_the_order():
@@ -23,11 +24,11 @@ def test_the_most_probable_window_wins_whatever_the_order():
         decoder = GeneratedAnswers(examples, tokenizer)
         for row in order:
             decoder.add({"example": [columns["example"][row]]}, ids[[row]], scores[[row]])
-        assert decoder.answers() == {"a": "an abbot", "b": "the bridge"}
+        assert best_texts(decoder) == {"a": "an abbot", "b": "the bridge"}
         # of whole sequences, where the scores are means over tokens
         lengths = {"a": len(rows[1]), "b": len(rows[0])}
         expected = {"a": math.exp(-0.1 * lengths["a"]), "b": math.exp(-0.5 * lengths["b"])}
-        assert decoder.confidences() == pytest.approx(expected)
+        assert best_probabilities(decoder) == pytest.approx(expected)
 
 
 def test_a_window_that_writes_nothing_does_not_silence_another():
@@ -39,10 +40,10 @@ def test_a_window_that_writes_nothing_does_not_silence_another():
         decoder = GeneratedAnswers(asked, tokenizer)
         for row in order:
             decoder.add({"example": [0]}, torch.tensor([rows[row]]), torch.tensor([(-0.01, -3.0)[row]]))
-        assert decoder.answers() == {"a": "abbot"}
+        assert best_texts(decoder) == {"a": "abbot"}
     alone = GeneratedAnswers(asked, tokenizer)
     alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([-0.01]))
-    assert alone.answers() == {"a": ""}
+    assert best_texts(alone) == {"a": ""}
 
 
 def test_the_spaces_of_an_answer_stay_whatever_the_tokenizers_configuration_says():
@@ -53,7 +54,7 @@ def test_the_spaces_of_an_answer_stay_whatever_the_tokenizers_configuration_says
     assert tokenizer.decode(ids) != words
     decoder = GeneratedAnswers([tiny.example("Who?", "an abbot", "an abbot", id_="a")], tokenizer)
     decoder.add({"example": [0]}, torch.tensor([ids]), torch.tensor([-0.1]))
-    assert decoder.answers() == {"a": words}
+    assert best_texts(decoder) == {"a": words}
 
 
 @pytest.mark.parametrize("broken", [math.nan, -math.inf])
@@ -66,7 +67,7 @@ def test_a_window_whose_probability_is_not_a_number_never_wins(broken):
         for row in order:
             scores = torch.tensor([(broken, -0.5)[row]])
             decoder.add({"example": [0]}, torch.tensor([rows[row]]), scores.half(), scores)
-        assert decoder.answers() == {"a": "abbot"}
+        assert best_texts(decoder) == {"a": "abbot"}
         assert decoder.nulls()["a"].probability == 0
     alone = GeneratedAnswers(asked, tokenizer)
     alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([broken]), torch.tensor([broken]))

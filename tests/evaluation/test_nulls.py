@@ -14,6 +14,7 @@ from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, SpanSettings, wi
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.evaluation.test_spans import columns_of, examples, logits_of, window
 from tests.support import tiny, tiny_batches, tiny_models
+from tests.support.decoded import best_probabilities, best_texts
 
 FIRST = {"start_logits": [1.0, 0.0, 2.0, 0.0, 9.0], "end_logits": [0.5, 0.0, 0.0, 1.0, 9.0]}  # null score 1.5
 SECOND = {"start_logits": [-1.0, 0.0, 1.0, 0.0, 9.0], "end_logits": [0.0, 0.0, 0.5, 0.0, 9.0]}  # null score -1
@@ -39,15 +40,15 @@ def test_the_lowest_null_score_of_the_windows_competes_with_the_best_span():
             total = log_sum(-1.0, *spans)
             probability = pytest.approx(math.exp(-1.0 - total))
             assert both.nulls() == {"id0": Null(-1.0, probability, odds=-1.0 - 3.0)}
-            assert both.answers() == {"id0": "cd ef"}
-            assert both.confidences() == {"id0": pytest.approx(math.exp(3.0 - total))}
+            assert best_texts(both) == {"id0": "cd ef"}
+            assert best_probabilities(both) == {"id0": pytest.approx(math.exp(3.0 - total))}
 
 
 def test_without_a_null_answer_nothing_changes():
     plain = SpanDecoder(examples(), SpanSettings())
     plain.add(columns_of([window(**FIRST)]), *logits_of([window(**FIRST)]))
     assert plain.nulls() == {}
-    assert plain.confidences()["id0"] > decoder(window(**FIRST)).confidences()["id0"]
+    assert best_probabilities(plain)["id0"] > best_probabilities(decoder(window(**FIRST)))["id0"]
 
 
 @pytest.mark.parametrize("extreme", [math.inf, -math.inf, math.nan])
@@ -62,8 +63,9 @@ def test_null_scores_are_finite_whatever_the_logits(extreme):
 
 def test_a_question_is_declined_above_the_threshold():
     nulls = {"a": Null(0.0, 0.7, odds=1.0), "b": Null(0.0, 0.2, odds=0.5), "c": Null(0.0, 0.1, odds=-2.0)}
-    n_best = {id_: [Answer(text, 0, 1, -1.0, 0.5)] for id_, text in zip("abc", "xyz", strict=True)}
-    predictions = Predictions({"a": "x", "b": "y", "c": "z"}, {"a": 0.3, "b": 0.8, "c": 0.9}, n_best, nulls)
+    best = {"a": ("x", 0.3), "b": ("y", 0.8), "c": ("z", 0.9)}
+    n_best = {id_: [Answer(text, 0, 1, -1.0, probability)] for id_, (text, probability) in best.items()}
+    predictions = Predictions(n_best, nulls)
     declining = predictions.declining(0.5)  # not at it, as in the official scorer
     assert declining.texts == {"a": "", "b": "y", "c": "z"}
     assert declining.confidences == {"a": 0.7, "b": 0.8, "c": 0.9}
@@ -85,9 +87,8 @@ def test_the_null_answer_stands_where_its_score_puts_it():
 def test_the_threshold_with_the_best_f1_is_chosen():
     evaluation = Evaluation(None, None, None, 1, {}, 0.0)
     odds = {"a": -1.0, "b": 0.5, "c": 2.0}
-    predictions = Predictions(
-        {"a": "tea", "b": "red tea", "c": "x"}, {}, {}, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
-    )
+    n_best = {id_: [Answer(text, 0, 1, -1.0, 0.5)] for id_, text in zip("abc", ("tea", "red tea", "x"), strict=True)}
+    predictions = Predictions(n_best, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()})
     test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": ("tea",), "c": ()}})
     assert evaluation._best_threshold(predictions, test) == 0.5
     assert Scorer().best_thresholds(predictions.texts, test.golds, odds)["best_f1"] == pytest.approx(
@@ -98,7 +99,7 @@ def test_the_threshold_with_the_best_f1_is_chosen():
 def test_a_threshold_that_declines_all_does_so():
     odds = {"a": -1.0, "b": -5.0, "c": -3.0}
     nulls = {id_: Null(0.0, 0.5, value) for id_, value in odds.items()}
-    predictions = Predictions(dict.fromkeys(odds, "x"), dict.fromkeys(odds, 0.5), {}, nulls)
+    predictions = Predictions({id_: [Answer("x", 0, 1, -1.0, 0.5)] for id_ in odds}, nulls)
     test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": (), "c": ()}})
     threshold = Evaluation(None, None, None, 1, {}, 0.0)._best_threshold(predictions, test)
     assert predictions.declining(threshold).texts == dict.fromkeys(odds, "")

@@ -16,6 +16,7 @@ from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.predict import read_columns
 from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, window_candidates
 from tests.support import tiny
+from tests.support.decoded import best_probabilities, best_texts
 
 CONTEXT = "ab cd ef gh ij kl mn op"
 NAMES = ("own_begin", "own_end", "context_begin", "context_end")
@@ -141,10 +142,10 @@ def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed)
         best.add(columns_of(some), *logits_of(some))
     seen = sorted({window["example"] for window in windows})
     expected = {f"id{i}": answers_by_loops(windows, sizes, i) for i in seen}
-    assert decoder.answers() == {id_: answers[0][0] if answers else "" for id_, answers in expected.items()}
-    assert best.answers() == decoder.answers()
-    confidences = {id_: answers[0][2] if answers else 0.0 for id_, answers in expected.items()}
-    assert best.confidences() == decoder.confidences() == pytest.approx(confidences)
+    assert best_texts(decoder) == {id_: answers[0][0] if answers else "" for id_, answers in expected.items()}
+    assert best_texts(best) == best_texts(decoder)
+    probabilities = {id_: answers[0][2] if answers else 0.0 for id_, answers in expected.items()}
+    assert best_probabilities(best) == best_probabilities(decoder) == pytest.approx(probabilities)
     n_best = decoder.n_best()
     assert best.n_best() == {id_: answers[:1] for id_, answers in n_best.items()}
     assert n_best.keys() == expected.keys()
@@ -178,7 +179,7 @@ def decode(*windows, sizes=None, **casts):
 
 def test_question_and_separator_are_never_answers_and_white_space_is_stripped():
     decoder = decode(window())
-    assert decoder.answers() == {"id0": "cd ef"}
+    assert best_texts(decoder) == {"id0": "cd ef"}
     best, second, *_ = decoder.n_best()["id0"]
     others = sum(math.exp(s) for s in (3, 2, 1, 1, 0, 0))  # start and end logits of the six pairs
     assert best == Answer("cd ef", 3, 8, 3.0, pytest.approx(math.exp(3) / others))
@@ -200,11 +201,11 @@ def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
     everything = SpanDecoder(asked, SpanSettings(20, 2))
     only_spaces = window(context_begin=1, context_end=3, own_end=3, offset_start=[2, 3], offset_end=[3, 4])
     everything.add(columns_of([only_spaces]), *logits_of([only_spaces]))
-    assert (everything.answers(), everything.confidences()) == ({"id0": ""}, {"id0": 0.0})
+    assert (best_texts(everything), best_probabilities(everything)) == ({"id0": ""}, {"id0": 0.0})
 
 
 def test_answers_have_at_most_max_answer_tokens_and_start_in_the_window_that_owns_the_start():
-    assert decode(window(), sizes=SpanSettings(20, 1)).answers() == {"id0": "cd"}
+    assert best_texts(decode(window(), sizes=SpanSettings(20, 1))) == {"id0": "cd"}
     left, right = window(own_end=2), window(own_begin=4)
     assert [a.text for a in decode(left, right).n_best()["id0"]] == ["ab cd ef", "ab", "ab cd"]
 
@@ -212,7 +213,7 @@ def test_answers_have_at_most_max_answer_tokens_and_start_in_the_window_that_own
 def test_best_starts_after_all_best_ends_leave_no_answer():
     crossed = {"start_logits": [0.0, 0.0, 0.0, 9.0, 0.0], "end_logits": [0.0, 9.0, 0.0, 0.0, 0.0]}
     decoder = decode(window(**crossed), window(**crossed, example=1), window(example=1), sizes=SpanSettings(1, 30))
-    assert decoder.answers() == {"id0": "", "id1": "cd ef"}  # another window may still have one
+    assert best_texts(decoder) == {"id0": "", "id1": "cd ef"}  # another window may still have one
     assert decoder.n_best()["id0"] == []
 
 
@@ -228,7 +229,7 @@ def test_half_precision_logits_are_added_in_float32():
     # 256 + 1 is 256 in bfloat16: the sums would tie and the earlier "ab" would win
     logits = {"start_logits": [0.0, 256.0, 256.0, 0.0, 0.0], "end_logits": [0.0, 0.0, 1.0, 0.0, 0.0]}
     decoder = decode(window(**logits, own_begin=1), sizes=SpanSettings(20, 1), dtype=torch.bfloat16)
-    assert decoder.answers() == {"id0": "cd"}
+    assert best_texts(decoder) == {"id0": "cd"}
     assert decoder.n_best()["id0"][0].score == 257.0
 
 
@@ -275,9 +276,9 @@ def test_tokens_of_one_character_give_an_answer_once():
 def test_a_nan_logit_is_not_an_answer():
     unknown = {"start_logits": [0.0, -math.nan, 2.0, 1.0, 0.0], "end_logits": [0.0, math.nan, math.nan, 2.0, 0.0]}
     decoder = decode(window(**unknown))
-    assert decoder.answers() == {"id0": "cd ef"}
+    assert best_texts(decoder) == {"id0": "cd ef"}
     assert [a.text for a in decoder.n_best()["id0"]] == ["cd ef", "ef"]
-    assert decode(window(**unknown), sizes=SpanSettings(1)).answers() == {"id0": "cd ef"}  # nor does it displace one
+    assert best_texts(decode(window(**unknown), sizes=SpanSettings(1))) == {"id0": "cd ef"}  # nor does it displace one
 
 
 def test_infinite_logits_have_probabilities():
@@ -288,7 +289,7 @@ def test_infinite_logits_have_probabilities():
 
 def test_a_rank_without_windows_has_no_answers():
     decoder = SpanDecoder(examples(), SpanSettings())
-    assert decoder.answers() == decoder.n_best() == decoder.confidences() == {}
+    assert best_texts(decoder) == decoder.n_best() == best_probabilities(decoder) == {}
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -315,4 +316,4 @@ def test_logits_that_know_the_answer_give_it_back(kind, tmp_path):
                 start[b, truth["start_position"][b]] += 20
                 end[b, truth["end_position"][b]] += 20
         decoder.add(columns, start, end)
-    assert decoder.answers() == {answer: answer for answer in answers}
+    assert best_texts(decoder) == {answer: answer for answer in answers}

@@ -13,6 +13,7 @@ from transformers import (
     ViTConfig,
 )
 
+from swep_ds.models import loading
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.support import tiny_batches, tiny_models
@@ -72,7 +73,8 @@ SMALL_ENCODER = tiny_models.COMMON | {"sep_token_id": 3, "bos_token_id": 1, "eos
     ],
     ids=lambda config: config.model_type,
 )
-def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused(config, tmp_path):
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused(config, mapped, tmp_path):
     """It would train on other inputs than it is tested on."""
     auto, qa = (
         (AutoModelForSeq2SeqLM, GenerativeQA)
@@ -85,7 +87,7 @@ def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused(config, tm
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path)
-    message = refused(qa.load, str(tmp_path), activation_checkpointing=False)
+    message = refused(qa.load, str(tmp_path), activation_checkpointing=False, mapped=mapped)
     assert "computes something else from inputs_embeds than from the same input_ids" in message
 
 
@@ -148,3 +150,18 @@ def test_attention_is_chosen_or_refused(tmp_path):
     message = refused(tiny_models.load, tmp_path / "deberta", attention="sdpa")
     assert message.startswith("model.attention sdpa: not available for deberta-v2 (")
     assert message.endswith("): set it to auto")
+
+
+def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
+    """It loads on a CPU, which has no FlashAttention."""
+    model = tiny_models.model("bert", 0.0)
+    model.config._attn_implementation = "flash_attention_2"
+    asked = []
+    monkeypatch.setattr(model, "set_attn_implementation", lambda name: asked.append(name) or set_name(name))
+
+    def set_name(name: str) -> None:
+        model.config._attn_implementation = name
+
+    loading.check_takes_embeddings(model, "model.name bert")
+    assert asked == ["eager", "flash_attention_2"]
+    assert model.config._attn_implementation == "flash_attention_2"

@@ -80,7 +80,8 @@ def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
     assert results["calibrator"] == reading["calibrator"]
     recipe = Recipe.load(str(run / "recipe.yaml"))
     assert calibrator.questions == len(validation_examples(recipe, run))
-    for name, examples in reported_examples(recipe).items():
+    for name in recipe.test_sets:
+        examples = reported_examples(recipe, name)
         answers, softmax, sure, n_best = (
             read(run / kind / f"{name}.json") for kind in ("predictions", "confidence", "calibrated", "n_best")
         )
@@ -140,7 +141,7 @@ def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs, tmp_pat
 @pytest.mark.slow
 def test_answers_below_the_least_confidence_are_declined(runs):
     model = runs / "calibrated" / "model"
-    [example, *_] = reported_examples(Recipe.load(str(runs / "calibrated" / "recipe.yaml")), ["test"])["test"]
+    [example, *_] = reported_examples(Recipe.load(str(runs / "calibrated" / "recipe.yaml")), "test")
     asked = example.question, example.context
     plain = QuestionAnswerer(model)
     best, second = plain(*asked, n_best=2)

@@ -2,8 +2,11 @@
 
 import pytest
 
+from swep_ds.data.splits import halves
 from swep_ds.errors import InputError
 from swep_ds.pipeline.examples import load_examples, reported_examples
+from swep_ds.pipeline.prepare import prepare
+from swep_ds.ranks.group import process_group
 from swep_ds.recipe import HOLDOUT, Recipe
 
 GONE = "gone.json"
@@ -12,22 +15,21 @@ GONE = "gone.json"
 def test_one_set_is_read_as_among_all_of_them():
     options = ["data.holdout_fraction=0.1", "eval.select_on=held_out", "data.max_eval_examples=50"]
     recipe = Recipe.load("quickstart", options)
-    whole = reported_examples(recipe)
+    _, whole = load_examples(recipe)
     assert list(whole) == [HOLDOUT, *recipe.data.eval]
-    for name in (HOLDOUT, "news"):
-        assert reported_examples(recipe, [name]) == {name: whole[name]}
+    assert reported_examples(recipe, HOLDOUT) == halves(whole[HOLDOUT])[1]
+    assert reported_examples(recipe, "news") == whole["news"]
 
 
 def test_a_source_that_cannot_be_read_does_not_take_the_others_along():
     recipe = Recipe.load("quickstart", ["data.holdout_fraction=0.1", f"data.eval.lost={GONE}"])
-    assert list(reported_examples(recipe, ["news", HOLDOUT])) == [HOLDOUT, "news"]
-    for names in (None, ["lost"]):
-        with pytest.raises(InputError, match=r"^data\.eval\.lost: .*gone\.json"):
-            reported_examples(recipe, names)
+    assert reported_examples(recipe, HOLDOUT)
+    with pytest.raises(InputError, match=r"^data\.eval\.lost: .*gone\.json"):
+        reported_examples(recipe, "lost")
     without_training_data = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": GONE})})
-    assert list(reported_examples(without_training_data, ["news"])) == ["news"]
+    assert len(reported_examples(without_training_data, "news")) == len(reported_examples(recipe, "news"))
     with pytest.raises(InputError, match=r"the recipe has no test set nyt \(there: held_out, encyclopedia, "):
-        reported_examples(recipe, ["nyt"])
+        reported_examples(recipe, "nyt")
 
 
 def test_test_questions_that_are_trained_on_are_counted(caplog):
@@ -43,3 +45,12 @@ def test_test_questions_that_are_trained_on_are_counted(caplog):
         for name, count in counted.items()
         if count
     ]
+
+
+def test_test_questions_that_a_first_stage_trains_on_are_counted(caplog):
+    recipe = Recipe.load("quickstart")
+    training, tests = load_examples(recipe)
+    with process_group():
+        prepare(recipe, "zero0", training_source="pretrain.train", tested_later={"later": training[:3] + tests["news"]})
+    [said] = [record.message for record in caplog.records if "later" in record.message]
+    assert said.startswith(f"test set later: 3 of its {3 + len(tests['news'])} questions are in pretrain.train, ")

@@ -85,6 +85,14 @@ def test_a_start_that_waited_for_one_that_is_refused_holds_a_lock_of_its_own(tmp
     assert not (path / ".lock").exists()
 
 
+def test_a_finished_run_without_checkpoints_is_not_trained_again(used):
+    folder = RunFolder(used)
+    folder.check_not_finished()
+    folder.results.write_text("{}")
+    with pytest.raises(InputError, match=r"its run is finished, .*`swep-ds evaluate .*/model`, or delete .*\.json"):
+        folder.check_not_finished()
+
+
 def test_what_is_not_a_folder_or_holds_other_files(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -112,7 +120,7 @@ def test_the_same_run_and_what_may_change_in_it(used):
         data__eval={"x": "elsewhere", "more": "z"},
         data__max_eval_examples=5,
         eval__n_best=10,
-        tracking__wandb="offline",
+        tracking__to="wandb_offline",
         train__log_every=1,
         train__checkpoint_every=2,
         train__keep_checkpoints=9,

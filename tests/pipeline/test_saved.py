@@ -3,9 +3,10 @@
 import json
 import shutil
 
+import huggingface_hub.constants
 import pytest
 
-from swep_ds.pipeline.saved import READING, WINDOWS, load_saved
+from swep_ds.pipeline.saved import READING, WINDOWS, _reading_file, load_saved
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
@@ -36,6 +37,21 @@ def test_a_model_is_read_as_its_run_did(folder):
     assert (saved.windows.max_length, saved.windows.doc_stride, saved.windows.max_query_length) == (48, 16, 8)
     assert (saved.windows.task, saved.spans.max_answer_tokens) == ("generative", 9)
     assert (saved.qa.generation.num_beams, saved.qa.generation.max_new_tokens) == (2, 9)
+
+
+def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: True)
+    kept = tmp_path / "models--me--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    snapshot = kept / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    assert _reading_file("me/model") is None
+    (snapshot / READING).write_text(json.dumps(READ))
+    assert _reading_file("me/model").read_text() == json.dumps(READ)
+    assert _reading_file(str(snapshot)) == snapshot / READING
+    assert _reading_file(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

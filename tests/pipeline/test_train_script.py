@@ -82,7 +82,7 @@ SETTINGS = {  # name -> (overrides, stage, parts of the message)
 }
 if importlib.util.find_spec("wandb") is None:
     SETTINGS["wandb"] = (
-        ["tracking.wandb=offline"],
+        ["tracking.to=wandb_offline"],
         2,
         ["tracking.to: wandb is not installed", "pip install"],
     )
@@ -198,5 +198,5 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
 @pytest.mark.slow
 def test_wandb_offline_keeps_its_run_in_the_runs_folder(folder):
     pytest.importorskip("wandb")
-    run_script(TRAIN, *arguments(folder, "tracked", "train.max_updates=2", "tracking.wandb=offline"))
+    run_script(TRAIN, *arguments(folder, "tracked", "train.max_updates=2", "tracking.to=wandb_offline"))
     assert list((folder / "tracked" / "wandb").glob("offline-run-*/*.wandb"))

@@ -131,9 +131,10 @@ def test_a_run_declines_what_is_above_its_threshold(runs, name):
     threshold = results["null_threshold"]
     assert json.loads((run / "model" / "reading.json").read_text())["null_threshold"] == threshold
     assert load_saved(str(run / "model")).null_threshold == threshold
-    tests = reported_examples(Recipe.load(str(run / "recipe.yaml")))
-    assert list(tests) == ([] if name == "plain" else ["held_out"]) + ["test"]
-    for test, examples in tests.items():
+    recipe = Recipe.load(str(run / "recipe.yaml"))
+    assert recipe.test_sets == ([] if name == "plain" else ["held_out"]) + ["test"]
+    for test in recipe.test_sets:
+        examples = reported_examples(recipe, test)
         predictions, odds = (
             json.loads((run / kind / f"{test}.json").read_text()) for kind in ("predictions", "null_odds")
         )

@@ -120,8 +120,21 @@ def test_what_fits_is_marked(capsys, folder):
     assert "take zero0, the simplest that fits" in text
 
 
-def test_adafactor_is_planned_without_zero_alone(capsys, folder):
-    assert list(peaks(printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor"))) == ["zero0"]
+@pytest.mark.parametrize(
+    ("setting", "planned"),
+    [
+        ("train.optimizer=adafactor", ["zero0"]),
+        ("train.precision=fp16", ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]),
+        ("train.compile=true", ["zero0", "zero1", "zero2", "zero2_offload"]),
+    ],
+)
+def test_only_ds_configs_that_the_recipe_allows_are_planned(capsys, folder, setting, planned):
+    assert list(peaks(printed(capsys, folder, gpus(2, 1e6), setting))) == planned
+
+
+def test_a_recipe_that_no_ds_config_allows_is_refused(capsys, folder):
+    with pytest.raises(InputError, match=r"train\.optimizer: adafactor factors whole weight matrices"):
+        printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor", "train.precision=bf16")
 
 
 def test_a_mean_over_too_few_updates_is_refused_as_in_training(capsys, folder):

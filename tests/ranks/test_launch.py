@@ -1,6 +1,5 @@
 """The launcher's environment: what each launcher sets, and what makes no sense."""
 
-import logging
 import socket
 import subprocess
 
@@ -15,7 +14,6 @@ from swep_ds.ranks.launch import (
     LaunchError,
     check_libraries,
     is_first_on_node,
-    quiet_about_cpu,
     read_launch,
     report,
     visible_devices,
@@ -183,16 +181,3 @@ def test_visible_devices_are_those_that_there_are(given, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     with pytest.raises(InputError, match=r"^environment variable CUDA_VISIBLE_DEVICES="):
         visible_devices("CUDA_VISIBLE_DEVICES", 2)
-
-
-def test_of_deepspeeds_messages_only_the_notice_about_the_cpu_is_dropped(monkeypatch):
-    logger = logging.getLogger("DeepSpeed")
-    monkeypatch.setattr(logger, "filters", [])
-    notice = "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it."
-    records = [
-        logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, text, (), None)
-        for text in (notice, "CUDA is out of memory")
-    ]
-    with quiet_about_cpu():
-        assert [bool(logger.filter(record)) for record in records] == [False, True]
-    assert [bool(logger.filter(record)) for record in records] == [True, True]

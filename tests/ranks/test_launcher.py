@@ -82,7 +82,6 @@ def test_ranks_become_the_launcher_of_the_script_with_the_same_options(monkeypat
 @pytest.mark.parametrize(
     ("ranks", "env", "said"),
     [
-        (0, {}, "--ranks 0: must be at least 1"),
         (8, {}, r"1 run\(s\) of 8 rank\(s\) at a time: there are 4 devices"),
         (
             2,

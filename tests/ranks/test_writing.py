@@ -46,7 +46,7 @@ def test_file_reason_rank_and_host_in_one_line(monkeypatch, error, said):
 
 
 def test_another_ranks_fault_is_raised_here_too(monkeypatch):
-    for fault in (WriteFailed("cannot write x"), InputError("tracking.wandb: x")):
+    for fault in (WriteFailed("cannot write x"), InputError("tracking.to: x")):
         on_rank(monkeypatch, 1, [fault])
         with pytest.raises(type(fault), match=f"^{fault}$"):
             write_on_all_ranks(None, Path("run"))
@@ -55,7 +55,7 @@ def test_another_ranks_fault_is_raised_here_too(monkeypatch):
 def test_any_other_end_of_a_step_is_raised_on_all_ranks_as_it_is(monkeypatch):
     on_rank(monkeypatch, 0, [None])
     with pytest.raises(InputError, match=r"^tracking\.wandb: x$"):
-        write_on_all_ranks(fail(InputError("tracking.wandb: x")), Path("run"))
+        write_on_all_ranks(fail(InputError("tracking.to: x")), Path("run"))
 
 
 def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):

@@ -3,15 +3,17 @@
 import json
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from swep_ds.commands import augment as command
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.ranks.group import process_group
-from swep_ds.ssmba.augment import Chunks, _check, _digest, _read, _weights, augment
+from swep_ds.ssmba.augment import Chunks, _digest, _read, _weights, augment
 from swep_ds.ssmba.reconstruct import Settings
 from tests.support import bad_input, tiny, tiny_masked_lm
 from tests.support.bad_input import error_line
@@ -121,19 +123,18 @@ def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "limit", "said"),
+    ("option", "value", "said"),
     [
-        (Settings(samples=0), None, "--samples 0"),
-        (Settings(batch_size=0), None, "--batch_size 0"),
-        (Settings(share=0.0), None, "--share 0.0"),
-        (Settings(share=1.01), None, "--share 1.01"),
-        (Settings(share=float("nan")), None, "--share nan"),
-        (Settings(), 0, "--max_examples 0"),
+        ("samples", "0", "--samples: 0 must be at least 1"),
+        ("batch_size", "many", "--batch_size: 'many' is not a whole number"),
+        ("max_examples", "0", "--max_examples: 0 must be at least 1"),
+        *(("share", share, f"--share {float(share)}: must be above 0") for share in ("0", "1.01", "nan")),
     ],
 )
-def test_settings_out_of_range(settings, limit, said):
-    with pytest.raises(InputError, match=said):
-        _check(settings, limit)
+def test_settings_out_of_range(monkeypatch, option, value, said):
+    given = ["--data", "d", "--model", "m", "--output", "o.json", f"--{option}", value]
+    monkeypatch.setattr(sys, "argv", ["augment.py", *given])
+    assert said in bad_input.refused(command.augment)
 
 
 def test_data_are_limited_known_by_their_digest_and_named_by_their_option(tmp_path):
@@ -151,8 +152,9 @@ def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free
     (tmp_path / "train.json").write_text(json.dumps(squad(5)))
     data, output = str(tmp_path / "train.json"), tmp_path / "out.json"
     with process_group():
-        with pytest.raises(InputError, match="--model nowhere: "):
-            augment(data, "nowhere", output, Settings(), None)
+        for model in ("nowhere", "./nowhere"):
+            with pytest.raises(InputError, match=f"--model {model}: "):
+                augment(data, model, output, Settings(), None)
         assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
         output.write_text("")
         with pytest.raises(InputError, match=r"--output .*out\.json: exists already"):

@@ -121,14 +121,15 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
         describe(cells, tmp_path / "run")
 
 
-def test_a_sweeps_runs_are_tracked_as_one_group_and_tracking_makes_no_other_run(tmp_path):
+def test_a_sweeps_runs_are_tracked_as_one_group_and_logging_makes_no_other_run(tmp_path):
     file = write(tmp_path, **MINIMAL)
     _, [cell, *_] = read_sweep(str(file), tmp_path)
     assert cell.recipe.tracking.group == Path(file).stem
     cell.folder.mkdir()
     (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
     (cell.folder / "results.json").write_text("{}")
-    _, [elsewhere, *_] = read_sweep(str(file), tmp_path, ["tracking.group=other", "tracking.wandb=offline"])
+    logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
+    _, [elsewhere, *_] = read_sweep(str(file), tmp_path, logging)
     assert elsewhere.recipe.tracking.group == "other"
     assert elsewhere.results() == {}
     _, [otherwise, *_] = read_sweep(str(file), tmp_path, ["train.epochs=9"])
@@ -371,10 +372,10 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     (cell.folder / "results.json").write_text('{"eval": {}}')
     assert cell.results() == {"eval": {}}
     cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
-    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "train.log_every=7"])
+    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
     assert other.results() is None
-    epochs, every = cell.recipe.train.epochs, cell.recipe.train.log_every
-    differing = f"train.epochs {epochs} there, 3.0 here; train.log_every {every} there, 7 here"
+    epochs, size = cell.recipe.train.epochs, cell.recipe.eval.batch_size
+    differing = f"train.epochs {epochs} there, 3.0 here; eval.batch_size {size} there, 7 here"
     assert other.fault() == f"holds a run with other settings ({differing})"
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
     assert (other.fault(), other.exit_code()) == ("exit code 2: error: no room", 2)
@@ -416,7 +417,7 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
     assert ends() == 75  # a sweep that was asked to stop makes no table either
     assert not list(tmp_path.glob("runs/table.*"))
     for options, said in (
-        (["--runs_per_device", "0"], "--runs_per_device must be at least 1"),
+        (["--runs_per_device", "0"], "--runs_per_device: 0 must be at least 1"),
         (["--cell", "2"], "--cell 2: the sweep has 2, from 0 to 1"),
         (["--srun", "--jobs", "2"], "--srun"),
     ):

@@ -185,7 +185,7 @@ def folder(tmp_path_factory) -> Path:
         launches[2] += [
             start(folder, name, *layout, stop_after=s) for layout, s in zip(starts, (*STOPS, None), strict=True)
         ]
-    # another batch in the recipe itself, ranks that cannot share it evenly, half precision that began at ZeRO-0
+    # another batch in the recipe itself, ranks that cannot share it evenly, bf16 that began at ZeRO-0
     launches[2].append(start(folder, "ranks-2", 2, 2, "train.gradient_accumulation_steps=2", fails=True))
     launches[1].append(start(folder, "half", 1, 0, "train.precision=bf16", stop_after=STOPS[0]))
     launches[1].append(start(folder, "half", 1, 2, "train.precision=bf16", fails=True))
@@ -278,7 +278,7 @@ def test_what_cannot_resume_is_refused_in_one_line(folder):
         "x 2 rank(s) is a global batch of 12, and the run began with 6: choose values with that product"
         in said["ranks-2"]
     )
-    assert "in half precision the state of ZeRO-0 has another form" in said["half"]
+    assert "in bf16 the state of ZeRO-0 has another form" in said["half"]
     assert said["half"].endswith("take a ds_config of stage 0")
     assert "a global batch of 3, which 2 ranks cannot share evenly: start it on 1, 3 rank(s)" in said["odd"]
     assert not any("\n" in text for text in said.values())

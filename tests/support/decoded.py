@@ -1,0 +1,12 @@
+"""What a decoder's best answers are, as an evaluation reads them."""
+
+from swep_ds.evaluation.evaluate import Predictions
+from swep_ds.evaluation.predict import Decoder
+
+
+def best_texts(decoder: Decoder) -> dict[str, str]:
+    return Predictions(decoder.n_best(), {}).texts
+
+
+def best_probabilities(decoder: Decoder) -> dict[str, float]:
+    return Predictions(decoder.n_best(), {}).confidences
