@@ -84,7 +84,9 @@ def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str
         raise InputError(f"--output_dir {folder}: all {len(cells)} runs of the sweep are done: see --table")
     array = ",".join(unfinished) + (f"%{parallel}" if parallel else "")
     chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
-    return chosen, with_folder(options, arguments, folder), folder
+    from swep_ds.sweeps.sweep import digest_of
+
+    return chosen, [*with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
 
 
 def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:

@@ -42,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
         help="how many runs may share a device (default: 1); a CPU takes any",
     )
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
+    # of the cells that an array of jobs was submitted for, by `submit`
+    options.add_argument("--cells", metavar="DIGEST", help=argparse.SUPPRESS)
     mode = options.add_mutually_exclusive_group()
     mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
     mode.add_argument("--table", action="store_true", help="only make the table of what is done")
@@ -70,10 +72,15 @@ def sweep() -> None:
     if arguments.srun and max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --ranks")
     folder, cells, command = read(arguments)
+    from swep_ds.sweeps.sweep import describe, digest_of
+
+    if arguments.cells and arguments.cells != digest_of(cells):
+        raise InputError(
+            f"{arguments.sweep}: changed after the array was submitted, and its cells may be other runs: cancel the "
+            "array and submit it again"
+        )
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
-    from swep_ds.sweeps.sweep import describe
-
     describe(cells, folder)
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     failed, stopped = [], False

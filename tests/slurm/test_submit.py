@@ -9,7 +9,7 @@ import yaml
 
 from swep_ds.errors import InputError
 from swep_ds.sweeps import slurm
-from swep_ds.sweeps.sweep import read_sweep
+from swep_ds.sweeps.sweep import digest_of, read_sweep
 from tests.support.fork_server import ROOT, run_script
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
@@ -78,8 +78,9 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     words = command(submit(*whole))
     assert "--array=0,1,2,3%2" in words
     assert f"--output={folder}/slurm-%A_%a.log" in words
-    assert words[-4:] == [str(ROOT / "scripts" / "slurm" / "sweep.sbatch"), str(file), "--output_dir", str(folder)]
     cells = read_sweep(str(file), folder)[1]
+    script = words.index(str(ROOT / "scripts" / "slurm" / "sweep.sbatch"))
+    assert words[script + 1 :] == [str(file), "--output_dir", str(folder), "--cells", digest_of(cells)]
 
     def finish(*numbers: int) -> None:
         for number in numbers:

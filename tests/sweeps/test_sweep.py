@@ -13,7 +13,7 @@ from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from swep_ds.files import ds_config_path
 from swep_ds.recipe import Recipe
-from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, read_sweep
+from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, digest_of, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
@@ -420,9 +420,14 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
         (["--runs_per_device", "0"], "--runs_per_device: 0 must be at least 1"),
         (["--cell", "2"], "--cell 2: the sweep has 2, from 0 to 1"),
         (["--srun", "--jobs", "2"], "--srun"),
+        (["--cell", "1", "--cells", "0" * 12], "changed after the array was submitted, .*: cancel the array"),
     ):
         with pytest.raises(InputError, match=said):
             ends(*options)
+    _, cells = read_sweep(path, tmp_path / "runs")
+    assert ends("--cell", "0", "--cells", digest_of(cells)) == 75
+    _, others = read_sweep(path, tmp_path / "runs", ["train.epochs=9"])
+    assert len({digest_of(cells), digest_of(others), digest_of(cells[::-1])}) == 3
 
 
 # Real runs
