@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about the kernels that only a GPU can show, the most wanted first: about 11 minutes, if tuning takes four.
+# Everything about the kernels that only a GPU can show, the most wanted first: about 11 to 14 minutes.
 #   usage: scripts/gpu_kernels.sh [OUT [STEP ...]]
 #     OUT   folder for what the steps print (STEP.log) and measure (STEP.json); default: results/kernels
 #     STEP  default: all, in this order

@@ -2,8 +2,8 @@
 
 Implementations: `fused` (this package), `eager` (naive.py), `compiled` (torch.compile of it), `copy` (a copy of as
 many random bytes as the fused kernels move). Passes: `forward`, `backward`, `both`. On a GPU each is timed as a user
-calls it, host time included where it is the longer one, and by CUDA graph replay, each after the L2 cache was emptied
-(`cold`) and as the call before left it (`warm`).
+calls it and by CUDA graph replay, each after the L2 cache was emptied (`cold`) and as the call before left it (`warm`).
+A cold call includes the host's time to launch it; warm calls overlap, and show the longer of host and GPU.
 """
 
 import functools
@@ -132,8 +132,9 @@ def seconds(
     """Median, 10% and 90% quantile of a call's seconds.
 
     Args:
-        cold: on a GPU, empties the L2 cache before each call. The host goes on in the meantime, for some 0.1 ms.
-        host: waits for the GPU after that, so that the host's time counts.
+        cold: on a GPU, empties the L2 cache before each call. The host queues the call meanwhile, which hides up to
+            some 0.1 ms of its time.
+        host: waits for the GPU before a cold call, so that the host's time counts.
     """
     if device != "cpu":
         return _gpu_seconds(call, cold, host)

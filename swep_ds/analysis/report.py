@@ -147,11 +147,11 @@ def _compared(
 
 
 def _settings(folder: Path, results: Results | None) -> dict[str, Any]:
-    """The settings of a run, flat, and on how many ranks its recipe has its global batch."""
+    """The settings of a run, flat, and its global batch."""
     run = RunFolder(folder)
     recipe = run.read_recipe()
-    ranks = run.batch_ranks(recipe, results.world_size if results else 1)
-    return flatten(recipe.model_dump(mode="json")) | {"ranks": ranks}
+    batch = run.global_batch(recipe, results.world_size if results else 1)
+    return flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
 
 
 def _divided(results: Results | None) -> list[tuple[str, list[float | int | None]]]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from swep_ds.analysis.charts import is_number
 from swep_ds.evaluation.results import Checked, Results
 from swep_ds.files import read_lines
-from swep_ds.pipeline.folder import GlobalBatch, RunFolder
+from swep_ds.pipeline.folder import GlobalBatch, RunFolder, batch_of_rank
 from swep_ds.recipe import Recipe
 
 MOST_RANKS = 16  # with more ranks, only those with a note are shown
@@ -128,7 +128,8 @@ def ranks(health: Sequence[HealthLine], *, local_forward: bool) -> list[dict[str
 def command(folder: Path, recipe: Recipe, results: Results | None) -> str:
     """The command line that makes this run again: on the ranks that give its global batch, which its last start need
     not have had."""
-    ranks = RunFolder(folder).batch_ranks(recipe, results.world_size if results else 1)
+    batch = RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
+    ranks = batch // batch_of_rank(recipe)
     parts = ["swep-ds", "train", *(["--ranks", str(ranks)] if ranks > 1 else [])]
     parts += ["--ds_config", str(folder / "ds_config.json"), "--recipe", str(folder / "recipe.yaml")]
     return f"{shlex.join(parts)} --output_dir NEW"

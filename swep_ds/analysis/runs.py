@@ -69,6 +69,7 @@ class Run:
     recipe: Recipe
     results: Results
     conditions: dict[str, Any]  # see `conditions`
+    global_batch: int
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,9 @@ def _row_settings(recipe: Recipe) -> dict[str, Any]:
 def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
     """The finished runs that can be compared with each other, and the missing ones, each in the order of `refs`.
 
-    Runs of a model are comparable if they began on the same number of ranks under the same ds_config, and were tested
-    on the same number of questions of the same data sets in the same way, as the majority was (in a tie, the first).
-    Runs of a row have the method's settings of most of them.
+    Runs of a model are comparable if they trained under the same ds_config, and were tested on the same number of
+    questions of the same data sets in the same way, as the majority was (in a tie, the first). Runs of a row have the
+    method's settings and the global batch of most of them.
     """
     runs: list[Run] = []
     missing: list[MissingRun] = []
@@ -222,17 +223,15 @@ def _read_run(ref: RunRef) -> Run:
     if ref.recipe and identity(ref.recipe) != identity(recipe):
         raise InputError(fault_of(ref.folder, ref.recipe))
     results = read_results(file)
-    return Run(ref, recipe, results, conditions(ref.folder, recipe, results.world_size))
+    batch = RunFolder(ref.folder).global_batch(recipe, results.world_size)
+    return Run(ref, recipe, results, conditions(ref.folder), batch)
 
 
-def conditions(folder: Path, recipe: Recipe, world_size: int) -> dict[str, Any]:
-    """What a run's scores depend on besides its recipe, flat: the ranks of its batch and what the ds_config decides.
-
-    Args:
-        world_size: of the last start; the ranks of a folder without `batch.json`, as `unaveraged/` of packed runs.
+def conditions(folder: Path) -> dict[str, Any]:
+    """What a run's ds_config decides for all runs of a table, flat.
 
     Raises:
-        InputError: the run's `ds_config.json` is missing or is not JSON, or its `batch.json` is damaged.
+        InputError: the run's `ds_config.json` is missing or is not JSON.
     """
     file = folder / "ds_config.json"
     try:
@@ -244,9 +243,7 @@ def conditions(folder: Path, recipe: Recipe, world_size: int) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{error}: delete the run's folder and run it again") from None
     decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
-    return {"ranks": RunFolder(folder).batch_ranks(recipe, world_size)} | {
-        f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)
-    }
+    return {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
 
 
 def _test_conditions(run: Run) -> dict[str, Any]:
@@ -266,7 +263,8 @@ def _test_conditions(run: Run) -> dict[str, Any]:
 
 
 def _method_settings(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in _row_settings(run.recipe).items() if name.startswith("method.")}
+    settings = {name: value for name, value in _row_settings(run.recipe).items() if name.startswith("method.")}
+    return settings | {"global batch": run.global_batch}
 
 
 def _row(run: Run) -> Hashable:
@@ -307,7 +305,12 @@ def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
     values: dict[str, dict[str, list[str]]] = {}  # setting -> value as JSON -> rows
     folders = {run.ref.folder / UNAVERAGED for runs in rows.values() for run in runs}
     settings = {
-        row: [_row_settings(run.recipe) for run in runs if run.ref.folder not in folders] for row, runs in rows.items()
+        row: [
+            _row_settings(run.recipe) | {"global batch": run.global_batch}
+            for run in runs
+            if run.ref.folder not in folders
+        ]
+        for row, runs in rows.items()
     }
     for name in dict.fromkeys(name for recipes in settings.values() for recipe in recipes for name in recipe):
         for row, recipes in settings.items():

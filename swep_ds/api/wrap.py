@@ -121,9 +121,10 @@ class Robust(nn.Module):
             self._check()
         batch = _batch(inputs, self._is_generative, self._shares)
         if self.updates and self.update >= self.updates:
+            calls = f", and as accumulation, here {self.accumulation}, the calls in each" if self.accumulation else ""
             raise InputError(
-                f"updates {self.updates}: the training goes on after them: give wrap the number of optimizer steps, "
-                f"and as accumulation, here {self.accumulation}, the calls in each"
+                f"updates {self.updates}: the training goes on after them: give wrap the number of optimizer "
+                f"steps{calls}"
             )
         progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
@@ -219,7 +220,8 @@ def wrap(
             sequence-to-sequence model, on its device and in its dtype.
         method: the settings of a method, such as `sd.Swep(...)`.
         seed: draws the method's weights and its noise.
-        updates: optimizer steps of the whole training, for methods whose weights change with the progress.
+        updates: optimizer steps of the whole training, for methods whose weights change with the progress; training
+            calls after them are refused.
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:

@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
 SAMPLE = "-ssmba"
 ARTICLES = 20  # the fewest clusters to group questions by articles
-RECURRING = 20  # the fewest different questions to group by them
+RECURRING = 20  # the fewest different questions to group questions by their texts
 ALONE = 0.9  # the least share of texts in questions at which hardly any two share a text
 
 
@@ -45,12 +47,12 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
 def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
     """Splits into (kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
 
-    The split is by article, as paragraphs of one article share their answers, or by question (`shared`). The choice
-    does not depend on the seed of a run, so scores over seeds share one test set.
+    The split is by article, as paragraphs of one article share their answers (`_inseparable`). The choice does not
+    depend on the seed of a run, so scores over seeds share one test set.
 
     Raises InputError: the examples have fewer than two articles.
     """
-    names = shared(examples, articles=1)
+    names = _inseparable(examples, least_articles=1)
     counts = Counter(names)
     ordered = sorted(counts)
     if len(ordered) < 2:
@@ -66,23 +68,52 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
     return sides
 
 
-def shared(examples: Sequence[Example], articles: int) -> list[str]:
-    """What each question has in common with those that may share its answer.
+def _sources(examples: Sequence[Example], least_articles: int) -> list[str]:
+    """The article of each question if there are at least so many, else its paragraph."""
+    articles = [example.article for example in examples]
+    return articles if len(set(articles)) >= least_articles else [example.context for example in examples]
 
-    It is the article if there are at least `articles`, else the paragraph. If hardly any two questions share a
-    paragraph, but the same questions are asked of many, it is the text of the question, if there are at least
-    `RECURRING` different ones: BioASQ's 1,504 are 224 questions about 1,490 texts.
+
+def _recur(examples: Sequence[Example], sources: Sequence[str]) -> bool:
+    """Whether hardly any two questions share a paragraph, but the same ones, at least `RECURRING`, are asked of many:
+    BioASQ's 1,504 are 224 questions about 1,490 texts."""
+    texts, questions = {example.context for example in examples}, {example.question for example in examples}
+    return len(texts) > ALONE * len(examples) and RECURRING <= len(questions) < len(set(sources))
+
+
+def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
+    """A name for each question's group, whose questions a split must keep on one side.
+
+    They have the article or, with fewer articles than `least_articles`, the paragraph in common. Where questions recur
+    (`_recur`), those with the same text belong together as well, unless that ties most of the examples to each other.
     """
-    titles, texts = [example.article for example in examples], [example.context for example in examples]
-    names, questions = titles if len(set(titles)) >= articles else texts, [example.question for example in examples]
-    recurring = len(set(texts)) > ALONE * len(examples) and RECURRING <= len(set(questions)) < len(set(names))
-    return questions if recurring else names
+    sources = _sources(examples, least_articles)
+    if not _recur(examples, sources):
+        return sources
+    source_N, question_N = _numbers(sources), _numbers([example.question for example in examples])
+    size = source_N.max() + question_N.max() + 2
+    ties = coo_array((np.ones(len(examples)), (source_N, source_N.max() + 1 + question_N)), (size, size))
+    group_N = connected_components(ties, directed=False)[1][source_N]
+    if 2 * np.bincount(group_N).max() > len(examples):
+        return sources
+    least: dict[int, str] = {}  # a group's first name, which does not depend on the order of the examples
+    for group, source in zip(group_N.tolist(), sources, strict=True):
+        least[group] = min(least.get(group, source), source)
+    return [least[group] for group in group_N.tolist()]
 
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:
-    """The number from 0 of each question's cluster [N]: questions that share answers, so that intervals and
-    cross-validation keep them together (`shared`)."""
-    names = shared(examples, ARTICLES)
+    """The number from 0 of each question's cluster [N]. Questions of one cluster share answers, so that intervals and
+    cross-validation keep them together: those of an article if there are at least `ARTICLES`, else of a paragraph, or
+    where questions recur (`_recur`) those with the same text."""
+    names = _sources(examples, ARTICLES)
+    if _recur(examples, names):
+        names = [example.question for example in examples]
+    return _numbers(names)
+
+
+def _numbers(names: Sequence[str]) -> np.ndarray:
+    """The number of each name, from 0 in the order of their first places."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names])
 
@@ -90,13 +121,13 @@ def clusters(examples: Sequence[Example]) -> np.ndarray:
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into (to select a checkpoint by, to report): about as many questions each, in their order.
 
-    The split is by article, by context if there is one article, or by question, as they share answers (`shared`).
-    Articles come in random order, each to the half that has fewer questions so far. The split does not depend on the
-    seed of a run.
+    The split is by article, or by context if there is one article, because their questions share answers
+    (`_inseparable`). Articles come in random order, each to the half that has fewer questions so far. The split does
+    not depend on the seed of a run.
 
     Raises InputError: all questions are about one context.
     """
-    groups = shared(examples, articles=2)
+    groups = _inseparable(examples, least_articles=2)
     counts = Counter(groups)
     if len(counts) < 2:
         raise InputError(

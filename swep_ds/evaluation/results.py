@@ -86,7 +86,7 @@ class Evaluated:
     scorers: dict[str, str]  # by data set: scoring rules
     null_threshold: float | None = None  # set for a model that may decline questions
     calibrator: Calibrator | None = None
-    validation: Score | None = None  # on the validation data, if there are any
+    validation: Score | None = None  # of a run with `eval.select_on`, on its validation half
 
 
 class Selection(Checked):

@@ -67,7 +67,7 @@ def load_trainable(
         model = model if mapped else model.float()
     else:
         model = make_hollow(*source)
-    # of mapped weights rank 0 reads a copy through, as for `check_mapped_finite`
+    # rank 0 alone runs a mapped model, which reads all of its weights
     hollow = mapped and dist.is_initialized() and dist.get_rank() != 0
     check_takes_embeddings(make_hollow(*source) if hollow else model, label)
     if activation_checkpointing:

@@ -34,7 +34,7 @@ def load_examples(
 
 def warn_of_known(training: list[Example], tests: Mapping[str, list[Example]], training_source: str) -> None:
     """Warns, once a node, of test questions that are trained on."""
-    if not is_first_on_node():
+    if not (tests and is_first_on_node()):
         return
     known = {(example.question, example.context) for example in training}
     for name, examples in tests.items():

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -78,10 +79,10 @@ class GlobalBatch:
         """
         train = recipe.train
         width = 1 if train.max_tokens else train.micro_batch_size
-        asked = width * train.gradient_accumulation_steps * world_size
+        asked = batch_of_rank(recipe) * world_size
         if asked == self.windows:
             return recipe
-        if GlobalBatch.of(recipe, self.windows) != self or self.windows % (width * train.gradient_accumulation_steps):
+        if GlobalBatch.of(recipe, self.windows) != self or self.windows % batch_of_rank(recipe):
             raise InputError(
                 f"{'' if train.max_tokens else f'train.micro_batch_size {width} x '}train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
@@ -100,6 +101,12 @@ class GlobalBatch:
         if not train.max_tokens:
             split["micro_batch_size"] = micro
         return recipe.model_copy(update={"train": train.model_copy(update=split)})
+
+
+def batch_of_rank(recipe: Recipe) -> int:
+    """A rank's share of the global batch that a recipe asks for, as `GlobalBatch.windows` counts."""
+    train = recipe.train
+    return (1 if train.max_tokens else train.micro_batch_size) * train.gradient_accumulation_steps
 
 
 class RunFolder:
@@ -148,7 +155,8 @@ class RunFolder:
         if self.results.is_file():
             raise InputError(
                 f"{self.path}: its run is finished, and without checkpoints it would be trained again: test its model "
-                f"with `swep-ds evaluate {self.model}`, or delete {self.results}"
+                f"by `swep-ds evaluate {shlex.quote(str(self.model))} --data NAME=SOURCE --output_dir NEW`, or delete "
+                f"{self.results}"
             )
 
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
@@ -248,13 +256,10 @@ class RunFolder:
             return GlobalBatch.read(read_json(file), str(file))
         return GlobalBatch.read(read_manifest(tags[0]).batch, str(tags[0] / MANIFEST)) if tags else None
 
-    def batch_ranks(self, recipe: Recipe, world_size: int) -> int:
-        """On how many ranks the run's recipe has its global batch; without a saved batch the `world_size`."""
+    def global_batch(self, recipe: Recipe, world_size: int) -> int:
+        """The global batch of the run of this recipe; without a saved batch that on the `world_size`."""
         batch = self.read_batch([])
-        if batch is None:
-            return world_size
-        width = 1 if recipe.train.max_tokens else recipe.train.micro_batch_size
-        return batch.windows // (width * recipe.train.gradient_accumulation_steps)
+        return batch.windows if batch else batch_of_rank(recipe) * world_size
 
     def write_batch(self, batch: GlobalBatch) -> None:
         """Saves what `read_batch` returns."""

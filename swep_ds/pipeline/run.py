@@ -236,7 +236,8 @@ def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
         predictions = job.evaluation.predict(engine, job.validation) if job.validation else None
         evaluation = _tuned(job, predictions, recipe, say)
         scores = evaluation.run(engine, job.tests, folder.path, say)
-    validated = job.evaluation.score_of(predictions, job.validation) if predictions else None
+    scored = predictions and recipe.eval.select_on
+    validated = job.evaluation.score_of(predictions, job.validation) if scored else None
     return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
 
 
@@ -298,6 +299,8 @@ def _engine(recipe: Recipe, job: Job) -> Iterator[Any]:
 def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
     """Prints the resolved recipe and the size of the training. A refused start prints its error alone, because it never
     gets here."""
+    if not ranks.is_main():
+        return
     say(recipe.dump().rstrip(), style="dim")
     windows, batches, world, train = job.features, job.batches, ranks.world_size(), recipe.train
     steps, width = batches.accumulation, batches.micro_batch // world

@@ -1,12 +1,13 @@
 """Saved models: loads them, and evaluates them on data sets."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from pydantic import create_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
@@ -27,10 +28,12 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
 from swep_ds.settings import Section, validate
 
+log = logging.getLogger(__name__)
 READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 _WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
@@ -125,13 +128,23 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
 
 
 def _reading_file(source: str) -> Path | None:
-    """The `READING` of a model in a folder or on the hub; None if it has none or, offline, none in the cache."""
+    """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if offline mode
+    leaves that open. Raises InputError: the hub cannot give it."""
     if Path(source).is_dir():
         return file if (file := Path(source, READING)).is_file() else None
+    offline = (LocalEntryNotFoundError,) if constants.is_offline_mode() else ()
     try:
-        with parsing(f"model {source}: its {READING} cannot be fetched", "try again", but=(EntryNotFoundError,)):
+        with parsing(
+            f"model {source}: the hub cannot give its {READING}", "try again", but=(RemoteEntryNotFoundError, *offline)
+        ):
             return Path(hf_hub_download(source, READING))
-    except EntryNotFoundError:
+    except RemoteEntryNotFoundError:
+        return None
+    except offline:
+        if is_first_on_node():
+            log.warning(
+                "model %s: offline, and its %s is not in the hub's cache: read with default windows", source, READING
+            )
         return None
 
 

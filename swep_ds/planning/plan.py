@@ -97,8 +97,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         command: the options of `swep-ds train` that name the recipe and change it.
 
     Raises:
-        InputError: the model does not exist, a ds_config contradicts the recipe or offloads to disk, or the updates are
-            too few for `train.average_last`.
+        InputError: the model does not exist, every ds_config contradicts the recipe, one offloads to disk, or the
+            updates are too few for `train.average_last`.
     """
     configs = [ds_config] if ds_config else list(ORDER)
     say = Console(width=WIDTH).print
@@ -134,7 +134,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: S
         tokenizer, missing = None, str(error)
     objective = _objective(recipe, tokenizer)
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
-    states = _states(recipe, objective, configs, devices)
+    states, refused = _states(recipe, objective, configs, devices)
     settings = f"{train.precision}, {train.optimizer}, {train.execution} execution"
     settings += f", average {train.average}" if train.average != "none" else ""
     say(f"{recipe.method.name} on {recipe.model.name}: {settings}")
@@ -168,15 +168,16 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: S
     if answers:
         windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
         say(f"evaluation: {windows} keep {gib(answers)} of keys and values (estimate)")
+    for error in refused:
+        say(f"left out: {error}")
     activations = counted.checkpointed if train.activation_checkpointing else counted.plain
     return _say_table(states, activations, answers, counted.casts, devices, say), supported
 
 
-def _states(recipe: Recipe, objective: Objective, configs: Sequence[str], devices: Devices) -> dict[str, States]:
-    """Model states by ds_config, without those that the recipe contradicts.
-
-    Raises InputError: it contradicts all of them.
-    """
+def _states(
+    recipe: Recipe, objective: Objective, configs: Sequence[str], devices: Devices
+) -> tuple[dict[str, States], list[InputError]]:
+    """Model states by ds_config, and why the recipe contradicts the others. Raises InputError: it contradicts all."""
     train, states, refused = recipe.train, {}, []
     shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
     for name in configs:
@@ -206,7 +207,7 @@ def _states(recipe: Recipe, objective: Objective, configs: Sequence[str], device
             raise InputError(f"{name}: --plan does not know the memory of {error}: leave --ds_config out") from None
     if not states:
         raise refused[0]
-    return states
+    return states, refused
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:

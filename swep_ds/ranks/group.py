@@ -86,9 +86,8 @@ def quiet() -> Iterator[None]:
     datasets_bars = datasets.are_progress_bars_disabled()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        warnings.filterwarnings(
-            "ignore", message=r"barrier\(\): using the device"
-        )  # of a single rank: it is the one set
+        # a single rank's barrier has no device_id, and takes the device that `_join` has set
+        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
         logger.setLevel(logging.ERROR)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()

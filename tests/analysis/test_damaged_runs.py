@@ -63,7 +63,7 @@ def read_everything(run: Path) -> list[str | None]:
     steps = [
         lambda: report.make_report(run),
         lambda: runs.read_results(run / "results.json"),
-        lambda: runs.conditions(run, Recipe.load("quickstart"), 1),
+        lambda: runs.conditions(run),
         lambda: runs.read_runs(runs.find_runs([run])),
         lambda: words.curves([run]),
         lambda: words.share_of_samples(run / "results.json"),

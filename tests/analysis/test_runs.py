@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.analysis import runs
 from swep_ds.errors import InputError
-from swep_ds.pipeline.folder import GlobalBatch, RunFolder
+from swep_ds.pipeline.folder import batch_of_rank
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import fake_runs, tiny_run
@@ -77,14 +77,15 @@ def test_failed_and_half_written_runs_and_those_of_another_version_are_named(cel
 def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     change(cells[0], "eval", "nyt", "total", to=9)
     change(cells[1], "eval", "nyt")
-    change(cells[2], "world_size", to=2)
+    change(cells[4], "world_size", to=2)
     (cells[3].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
     by_folder = reasons(tmp_path)
     assert by_folder["mle-seed0"] == "tested differently from the others (questions of nyt 9 there, 10 here)"
     assert by_folder["swep-seed0"].startswith(
         "tested differently from the others (questions of nyt None there, 10 here; data"
     )
-    assert by_folder["mle-seed1"] == "trained differently from the others (ranks 2 there, 1 here)"
+    one = batch_of_rank(cells[4].recipe)
+    assert by_folder["mle-seed2"] == f"trained differently from the others (global batch {2 * one} there, {one} here)"
     assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
 
 
@@ -240,18 +241,16 @@ def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
         source = str(tiny_run.ds_config(tmp_path, stage))
         resolved = resolve_ds_config(source, recipe, world_size=ranks, on_cpu=True, **how)
         (tmp_path / "ds_config.json").write_text(json.dumps(resolved))
-        return runs.conditions(tmp_path, recipe, ranks)
+        return runs.conditions(tmp_path)
 
     usual = conditions(2, recipe, 1, micro_steps=2, hidden_size=32)
-    assert (usual["ranks"], usual["ds_config zero_optimization.stage"]) == (1, 2)
+    assert usual["ds_config zero_optimization.stage"] == 2
     train = recipe.train.model_copy(
         update={"micro_batch_size": 4, "learning_rate": 1.0, "precision": "bf16", "max_grad_norm": 0.0}
     )
     assert conditions(2, recipe.model_copy(update={"train": train}), 1, micro_steps=1, hidden_size=64) == usual
     assert conditions(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
-    assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32) != usual
-    RunFolder(tmp_path).write_batch(GlobalBatch.of(recipe, 8 * recipe.train.micro_batch_size))
-    assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32)["ranks"] == 8  # it began there
+    assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32) == usual
     (tmp_path / "ds_config.json").write_text("{")
     with pytest.raises(InputError, match=r"ds_config\.json: not JSON: .*: delete the run's folder"):
-        runs.conditions(tmp_path, recipe, 1)
+        runs.conditions(tmp_path)

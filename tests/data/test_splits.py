@@ -129,11 +129,23 @@ def test_a_single_article_is_halved_by_context():
 
 @pytest.mark.parametrize("split", [halves, partial(hold_out_articles, fraction=0.3)], ids=["halves", "held-out"])
 def test_a_question_that_is_asked_of_many_texts_is_on_one_side(split):
-    """The texts of BioASQ's and TriviaQA's questions differ, their answers do not."""
-    examples = [Example(f"q{i}", f"{i % RECURRING}?", f"text {i}", ("a",), None, f"text {i}") for i in range(200)]
+    """The texts of BioASQ's and TriviaQA's questions differ, their answers do not. Some share a text."""
+    asked = 2 * RECURRING
+    texts = [f"text {i - i % 20 if i % 20 == 1 else i}" for i in range(400)]
+    examples = [Example(f"q{i}", f"{i % asked}?", text, ("a",), None, text) for i, text in enumerate(texts)]
     first, second = split(examples)
     assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
-    assert not {e.question for e in first} & {e.question for e in second}
+    for shared in ("question", "context", "article"):
+        assert not {getattr(e, shared) for e in first} & {getattr(e, shared) for e in second}
+    assert {e.id for e in split(examples[::-1])[0]} == {e.id for e in first}
+
+
+def test_questions_that_tie_most_texts_to_each_other_do_not_decide_the_split():
+    examples = [
+        Example(f"q{i}", f"{min(i % 60, RECURRING)}?", f"text {i}", ("a",), None, f"text {i}") for i in range(300)
+    ]
+    first, second = halves(examples)
+    assert len(first) == len(second) == 150
 
 
 def test_a_single_text_cannot_be_halved():

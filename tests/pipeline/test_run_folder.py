@@ -89,7 +89,7 @@ def test_a_finished_run_without_checkpoints_is_not_trained_again(used):
     folder = RunFolder(used)
     folder.check_not_finished()
     folder.results.write_text("{}")
-    with pytest.raises(InputError, match=r"its run is finished, .*`swep-ds evaluate .*/model`, or delete .*\.json"):
+    with pytest.raises(InputError, match=r"its run is finished, .*`swep-ds evaluate .*/model --data .*, or delete "):
         folder.check_not_finished()
 
 

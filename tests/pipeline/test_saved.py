@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from unittest import mock
 
 import huggingface_hub.constants
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
 from swep_ds.pipeline.saved import READING, WINDOWS, _reading_file, load_saved
 from swep_ds.recipe import EvalSection
@@ -39,7 +41,7 @@ def test_a_model_is_read_as_its_run_did(folder):
     assert (saved.qa.generation.num_beams, saved.qa.generation.max_new_tokens) == (2, 9)
 
 
-def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch):
+def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: True)
     kept = tmp_path / "models--me--model"
@@ -48,10 +50,25 @@ def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch):
     snapshot = kept / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     assert _reading_file("me/model") is None
+    assert "offline, and its reading.json is not in the hub's cache" in caplog.text
     (snapshot / READING).write_text(json.dumps(READ))
     assert _reading_file("me/model").read_text() == json.dumps(READ)
     assert _reading_file(str(snapshot)) == snapshot / READING
     assert _reading_file(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_a_hub_that_fails_is_not_taken_for_a_model_without_a_reading(monkeypatch, down):
+    def fetch(*_):
+        raise LocalEntryNotFoundError("503") if down else RemoteEntryNotFoundError("404", response=mock.MagicMock())
+
+    monkeypatch.setattr("swep_ds.pipeline.saved.hf_hub_download", fetch)
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
+    if down:
+        said = refused(_reading_file, "me/model")
+        assert said.startswith("model me/model: the hub cannot give its reading.json (503): try again")
+    else:
+        assert _reading_file("me/model") is None
 
 
 @pytest.mark.parametrize(

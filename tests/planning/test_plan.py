@@ -129,7 +129,9 @@ def test_what_fits_is_marked(capsys, folder):
     ],
 )
 def test_only_ds_configs_that_the_recipe_allows_are_planned(capsys, folder, setting, planned):
-    assert list(peaks(printed(capsys, folder, gpus(2, 1e6), setting))) == planned
+    text = printed(capsys, folder, gpus(2, 1e6), setting)
+    assert list(peaks(text)) == planned
+    assert text.count("\nleft out: ") == 6 - len(planned)
 
 
 def test_a_recipe_that_no_ds_config_allows_is_refused(capsys, folder):

@@ -54,7 +54,7 @@ def test_another_ranks_fault_is_raised_here_too(monkeypatch):
 
 def test_any_other_end_of_a_step_is_raised_on_all_ranks_as_it_is(monkeypatch):
     on_rank(monkeypatch, 0, [None])
-    with pytest.raises(InputError, match=r"^tracking\.wandb: x$"):
+    with pytest.raises(InputError, match=r"^tracking\.to: x$"):
         write_on_all_ranks(fail(InputError("tracking.to: x")), Path("run"))
 
 
