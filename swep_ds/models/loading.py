@@ -1,7 +1,8 @@
 """Loads a Hugging Face model for a task; whatever is wrong with it is one line."""
 
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -67,9 +68,10 @@ def load_trainable(
         model = model if mapped else model.float()
     else:
         model = make_hollow(*source)
-    # rank 0 alone runs a mapped model, which reads all of its weights
-    hollow = mapped and dist.is_initialized() and dist.get_rank() != 0
-    check_takes_embeddings(make_hollow(*source) if hollow else model, label)
+    if not mapped:
+        check_takes_embeddings(model, label)
+    elif not dist.is_initialized() or dist.get_rank() == 0:
+        _check_mapped(model, label)
     if activation_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise InputError(
@@ -200,6 +202,21 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
         fault = f"cannot be run on inputs_embeds ({reason(error, 160)})"
     if fault:
         raise _unfit(model, label, fault)
+
+
+def _check_mapped(model: PreTrainedModel, label: str) -> None:
+    """`check_takes_embeddings` with the first layer of each stack, so that a mapped model is not read as a whole. One
+    that fails so, as models do that count their layers, is tried as a whole. Raises InputError: that fails, too."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    first = copy.deepcopy(model, dict(tensors))  # shares the weights; a model may change as it runs
+    for parent in [*first.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList):
+                parent._modules[name] = child[:1]
+    with suppress(InputError):
+        check_takes_embeddings(first, label)
+        return
+    check_takes_embeddings(copy.deepcopy(model, dict(tensors)), label)
 
 
 @contextmanager
