@@ -18,9 +18,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from swep_ds import methods
 from swep_ds.errors import InputError
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
-from swep_ds.plugins import load_entry_points
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.settings import Section, join, lay_sections, load, read_whole, shown, suggest, validate
+from swep_ds.settings.plugins import load_entry_points
 
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"

@@ -130,7 +130,8 @@ def _compared(
         raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
     other = read_results(against / "results.json")
     title = f"{other.method}, seed {other.seed}"
-    here, there = _settings(folder, results), _settings(against, other)
+    here = _settings(folder, recipe, results)
+    there = _settings(against, RunFolder(against).read_recipe(), other)
     names = list(results.eval) if results else []
     rows = changes(answered, names)
     return {
@@ -146,11 +147,9 @@ def _compared(
     }
 
 
-def _settings(folder: Path, results: Results | None) -> dict[str, Any]:
+def _settings(folder: Path, recipe: Recipe, results: Results | None) -> dict[str, Any]:
     """The settings of a run, flat, and its global batch."""
-    run = RunFolder(folder)
-    recipe = run.read_recipe()
-    batch = run.global_batch(recipe, results.world_size if results else 1)
+    batch = RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
     return flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
 
 

@@ -123,8 +123,7 @@ class Robust(nn.Module):
         if self.updates and self.update >= self.updates:
             calls = f", and as accumulation, here {self.accumulation}, the calls in each" if self.accumulation else ""
             raise InputError(
-                f"updates {self.updates}: the training goes on after them: give wrap the number of optimizer "
-                f"steps{calls}"
+                f"updates {self.updates}: all of them are done: give wrap the number of optimizer steps{calls}"
             )
         progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from swep_ds.errors import InputError, reason
-from swep_ds.plugins import check_free, load_entry_points
+from swep_ds.settings.plugins import check_free, load_entry_points
 
 GROUP = "swep_ds.readers"  # the entry points' group
 Reader = Callable[[str], Iterable[dict[str, Any]]]

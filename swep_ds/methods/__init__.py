@@ -21,7 +21,7 @@ from swep_ds.methods.ssmba import Ssmba, SsmbaSettings
 from swep_ds.methods.swep import Swep, SwepSettings
 from swep_ds.methods.symnoise import Symnoise, SymnoiseSettings
 from swep_ds.methods.word_dropout import WordDropout, WordDropoutSettings
-from swep_ds.plugins import check_free
+from swep_ds.settings.plugins import check_free
 
 _CLASSES: dict[type[Settings], type[Method]] = {
     MleSettings: Mle,

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import swep_ds as sd
-from swep_ds import methods, plugins
+from swep_ds import methods
 from swep_ds.analysis import table
 from swep_ds.analysis.runs import find_runs
 from swep_ds.data import plugged
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
+from swep_ds.settings import plugins
 from swep_ds.settings.schema import describe
 from tests.support import fake_runs, tiny_batches, tiny_models
 from tests.support.tiny_engine import inputs

@@ -90,7 +90,7 @@ def test_more_updates_than_were_given_are_refused():
     robust = sd.wrap(tiny_models.model().train(), sd.Swep(beta_schedule="linear_to_zero"), updates=1)
     batch = inputs(tiny_batches.batch((12, 7), dtype=torch.float32))
     robust(**batch)
-    with pytest.raises(InputError, match=r"^updates 1: the training goes on after them: .*accumulation, here 1, "):
+    with pytest.raises(InputError, match=r"^updates 1: all of them are done: .*accumulation, here 1, "):
         robust(**batch)
     robust.eval()(**batch)
 
