@@ -192,7 +192,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
 
     Runs of a model are comparable if they trained under the same ds_config, and were tested on the same number of
     questions of the same data sets in the same way, as the majority was (in a tie, the first). Runs of a row have the
-    method's settings and the global batch of most of them.
+    method's settings and the global batch of most of them. Files of the same field held the same.
     """
     runs: list[Run] = []
     missing: list[MissingRun] = []
@@ -205,6 +205,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
         partial(_unlike_majority, verb="tested", conditions_of=_test_conditions),
         partial(_unlike_majority, verb="trained", conditions_of=lambda run: run.conditions),
         partial(_unlike_majority, verb="trained", conditions_of=_method_settings, group_of=_row),
+        _read_other_files,
         _repeated,
     )
     for check in checks:
@@ -290,6 +291,23 @@ def _unlike_majority(
     for run in runs:
         differing = differences(conditions_of(run), usual[group_of(run)])
         yield f"{verb} differently from the others ({differing})" if differing else ""
+
+
+def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
+    """For each run, the reason to exclude it if a file that it read held something else for most runs that it is
+    compared with, else "". These are the runs of a model for test data, and of a row for the rest."""
+    seen: dict[Hashable, list[str]] = {}
+
+    def place(run: Run, name: str) -> Hashable:
+        return name, run.ref.block[0] if name.startswith("data.eval.") else _row(run)
+
+    for run in runs:
+        for name, checksum in run.results.inputs.items():
+            seen.setdefault(place(run, name), []).append(checksum)
+    usual = {key: max(checksums, key=checksums.count) for key, checksums in seen.items()}
+    for run in runs:
+        changed = [name for name, checksum in run.results.inputs.items() if checksum != usual[place(run, name)]]
+        yield f"read other files than the others ({', '.join(changed)})" if changed else ""
 
 
 def _repeated(runs: Sequence[Run]) -> Iterator[str]:

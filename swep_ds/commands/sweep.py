@@ -72,7 +72,7 @@ def sweep() -> None:
     if arguments.srun and max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --ranks")
     folder, cells, command = read(arguments)
-    from swep_ds.sweeps.sweep import describe, digest_of
+    from swep_ds.sweeps.sweep import check_inputs, describe, digest_of
 
     if arguments.cells and arguments.cells != digest_of(cells):
         raise InputError(
@@ -81,8 +81,10 @@ def sweep() -> None:
         )
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
-    describe(cells, folder)
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
+    if not arguments.table:
+        check_inputs(chosen)
+    describe(cells, folder)
     failed, stopped = [], False
     if not arguments.table:
         from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked

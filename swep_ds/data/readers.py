@@ -35,7 +35,7 @@ from swep_ds.data.tables import (
 from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import check_hub, parse_json, read_bytes, user_path
 
-__all__ = ["Example", "read_examples", "read_questions"]
+__all__ = ["Example", "local_files", "read_examples", "read_questions"]
 
 SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
@@ -73,6 +73,32 @@ def read_questions(source: str) -> list[Example]:
     """Reads the questions and contexts of `source`, a source as in `read_examples` that need not have answers; those it
     has are left out. Raises InputError: as `read_examples`, but for its answers."""
     return _read(source, False, Wanted(spans=False, labels=False))
+
+
+def local_files(source: str) -> tuple[Path, ...]:
+    """The files behind a source that is a local file or folder, of all its splits; none for another source.
+
+    Raises InputError: the path cannot be looked up, or the folder cannot be listed.
+    """
+    if source.startswith(QUICKSTART) or find_reader(source):
+        return ()
+    path = user_path(source, "data source")
+    if not path.is_dir():
+        return (path,) if path.exists() else ()
+    saved = _was_saved(path)
+    with parsing(f"{printable(source)}: cannot be read", "check its permissions"):
+        files = sorted(path.rglob("*.arrow") if saved else path.iterdir())
+    # the library keeps its caches in the folders that it saved
+    return tuple(file for file in files if _is_data(file) and not (saved and file.name.startswith("cache-")))
+
+
+def _was_saved(folder: Path) -> bool:
+    """Whether the `datasets` library wrote the folder."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def _is_data(file: Path) -> bool:
+    return file.suffix in DATA_SUFFIXES and file.is_file() and file.name[0] != "."
 
 
 def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
@@ -119,12 +145,12 @@ def _read_quickstart(source: str, training: bool, wanted: Wanted) -> list[Exampl
 
 def _read_folder(folder: Path, training: bool, wanted: Wanted) -> list[Example]:
     source = printable(str(folder))
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+    if _was_saved(folder):
         splits = saved_splits(folder)
         saved = folder if splits is None else splits[_default_split(source, splits, training)]
         return list(layouts.rows(source, table_rows(source, saved_contents(saved)), wanted))
     with parsing(f"{source}: cannot be read", "check its permissions"):
-        files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
+        files = sorted(filter(_is_data, folder.iterdir()))
     if not files:
         raise InputError(f"{source}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
     splits: dict[str | None, list[Path]] = {}

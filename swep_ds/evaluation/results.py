@@ -117,7 +117,9 @@ class Results(Checked):
     null_threshold: float | None = None  # a model that may decline does so above it
     calibrator: Calibrator | None = None
     versions: dict[str, str]
-    provenance: dict[str, str] = {}  # `provenance()`; results of earlier versions lack it
+    # results of earlier versions lack these
+    inputs: dict[str, str] = {}  # by field: checksum of the local files that it names
+    provenance: dict[str, str] = {}  # `provenance()`
 
     @property
     def scores(self) -> Scores:

@@ -30,6 +30,7 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples, warn_of_known
 from swep_ds.pipeline.folder import resume_fingerprint
+from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
@@ -66,6 +67,7 @@ class Job:
     tests: list[EvalSet]  # the source domain first
     validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
     evaluation: Evaluation
+    inputs: dict[str, str]  # on rank 0: `input_checksums`
 
 
 def prepare(
@@ -113,9 +115,10 @@ def prepare(
         validation = {}
         if name := recipe.validation_set:
             validation[name], tests[name] = halves(tests[name])
-        return tokenizer, objective, config, training, validation, tests
+        inputs = input_checksums(recipe) if ranks.is_main() else {}
+        return tokenizer, objective, config, training, validation, tests, inputs
 
-    tokenizer, objective, config, training, validation, tests = ranks.on_all_ranks(load)
+    tokenizer, objective, config, training, validation, tests, inputs = ranks.on_all_ranks(load)
     spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
     evaluation = Evaluation(
         tokenizer,
@@ -134,7 +137,7 @@ def prepare(
     features, batches, *sets = ranks.local_rank_zero_first(tokenise)
     if recipe.train.average == "last_k":
         last_k(recipe.train, batches.updates)  # checks the number
-    return Job(objective, tokenizer, config, len(training), features, batches, *sets, evaluation)
+    return Job(objective, tokenizer, config, len(training), features, batches, *sets, evaluation, inputs)
 
 
 def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: dict[str, Any]) -> None:

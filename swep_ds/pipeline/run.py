@@ -278,7 +278,7 @@ def _results(
         "peak_memory_bytes": peak,
     }
     run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
-    run |= {"world_size": ranks.world_size(), "versions": versions()}
+    run |= {"world_size": ranks.world_size(), "versions": versions(), "inputs": job.inputs}
     run["provenance"] = provenance() if ranks.is_main() else {}  # rank 0 writes the results
     chosen = {"selection": selection, "scorers": tested.scorers, "null_threshold": tested.null_threshold}
     chosen["calibrator"] = tested.calibrator

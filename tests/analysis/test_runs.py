@@ -89,6 +89,19 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
 
 
+def test_runs_that_read_other_files_under_the_same_name_are_left_out(cells, tmp_path):
+    for number, cell in enumerate(cells):
+        change(cell, "inputs", to={"data.train": "a" if number % 2 else "b", "data.eval.squad": "c"})
+    change(cells[0], "inputs", to={"data.train": "b", "data.eval.squad": "d"})
+    change(cells[3], "inputs", to={"data.train": "b", "data.eval.squad": "c"})  # as MLE, but not as SWEP
+    change(cells[4], "inputs", to={})  # of an earlier version
+    by_folder = reasons(tmp_path)
+    assert by_folder == {
+        "mle-seed0": "read other files than the others (data.eval.squad)",
+        "swep-seed1": "read other files than the others (data.train)",
+    }
+
+
 def test_a_row_holds_one_setting_of_its_method(tmp_path):
     """A user changed beta in the sweep and added seeds: sweep.json gives both the same name."""
     for seeds, beta in (([0, 1, 2], 1e-4), ([0, 1, 2, 3, 4], 1e-2)):

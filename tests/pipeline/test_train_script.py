@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swep_ds.pipeline.inputs import input_checksums
+from swep_ds.recipe import Recipe
 from tests.support.bad_input import error_line
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import ROOT, TORCHRUN, ds_config, execute, launch, losses, make_runs, prepare, squad
@@ -154,7 +156,10 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
     ended = execute([*shell, *arguments(folder, "torchrun", *few, "train.micro_batch_size=2")])
     assert losses(folder / "torchrun") == pytest.approx(losses(folder / "python"), rel=1e-5)
     for name, ranks in (("python", 1), ("torchrun", 2)):
-        assert json.loads((folder / name / "results.json").read_text())["world_size"] == ranks
+        results = json.loads((folder / name / "results.json").read_text())
+        assert results["world_size"] == ranks
+        assert results["inputs"] == input_checksums(Recipe.load(str(folder / name / "recipe.yaml")))
+        assert list(results["inputs"]) == ["data.train", "data.eval.test", "model.name"]
         files = {file.name for file in (folder / name).iterdir()} - {".lock"}
         promised = {"recipe.yaml", "ds_config.json", "metrics.jsonl", "health.jsonl", "checkpoints", "model"}
         assert files == promised | {

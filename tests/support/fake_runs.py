@@ -62,6 +62,7 @@ def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> No
         "seed": recipe.seed,
         "world_size": 1,
         "train": {"examples": 9},
+        "inputs": {},
         "eval": scores,
         "versions": dict.fromkeys(PACKAGES, "1.0"),
     }

@@ -1,0 +1,35 @@
+"""The local files that a recipe names and a run reads: their checksums tell whether they have changed since."""
+
+from pathlib import Path
+
+from swep_ds.data.cache import checksum
+from swep_ds.data.readers import local_files
+from swep_ds.models.folders import weight_files
+from swep_ds.models.hub import resolve_model
+from swep_ds.recipe import Recipe
+
+
+def input_files(recipe: Recipe) -> dict[str, tuple[Path, ...]]:
+    """The local files that the recipe's sources of data, and its model's weights, are read from, by field.
+
+    Fields that name the hub, the quick start or a registered reader, or files that do not exist, are left out.
+
+    Raises:
+        InputError: a path cannot be looked up, or the index of the model's weights is malformed.
+    """
+    data = recipe.data
+    sources = {"data.train": data.train, "data.augmented": data.augmented}
+    sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
+    if recipe.pretrain:
+        sources["pretrain.train"] = recipe.pretrain.train
+    files = {field: local_files(source) for field, source in sources.items() if source}
+    model = resolve_model(recipe.model.name)
+    if Path(model).is_dir():
+        files["model.name"] = tuple(weight_files(model, f"model.name {recipe.model.name}"))
+    return {field: names for field, names in files.items() if names}
+
+
+def input_checksums(recipe: Recipe) -> dict[str, str]:
+    """The first 32 digits of the SHA-256 of each field's `input_files`. Raises InputError: as it, or a file cannot be
+    read."""
+    return {field: checksum(*files)[:32] for field, files in input_files(recipe).items()}

@@ -1,0 +1,43 @@
+"""The files that a run reads, and their checksums."""
+
+import hashlib
+import json
+
+import datasets
+import pytest
+
+from swep_ds.data.readers import read_examples
+from swep_ds.pipeline.inputs import input_checksums, input_files
+from swep_ds.recipe import Recipe
+from tests.support import tiny_run
+
+
+def test_every_field_that_names_local_files_has_their_checksum(tmp_path):
+    options = ["data.eval.quick=quickstart:news", "data.eval.hub=owner/name", f"data.eval.gone={tmp_path}/gone.json"]
+    options += [f"data.augmented={tmp_path}/test.json", f"pretrain.train={tmp_path}/train.json"]
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), options)
+    train, test, weights = (
+        hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()[:32]
+        for name in ("train.json", "test.json", "model/model.safetensors")
+    )
+    expected = {"data.train": train, "data.augmented": test, "data.eval.test": test, "pretrain.train": train}
+    assert input_checksums(recipe) == expected | {"model.name": weights}
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_folder_stands_for_the_data_files_in_it(tmp_path, saved):
+    folder = tmp_path / "data"
+    [article] = tiny_run.squad(4)["data"][:1]
+    if saved:
+        rows = [{"id": "1", "question": "Who?", "context": "Ann.", "answers": {"text": ["Ann"], "answer_start": [0]}}]
+        datasets.DatasetDict(train=datasets.Dataset.from_list(rows)).save_to_disk(folder)
+        datasets.load_from_disk(str(folder))["train"].map(dict, load_from_cache_file=False)  # leaves a cache there
+        assert list(folder.glob("train/cache-*"))
+    else:
+        folder.mkdir()
+        (folder / "b.json").write_text(json.dumps({"data": [article]}))
+        (folder / "notes.txt").write_text("read by nobody")
+    recipe = Recipe.load("quickstart", [f"data.train={folder}", "data.holdout_fraction=0"])
+    names = ["data-00000-of-00001.arrow"] if saved else ["b.json"]
+    assert [file.name for file in input_files(recipe)["data.train"]] == names
+    assert read_examples(str(folder), training=True)
