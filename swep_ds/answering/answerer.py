@@ -109,22 +109,27 @@ class QuestionAnswerer:
 
     def answer_examples(self, examples: Iterable[Example], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `answer` for examples with different ids, which messages name; their labels are not looked at."""
+        remaining = iter(examples)
+        chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
+        self.check(chunk, n_best)
+        while chunk:
+            yield from self.answer_together(chunk, n_best)
+            chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
+
+    def check(self, examples: Sequence[Example], n_best: int) -> None:
+        """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
         if n_best < 1:
             raise InputError(f"n_best {n_best}: must be at least 1")
         if n_best > 1 and self.generative:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name a model of spans"
             )
-        remaining = iter(examples)
-        chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
-        # only the first texts are checked: whether a file passes must not depend on what later chunks begin with
-        texts = [text for example in chunk[:20] for text in (example.question, example.context)]
+        # only the first texts: whether a file passes must not depend on what later chunks begin with
+        texts = [text for example in examples[:20] for text in (example.question, example.context)]
         check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
-        while chunk:
-            yield from self._answer(chunk, n_best)
-            chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
 
-    def _answer(self, examples: list[Example], n_best: int) -> Iterator[list[Reply]]:
+    def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
+        """As `answer_examples`, all tokenised and sorted by length together, without `check`."""
         saved, count = self._saved, max(n_best, N_BEST) if self.calibrated else n_best
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)

@@ -11,25 +11,22 @@ its tokens. A model that was trained with unanswerable questions may find that t
 model has one, else by the softmax.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
 ignored. Each line of --output has id, question, answer ("" = none), probability, confidence, start and end in the
-context, and with --n_best above 1 the list `answers`.
+context, and with --n_best above 1 the list `answers`. If it is stopped, the same command resumes.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
 import json
+import math
 import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from swep_ds.cli import Parser, at_least
 from swep_ds.console import Console, Progress
-from swep_ds.errors import InputError, printable
-from swep_ds.files import check_output, path_of, read_text, write_atomically
-
-if TYPE_CHECKING:
-    from swep_ds.answering import QuestionAnswerer
+from swep_ds.errors import InputError, parsing, printable
+from swep_ds.files import check_output, path_of, read_text
 
 
 def parser() -> Parser:
@@ -69,15 +66,11 @@ def answer() -> None:
     from swep_ds.ranks.group import process_group
 
     with process_group():
-        answerer = QuestionAnswerer(
-            arguments.model,
-            batch_size=arguments.batch_size,
-            null_threshold=arguments.null_threshold,
-            min_confidence=arguments.min_confidence,
-        )
+        kwargs = {name: getattr(arguments, name) for name in ("batch_size", "null_threshold", "min_confidence")}
         if arguments.questions:
-            _answer_file(answerer, arguments.questions, arguments.output, arguments.n_best)
+            _answer_file(arguments, kwargs)
             return
+        answerer = QuestionAnswerer(arguments.model, **kwargs)
         for reply in answerer(arguments.question, context, arguments.n_best):
             place = ""
             if reply.start is not None:
@@ -96,8 +89,6 @@ def _context(arguments: Namespace) -> str:
         if not arguments.output:
             raise InputError("--questions: give --output, a new file for the answers, beside it")
         check_output("--output", arguments.output)
-        if arguments.output.exists():
-            raise InputError(f"--output {arguments.output}: exists already: name another file")
         return ""
     if len(texts) != 1 or arguments.output:
         raise InputError("--question: give --text or --text_file beside it; --output is for --questions")
@@ -110,30 +101,59 @@ def _context(arguments: Namespace) -> str:
     return context
 
 
-def _answer_file(answerer: "QuestionAnswerer", source: str, output: Path, n_best: int) -> None:
-    from swep_ds.data.readers import read_questions
+def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
+    """`kwargs`: of the `QuestionAnswerer`."""
+    from swep_ds.answering.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
+    from swep_ds.data.chunks import Chunks, digest
+    from swep_ds.data.readers import Example, read_questions
+    from swep_ds.models.hub import model_checksum
 
+    output, n_best = arguments.output, arguments.n_best
     try:
-        examples = read_questions(source)
+        examples = read_questions(arguments.questions)
     except InputError as error:
         raise InputError(f"--questions: {error}") from None
-    console, began = Console(), time.monotonic()
-
-    def lines() -> Iterator[str]:
-        with Progress(console, "questions", len(examples)) as progress:
-            answers = answerer.answer_examples(examples, n_best)
-            for number, (example, replies) in enumerate(zip(examples, answers, strict=True), 1):
-                best = asdict(replies[0])
-                line = {"id": example.id, "question": example.question, "answer": best["text"]}
-                line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
-                if n_best > 1:
-                    line["answers"] = [asdict(reply) for reply in replies]
-                yield json.dumps(line, ensure_ascii=False) + "\n"
-                progress.update(number)
-
+    setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
+    setup["questions"] = digest(examples)
+    chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
+    missing = chunks.take(setup)
     try:
-        write_atomically(output, lines())
+        answerer = QuestionAnswerer(arguments.model, **kwargs)
+        answerer.check(examples, n_best)
+    except InputError:
+        chunks.leave()
+        raise
+
+    def questions(chunk: int) -> list[Example]:
+        return examples[chunk * QUESTIONS_AT_A_TIME :][:QUESTIONS_AT_A_TIME]
+
+    def document() -> Iterator[str]:
+        for chunk in range(chunks.count):
+            lines = chunks.read(chunk)
+            with parsing(f"--output {output}: {chunks.file(chunk)} is damaged", "delete it and start again"):
+                if [line["id"] for line in lines] != [example.id for example in questions(chunk)]:
+                    raise ValueError("it holds answers to other questions")
+            yield from (json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+    console, began = Console(), time.monotonic()
+    done = kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
+    if kept:
+        console.print(f"resuming: {kept} of {len(examples)} questions are answered")
+    try:
+        chunks.begin(setup)
+        with Progress(console, "questions", len(examples), kept) as progress:
+            for chunk in missing:
+                asked, lines = questions(chunk), []
+                for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
+                    best, answers = asdict(replies[0]), {"answers": list(map(asdict, replies))} if n_best > 1 else {}
+                    line = {"id": example.id, "question": example.question, "answer": best["text"]}
+                    line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
+                    lines.append(line | answers)
+                    progress.update(done + len(lines))
+                chunks.write(chunk, lines)
+                done += len(lines)
+        chunks.finish(document())
     except OSError as error:
         raise InputError(f"--output {output}: cannot be written ({error.strerror})") from None
-    rate = 60 * len(examples) / (time.monotonic() - began)
+    rate = 60 * (len(examples) - kept) / (time.monotonic() - began)
     console.print(f"{len(examples)} answers in {output}: {rate:,.0f} questions a minute")

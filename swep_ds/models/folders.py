@@ -93,6 +93,15 @@ def _read_object(file: Path, what: str) -> dict[str, Any]:
     return content
 
 
+def model_files(source: str, label: str) -> list[Path]:
+    """The settings, vocabulary and weights in a model's local folder. Raises InputError: as `weight_files`, or the
+    folder cannot be listed."""
+    with parsing(f"{label}: the folder cannot be listed", "allow it"):
+        others = sorted(file for file in Path(source).iterdir() if file.suffix in (".json", ".txt", ".model"))
+    weights = weight_files(source, label)
+    return [file for file in others if file.is_file() and file not in weights] + weights
+
+
 def weight_files(source: str, label: str) -> list[Path]:
     """The files that transformers loads the weights from: those of a local folder, or of a hub id in the hub's cache.
     Raises InputError: the index of the weights is malformed, or names a file that is not in the folder."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
+from swep_ds.data.cache import checksum
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
 from swep_ds.files import check_hub, user_path
-from swep_ds.models.folders import check_folder, load_config, reading
+from swep_ds.models.folders import check_folder, load_config, model_files, reading
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
@@ -32,6 +33,14 @@ def resolve_model(name: str, option: str = "model.name") -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a hub id is NAME or OWNER/NAME
         raise InputError(f"{option} {name}: no such folder: name the folder that holds its config.json, or a hub id")
     return name
+
+
+def model_checksum(name: str, option: str = "model.name") -> str | None:
+    """A checksum of the files of a local folder that decide what its model computes (`model_files`); None for a hub id,
+    whose name identifies them. Raises InputError: as `resolve_model`, or a file cannot be read."""
+    source = resolve_model(name, option)
+    files = model_files(source, f"{option} {name}") if Path(source).is_dir() else []
+    return checksum(*files)[:32] if files else None
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:

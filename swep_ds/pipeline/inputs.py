@@ -4,13 +4,13 @@ from pathlib import Path
 
 from swep_ds.data.cache import checksum
 from swep_ds.data.readers import local_files
-from swep_ds.models.folders import weight_files
+from swep_ds.models.folders import model_files
 from swep_ds.models.hub import resolve_model
 from swep_ds.recipe import Recipe
 
 
 def input_files(recipe: Recipe) -> dict[str, tuple[Path, ...]]:
-    """The local files that the recipe's sources of data, and its model's weights, are read from, by field.
+    """The local files that the recipe's sources of data, and its model, are read from, by field.
 
     Fields that name the hub, the quick start or a registered reader, or files that do not exist, are left out.
 
@@ -25,7 +25,7 @@ def input_files(recipe: Recipe) -> dict[str, tuple[Path, ...]]:
     files = {field: local_files(source) for field, source in sources.items() if source}
     model = resolve_model(recipe.model.name)
     if Path(model).is_dir():
-        files["model.name"] = tuple(weight_files(model, f"model.name {recipe.model.name}"))
+        files["model.name"] = tuple(model_files(model, f"model.name {recipe.model.name}"))
     return {field: names for field, names in files.items() if names}
 
 

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering
 
 from swep_ds.answering import QuestionAnswerer, Reply, answerer
+from swep_ds.commands.answer import answer as answer_command
 from swep_ds.data.windows import WindowCutter, WindowSettings
 from swep_ds.errors import InputError
 from tests.support import tiny
@@ -204,11 +205,54 @@ def test_a_file_of_questions_becomes_lines_of_answers(model, tmp_path):
         assert (line["id"], line["question"], line["answer"]) == (row["id"], row["question"], replies[0].text)
         assert row["context"][line["start"] : line["end"]] == line["answer"] == line["answers"][0]["text"]
         assert [a["text"] for a in line["answers"]] == [r.text for r in replies]
+    again = run_script(*command, check=False)
+    said = f"error: --output {output}: exists already: name another file, or delete it\n"
+    assert (again.returncode, again.stderr) == (2, said)
     (tmp_path / "asked.jsonl").write_text(json.dumps({"id": "blank", "question": "Who?", "context": "\u200b"}))
     refused_ = run_script(*command[:-3], str(tmp_path / "other.jsonl"), check=False)
     assert "question 'blank': context is empty" in refused_.stderr
-    again = run_script(*command, check=False)
-    assert (again.returncode, again.stderr) == (2, f"error: --output {output}: exists already: name another file\n")
+
+
+def test_answers_to_a_file_that_were_stopped_are_resumed(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
+    rows = [{"id": f"q{i}", "question": q, "context": c} for i, (q, c) in enumerate([*ASKED, *ASKED])]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "answers.jsonl"
+
+    def answer(file: Path, *options: str) -> None:
+        command = ["answer.py", model, "--questions", str(tmp_path / "asked.jsonl"), "--output", str(file), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        answer_command()
+
+    answer(whole)
+    together, asked = QuestionAnswerer.answer_together, []
+
+    def stopped(self, examples, n_best):
+        asked.append([example.id for example in examples])
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        yield from together(self, examples, n_best)
+
+    monkeypatch.setattr(QuestionAnswerer, "answer_together", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        answer(output)
+    assert not output.exists()
+    with pytest.raises(InputError, match=r"other settings \(min_confidence 0\.0 there, 0\.5 here\)"):
+        answer(output, "--min_confidence", "0.5")
+    answer(output)
+    assert asked == [["q0", "q1"], ["q2", "q3"], ["q2", "q3"], ["q4", "q5"]]
+    assert "resuming: 2 of 6 questions are answered" in capsys.readouterr().out
+    assert output.read_bytes() == whole.read_bytes()
+    assert not list(tmp_path.glob("*.chunks"))
+    # a chunk that somebody changed is not taken for answers
+    (tmp_path / "new.jsonl.chunks").mkdir()
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        answer(tmp_path / "new.jsonl")
+    (tmp_path / "new.jsonl.chunks" / "000000.json").write_text("[]")
+    with pytest.raises(InputError, match=r"000000\.json is damaged .*other questions"):
+        answer(tmp_path / "new.jsonl")
+    assert not (tmp_path / "new.jsonl").exists()
 
 
 @pytest.mark.slow

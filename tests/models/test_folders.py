@@ -8,7 +8,7 @@ from transformers.utils import import_utils
 
 from swep_ds.errors import printable
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import load_tokenizer, resolve_model
+from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
@@ -133,3 +133,19 @@ COUNTS = {"num_hidden_layers": [0, -1, 10**9], "num_labels": [0, 10**9], "num_ex
 def test_counts_out_of_range(field, value, folder):
     change_json(folder / "config.json", **{field: value})
     assert f"its config.json has {field} {value}, which must be from " in refused(load_config, str(folder))
+
+
+def test_a_checksum_changes_with_what_decides_the_models_numbers(folder):
+    assert model_checksum("google-bert/bert-base-uncased") is None
+    before = model_checksum(str(folder))
+    (folder / "model.safetensors").touch()
+    (folder / "README.md").write_text("about it")
+    assert model_checksum(str(folder)) == before
+    sums = {before}
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        file = folder / name
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        sums.add(model_checksum(str(folder)))
+        file.write_bytes(content)
+    assert len(sums) == 4

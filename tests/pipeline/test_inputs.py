@@ -7,6 +7,7 @@ import datasets
 import pytest
 
 from swep_ds.data.readers import read_examples
+from swep_ds.models.hub import model_checksum
 from swep_ds.pipeline.inputs import input_checksums, input_files
 from swep_ds.recipe import Recipe
 from tests.support import tiny_run
@@ -16,12 +17,10 @@ def test_every_field_that_names_local_files_has_their_checksum(tmp_path):
     options = ["data.eval.quick=quickstart:news", "data.eval.hub=owner/name", f"data.eval.gone={tmp_path}/gone.json"]
     options += [f"data.augmented={tmp_path}/test.json", f"pretrain.train={tmp_path}/train.json"]
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), options)
-    train, test, weights = (
-        hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()[:32]
-        for name in ("train.json", "test.json", "model/model.safetensors")
-    )
+    files = [tmp_path / name for name in ("train.json", "test.json")]
+    train, test = (hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files)
     expected = {"data.train": train, "data.augmented": test, "data.eval.test": test, "pretrain.train": train}
-    assert input_checksums(recipe) == expected | {"model.name": weights}
+    assert input_checksums(recipe) == expected | {"model.name": model_checksum(str(tmp_path / "model"))}
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from swep_ds.commands import augment as command
+from swep_ds.data.chunks import Chunks
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.ranks.group import process_group
-from swep_ds.ssmba.augment import Chunks, _digest, _read, _weights, augment
+from swep_ds.ssmba.augment import _merge, _read, augment
 from swep_ds.ssmba.reconstruct import Settings
 from tests.support import bad_input, tiny, tiny_masked_lm
 from tests.support.bad_input import error_line
@@ -41,56 +42,14 @@ def test_chunks_become_the_output_in_their_order(tmp_path):
     assert chunks.take(SETUP) == [0, 1, 2]
     chunks.begin(SETUP)
     for number in (2, 0, 1):
-        chunks.write(number, [{"title": str(number), "paragraphs": []}, ARTICLE], Counter(kept=number))
+        articles = [{"title": str(number), "paragraphs": []}, ARTICLE]
+        chunks.write(number, {"articles": articles, "counts": {"kept": number}})
         assert not output.exists()
-    assert chunks.merge(SETUP) == Counter(kept=3)
+    assert _merge(chunks, SETUP) == Counter(kept=3)
     assert [file.name for file in output.parent.iterdir()] == ["out.json"]
     document = json.loads(output.read_text(encoding="utf-8"))
     assert [article["title"] for article in document["data"]] == ["0", "Zürich", "1", "Zürich", "2", "Zürich"]
     assert document["ssmba"] == SETUP | {"kept": 3}
-
-
-def test_only_missing_chunks_are_made_again(tmp_path):
-    first = Chunks(tmp_path / "out.json", 3)
-    first.take(SETUP)
-    first.begin(SETUP)
-    first.write(1, [ARTICLE], Counter())
-    (first.folder / ".000002.json.123").write_text('{"articles"')  # cut off while being written
-    del first  # and with it its lock
-    assert Chunks(tmp_path / "out.json", 3).take(SETUP) == [0, 2]
-
-
-def refused(chunks: Chunks, setup: dict) -> str:
-    message = bad_input.refused(chunks.take, setup)
-    assert str(chunks.output) in message
-    return message
-
-
-def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tmp_path):
-    chunks = Chunks(tmp_path / "out.json", 3)
-    chunks.take(SETUP)
-    chunks.begin(SETUP)
-    assert "another process is writing it" in refused(Chunks(tmp_path / "out.json", 3), SETUP)
-    del chunks
-    said = refused(Chunks(tmp_path / "out.json", 3), SETUP | {"seed": 1})
-    assert "seed 0 there, 1 here" in said
-    assert "model" not in said
-    (tmp_path / "strange.json.chunks").mkdir()
-    (tmp_path / "strange.json.chunks" / "thesis.tex").write_text("")
-    assert "holds files of something else" in refused(Chunks(tmp_path / "strange.json", 3), SETUP)
-    (tmp_path / "done.json").write_text("")
-    assert "exists already" in refused(Chunks(tmp_path / "done.json", 3), SETUP)
-    assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
-    with pytest.raises(InputError, match=r"--output .* cannot be looked up .*too long"):
-        Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5])
-def test_damaged_settings_of_chunks(tmp_path, content):
-    chunks = Chunks(tmp_path / "out.json", 3)
-    chunks.folder.mkdir()
-    chunks.settings.write_text(content)
-    refused(chunks, SETUP)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": {}, "articles": 5}', '{"counts": 5, "articles": []}'])
@@ -99,24 +58,12 @@ def test_a_damaged_chunk_leaves_the_others(tmp_path, content):
     chunks.take(SETUP)
     chunks.begin(SETUP)
     for number in range(2):
-        chunks.write(number, [ARTICLE], Counter())
+        chunks.write(number, {"articles": [ARTICLE], "counts": {}})
     (chunks.folder / "000001.json").write_text(content)
     with pytest.raises(InputError, match=r"000001\.json"):
-        chunks.merge(SETUP)
+        _merge(chunks, SETUP)
     assert not chunks.output.exists()
     assert len(list(chunks.folder.glob("0*.json"))) == 2
-
-
-def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
-    """What a link leads to keeps its content; a pipe has no end to wait for."""
-    (tmp_path / "thesis.tex").write_text("precious")
-    for name in ("link", "pipe"):
-        (tmp_path / f"{name}.json.chunks").mkdir()
-    (tmp_path / "link.json.chunks" / ".lock").symlink_to(tmp_path / "thesis.tex")
-    os.mkfifo(tmp_path / "pipe.json.chunks" / ".lock")
-    for name in ("link", "pipe"):
-        assert "is not a regular file" in refused(Chunks(tmp_path / f"{name}.json", 3), SETUP)
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 # Settings and data
@@ -137,15 +84,12 @@ def test_settings_out_of_range(monkeypatch, option, value, said):
     assert said in bad_input.refused(command.augment)
 
 
-def test_data_are_limited_known_by_their_digest_and_named_by_their_option(tmp_path):
+def test_data_are_limited_and_named_by_their_option(tmp_path):
     with pytest.raises(InputError, match=r"^--data: .*nowhere\.json.*no such file"):
         _read("nowhere.json", None)
     (tmp_path / "train.json").write_text(json.dumps(squad(5)))
     examples = _read(str(tmp_path / "train.json"), None)
     assert [e.id for e in _read(str(tmp_path / "train.json"), 2)] == [e.id for e in examples[:2]]
-    digests = {_digest(examples), _digest(examples[:4]), _digest(examples[::-1])}
-    assert len(digests) == 3
-    assert _digest(list(examples)) in digests
 
 
 def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free(tmp_path):
@@ -162,25 +106,12 @@ def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free
     assert "RANK" not in os.environ  # nor does what is started next take itself for this rank
 
 
-def test_the_setup_knows_other_weights_of_the_same_name(tmp_path):
-    assert _weights("google-bert/bert-base-uncased") is None
-    tiny_masked_lm.save(tmp_path, tiny.wordpiece())
-    digest = _weights(str(tmp_path))
-    weights = tmp_path / "model.safetensors"
-    weights.touch()
-    assert _weights(str(tmp_path)) == digest
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    assert _weights(str(tmp_path)) != digest
-
-
 # The script
 
 # Runs scripts/augment.py and kills it when it has written two chunks.
 KILLED = f"""
 import os, runpy, signal, sys
-from swep_ds.ssmba.augment import Chunks
+from swep_ds.data.chunks import Chunks
 write, written = Chunks.write, []
 def write_and_die(*arguments):
     write(*arguments)

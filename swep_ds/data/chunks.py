@@ -1,0 +1,94 @@
+"""A file that takes long to make, made in chunks: what is finished stays on disk, and the same command resumes.
+
+The chunks are JSON files in the folder `<output>.chunks` until all are finished. Each is written atomically.
+"""
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swep_ds.data.layouts import Example
+from swep_ds.errors import InputError
+from swep_ds.files import open_lock, read_json, user_path, write_atomically
+from swep_ds.settings import differences
+
+
+class Chunks:
+    """The finished chunks of the file that --output names, which one process writes at a time."""
+
+    def __init__(self, output: Path, count: int):
+        self.output, self.count = output, count
+        self.folder = output.with_name(f"{output.name}.chunks")
+        self.settings = self.folder / "settings.json"
+
+    def take(self, setup: dict[str, Any]) -> list[int]:
+        """Locks the folder for this process and returns the missing chunks. `begin` must precede the first `write`.
+
+        Args:
+            setup: what decides the content of all chunks, as JSON; they are resumed with the same alone.
+
+        Raises:
+            InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
+        """
+        if user_path(str(self.output), "--output").exists():
+            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open_lock(self.folder / ".lock")  # held until the process ends
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"--output {self.output}: another process is writing it: name another") from None
+        except OSError as error:
+            raise InputError(f"--output {self.output}: cannot be written ({error.strerror}): name another") from None
+        if self.settings.is_file():
+            before = read_json(self.settings)
+            if not isinstance(before, dict):
+                raise InputError(f"--output {self.output}: {self.settings} is damaged: delete {self.folder.name}")
+            if differing := differences(before, setup):
+                raise InputError(
+                    f"--output {self.output}: {self.folder.name} holds parts made with other settings ({differing}): "
+                    "name another file, or delete that folder"
+                )
+        elif any(self.folder.glob("[!.]*")):
+            raise InputError(f"--output {self.output}: {self.folder.name} holds files of something else: delete it")
+        return [number for number in range(self.count) if not self.file(number).exists()]
+
+    def begin(self, setup: dict[str, Any]) -> None:
+        """Records that the folder holds chunks of this setup."""
+        write_atomically(self.settings, json.dumps(setup))
+
+    def leave(self) -> None:
+        """Unlocks the folder, and deletes it if nothing has begun there."""
+        if not self.settings.exists():
+            (self.folder / ".lock").unlink(missing_ok=True)
+            self.folder.rmdir()
+        self._lock.close()
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.json"
+
+    def write(self, number: int, content: Any) -> None:
+        """Keeps a finished chunk, as JSON."""
+        write_atomically(self.file(number), json.dumps(content, ensure_ascii=False))
+
+    def read(self, number: int) -> Any:
+        """Raises InputError: the chunk is damaged."""
+        return read_json(self.file(number))
+
+    def finish(self, document: Iterable[str]) -> None:
+        """Writes the output, in parts that `document` makes of the chunks, and removes the folder."""
+        write_atomically(self.output, document)
+        for file in sorted(self.folder.iterdir(), key=lambda file: file == self.settings):
+            file.unlink()  # the settings last: they identify the others
+        self.folder.rmdir()
+
+
+def digest(examples: Sequence[Example]) -> str:
+    """32 hexadecimal digits that change with any question and with their order."""
+    total = hashlib.sha256()
+    for example in examples:
+        total.update(repr((example.id, example.question, example.context, example.span, example.article)).encode())
+    return total.hexdigest()[:32]
