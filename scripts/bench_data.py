@@ -9,7 +9,7 @@ answers.
 
 import json
 
-from swep_ds.cli import Parser, at_least, main
+from swep_ds.commands.cli import Parser, at_least, main
 from swep_ds.data.quickstart import SOURCE
 from swep_ds.files import check_output, path_of, write_atomically
 

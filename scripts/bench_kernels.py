@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from swep_ds import cli
+from swep_ds.commands import cli
 from swep_ds.kernels import arguments
 from swep_ds.kernels.tools import bench
 

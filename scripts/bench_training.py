@@ -17,7 +17,7 @@ Prints tables; --json FILE keeps the figures. Exit codes as scripts/train.py.
 import argparse
 import json
 
-from swep_ds.cli import Parser, at_least, main
+from swep_ds.commands.cli import Parser, at_least, main
 from swep_ds.errors import InputError
 from swep_ds.files import DS_CONFIG, check_output, path_of, write_atomically
 from swep_ds.methods import METHODS

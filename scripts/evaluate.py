@@ -1,6 +1,6 @@
 """The command `swep-ds evaluate` as a script."""
 
-from swep_ds.cli import main
+from swep_ds.commands.cli import main
 from swep_ds.commands.evaluate import evaluate
 
 if __name__ == "__main__":

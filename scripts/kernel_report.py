@@ -15,7 +15,7 @@ import argparse
 import os
 import sys
 
-from swep_ds import cli
+from swep_ds.commands import cli
 from swep_ds.kernels import MODES, arguments
 from swep_ds.kernels.tools import aot, latency
 

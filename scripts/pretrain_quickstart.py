@@ -6,7 +6,7 @@ The defaults made both; pretrain.py and pretrain_t5.py there describe the traini
 
 from dataclasses import replace
 
-from swep_ds import cli
+from swep_ds.commands import cli
 from swep_ds.data.quickstart import pretrain, pretrain_t5
 from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of

@@ -17,7 +17,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from swep_ds.cli import Parser, main
+from swep_ds.commands.cli import Parser, main
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import check_output_folder, path_of, read_json, user_path

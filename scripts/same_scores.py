@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from swep_ds.cli import Parser, main
+from swep_ds.commands.cli import Parser, main
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import Scorer

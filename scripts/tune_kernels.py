@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from swep_ds import cli
+from swep_ds.commands import cli
 from swep_ds.kernels import MODES, arguments, tiles, triton_impl
 from swep_ds.kernels.tools import bench
 

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from swep_ds import cli
+from swep_ds.commands import cli
 from swep_ds.errors import InputError
 from swep_ds.version import __version__
 

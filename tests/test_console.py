@@ -22,7 +22,7 @@ from tests.support.tiny_run import ROOT
 PRINTS = """
 import logging, sys
 from pathlib import Path
-from swep_ds.cli import main
+from swep_ds.commands.cli import main
 from swep_ds.errors import InputError
 def command():
     from rich.progress import track
@@ -94,7 +94,7 @@ def test_a_full_disk_that_has_room_again_is_written_to(tmp_path):
 
 def test_a_closed_stdout_gives_its_number_to_no_file(tmp_path):
     script = (
-        "import swep_ds.cli\n"
+        "import swep_ds.commands.cli\n"
         f"with open({str(tmp_path / 'file')!r}, 'w') as file:\n"
         "    print(1, flush=True)\n"
         "    assert file.fileno() > 2\n"
@@ -109,7 +109,7 @@ def test_a_closed_stdout_gives_its_number_to_no_file(tmp_path):
 
 def test_in_an_ascii_locale_every_name_can_be_printed():
     script = (
-        "from swep_ds.cli import main\n"
+        "from swep_ds.commands.cli import main\n"
         "from swep_ds.console import Console\n"
         "from swep_ds.errors import InputError\n"
         "from rich.table import Table\n"
@@ -225,9 +225,8 @@ def test_an_error_is_one_line_whatever_the_name_in_it(capsys):
 
 
 def test_a_warning_is_one_line_whatever_the_name_in_it():
-    script = (
-        "import swep_ds.cli, logging\nlogging.getLogger('swep_ds').warning('data set %s: skipped', 'a\\nb\\x1b[2J')\n"
-    )
+    script = "import logging, swep_ds.commands.cli\n"
+    script += "logging.getLogger('swep_ds').warning('data set %s: skipped', 'a\\nb\\x1b[2J')\n"
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=60)
     assert ended.stderr == b"data set a\\nb\\x1b[2J: skipped\n"
     assert logging.lastResort is not None

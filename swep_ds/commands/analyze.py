@@ -15,7 +15,7 @@ import argparse
 import json
 from pathlib import Path
 
-from swep_ds.cli import Parser, at_least
+from swep_ds.commands.cli import Parser, at_least
 from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of, write_atomically
 

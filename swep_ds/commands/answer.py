@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from swep_ds.cli import Parser, at_least
+from swep_ds.commands.cli import Parser, at_least
 from swep_ds.console import Console, Progress
 from swep_ds.errors import InputError, parsing, printable
 from swep_ds.files import check_output, path_of, read_text

@@ -11,7 +11,7 @@ share the questions. Started again after a stop, it resumes.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser, add_launch_options, at_least, launch
+from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
 from swep_ds.errors import InputError
 from swep_ds.files import path_of
 

@@ -10,7 +10,7 @@ Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions a
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser, add_launch_options, at_least, launch
+from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
 from swep_ds.files import path_of
 
 

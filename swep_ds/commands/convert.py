@@ -8,7 +8,7 @@ JSON lines {"context", "question", "answer"}. SQuAD-like JSON needs no conversio
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser
+from swep_ds.commands.cli import Parser
 from swep_ds.files import path_of
 
 

@@ -9,7 +9,7 @@ Exit codes: 0 done; 2 bad input or configuration (one line says what and how to 
 
 import argparse
 
-from swep_ds.cli import Parser
+from swep_ds.commands.cli import Parser
 from swep_ds.commands.train import add_run_options, start
 
 

@@ -10,7 +10,7 @@ Exit codes: 0 all ranks see the same; 2 they do not, or bad input (one line says
 import argparse
 import sys
 
-from swep_ds.cli import Parser, add_launch_options
+from swep_ds.commands.cli import Parser, add_launch_options
 from swep_ds.commands.train import add_run_options, start
 
 

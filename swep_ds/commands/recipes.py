@@ -17,7 +17,7 @@ import shutil
 import textwrap
 from pathlib import Path
 
-from swep_ds.cli import Parser, names_of
+from swep_ds.commands.cli import Parser, names_of
 from swep_ds.errors import InputError, printable
 from swep_ds.files import PACKAGE, read_text
 from swep_ds.settings import suggest

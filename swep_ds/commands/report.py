@@ -7,7 +7,7 @@ A finished run has written its report.html; for one that is not finished, the pa
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser
+from swep_ds.commands.cli import Parser
 from swep_ds.files import check_output, path_of
 
 

@@ -8,7 +8,7 @@ data. The soup is a plain Hugging Face folder whose model card names the runs.
 Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
 """
 
-from swep_ds.cli import Parser
+from swep_ds.commands.cli import Parser
 from swep_ds.files import check_output_folder, path_of
 
 

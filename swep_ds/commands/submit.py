@@ -15,9 +15,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from swep_ds.cli import Parser, at_least
 from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
+from swep_ds.commands.cli import Parser, at_least
 from swep_ds.errors import InputError
 from swep_ds.files import DS_CONFIG, ds_config_path, read_text, shipped
 from swep_ds.sweeps import slurm

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.cli import Parser, at_least, names_of
+from swep_ds.commands.cli import Parser, at_least, names_of
 from swep_ds.console import Console
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.files import ds_config_path, path_of, shipped

@@ -13,7 +13,7 @@ fix it).
 
 import sys
 
-from swep_ds.cli import Parser
+from swep_ds.commands.cli import Parser
 from swep_ds.errors import EXIT_FAULT
 from swep_ds.files import check_output_folder, path_of
 

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.cli import Parser, add_launch_options, launch, names_of
+from swep_ds.commands.cli import Parser, add_launch_options, launch, names_of
 from swep_ds.files import DS_CONFIG, path_of
 from swep_ds.ranks.launch import is_first_on_node
 

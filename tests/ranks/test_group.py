@@ -47,7 +47,7 @@ def become(case: str, rank: int) -> None:
 
 def fork(folder: Path) -> None:
     """Makes each case; `results.json` has the ranks' exit codes and what they said."""
-    from swep_ds.cli import main
+    from swep_ds.commands.cli import main
 
     results = {}
     for case in CASES:

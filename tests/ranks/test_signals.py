@@ -27,7 +27,7 @@ with request.deferred():
 """
 COMPILES = """
 import os, signal, subprocess, time
-from swep_ds.cli import main
+from swep_ds.commands.cli import main
 from swep_ds.ranks.signals import request
 def command():
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -38,7 +38,7 @@ INTERRUPTED = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests behind its back ignores it
-from swep_ds.cli import main
+from swep_ds.commands.cli import main
 class Drops:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)

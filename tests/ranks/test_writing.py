@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors import SafetensorError
 
-from swep_ds import cli as command
+from swep_ds.commands import cli as command
 from swep_ds.errors import InputError, RunExit, WriteFailed
 from swep_ds.ranks import writing
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from swep_ds import ranks
-from swep_ds.cli import main
+from swep_ds.commands.cli import main
 from swep_ds.pipeline.run import run
 from swep_ds.ranks import signals as stop_signals
 from swep_ds.recipe import Recipe

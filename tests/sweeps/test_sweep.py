@@ -12,9 +12,8 @@ import yaml
 from swep_ds.analysis.runs import find_runs
 from swep_ds.errors import InputError
 from swep_ds.files import ds_config_path
-from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.recipe import Recipe
-from swep_ds.sweeps.sweep import SWEEPS, Sweep, check_inputs, describe, digest_of, read_sweep
+from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, digest_of, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
@@ -383,27 +382,6 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     (cell.folder / "recipe.yaml").write_text("{")
     cell.log.unlink()
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
-
-
-def test_a_sweep_refuses_to_go_on_with_other_files_than_its_finished_runs_read(tmp_path):
-    train = tmp_path / "train.json"
-    train.write_text("{}")
-    fields = {**MINIMAL, "set": {"data.train": str(train)}, "seeds": [0, 1]}
-    _, cells = read_sweep(write(tmp_path, **fields), tmp_path / "runs")
-    check_inputs(cells)  # nothing is done
-    for cell, inputs in zip(cells, ({"inputs": input_checksums(cells[0].recipe)}, {}), strict=True):
-        cell.folder.mkdir(parents=True)
-        (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
-        (cell.folder / "results.json").write_text(json.dumps({"eval": {}, **inputs}))
-    check_inputs(cells)
-    content = train.read_bytes()
-    train.write_bytes(content + b"\n")
-    said = f"^data.train {train}: has changed since {cells[0].name} read it: restore it, name another --output_dir, or"
-    with pytest.raises(InputError, match=said):
-        check_inputs(cells)
-    check_inputs(cells[1:])  # made by a version that noted no checksums
-    train.unlink()
-    check_inputs(cells)
 
 
 # One cell alone
