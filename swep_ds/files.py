@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -140,7 +141,8 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
 
     An error on the way, also in making the pieces of text, leaves the former file and nothing beside it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # see `leftover_of`
+    # see `leftover_of`; processes of other hosts and containers may have the same number
+    temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines([text] if isinstance(text, str) else text)

@@ -101,7 +101,7 @@ class TrainSection(Section):
     checkpoint_every: Many = 1000  # updates between two checkpoints
     keep_checkpoints: Count = 2  # how many of the newest are kept
     stall_seconds: float = Field(600, gt=0, le=1_000_000)  # without progress, until rank 0 names the ranks behind
-    on_checkpoint_failure: Literal["stop", "go_on"] = "stop"  # when one cannot be written; earlier ones stay
+    on_checkpoint_failure: Literal["stop", "continue"] = "stop"  # when one cannot be written; earlier ones stay
     average: Literal["none", "ema", "last_k"] = "none"  # which mean of the weights is tested and exported
     average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
     average_last: float = Field(0.25, gt=0, le=1)  # last_k: k as a share of all updates

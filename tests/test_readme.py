@@ -137,6 +137,11 @@ def test_the_readme_is_short():
     assert len(PAGES["README.md"].splitlines()) <= 140
 
 
+def test_ci_runs_the_readmes_test_command():
+    assert "`make test`" in PAGES["README.md"]
+    assert Path(ROOT, ".ci", "run").read_text().endswith("exec make test\n")
+
+
 def test_the_readme_shows_neftune_as_it_is():
     [shown] = [content for language, content in FENCED.findall(PAGES["README.md"]) if language == "python"]
     assert shown == Path(ROOT, "swep_ds", "methods", "neftune.py").read_text()

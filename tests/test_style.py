@@ -1,6 +1,7 @@
-"""Linting and formatting are part of the tests."""
+"""Linting, formatting and the order of the rooms are part of the tests."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,39 @@ def test_ruff(command):
 def test_no_file_is_too_long():
     sources = [f for room in ("swep_ds", "kernels", "scripts", "tests") for f in (ROOT / room).rglob("*.py")]
     assert not [str(f) for f in sources if len(f.read_text().splitlines()) > 500]
+
+
+def imported(source: str) -> set[str]:
+    """The rooms and root modules of swep_ds that a source imports anywhere."""
+    modules = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+    return {module.split(".")[1] for module in modules if module.startswith("swep_ds.")}
+
+
+def test_imports_point_one_way():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    order = re.search(r"Imports point one way: (.+?)\. `kernels/` imports nothing of `swep_ds`", text, re.DOTALL)[1]
+    rooms = [[name.removesuffix(".py") for name in re.findall("`([a-z_.]+)`", part)] for part in order.split(">")]
+    depth = {name: number for number, names in enumerate(rooms) for name in names}
+    roots = {path.stem for path in (ROOT / "swep_ds").iterdir() if path.suffix == ".py" or path.is_dir()}
+    roots -= {"__init__", "__main__", "__pycache__", "kernels", "recipes"}
+    assert roots == depth.keys() - {"scripts"}
+    upwards = {
+        f"{room} imports {name}"
+        for room in roots
+        for file in [ROOT / "swep_ds" / f"{room}.py", *(ROOT / "swep_ds" / room).rglob("*.py")]
+        if file.is_file()
+        for name in imported(file.read_text(encoding="utf-8"))
+        if name in depth and name != room and depth[name] <= depth[room]
+    }
+    assert not upwards
+    inside = [imported(file.read_text(encoding="utf-8")) for file in (ROOT / "kernels").rglob("*.py")]
+    assert set().union(*inside) <= {"kernels"}
+    assert len(list((ROOT / "swep_ds").glob("*.py"))) <= 8
 
 
 def decodes_by_locale(call: ast.Call) -> bool:

@@ -41,8 +41,12 @@ class NoiseEffect(NamedTuple):
     statement: str
 
 
-def noise_effect(lines: Sequence[Mapping[str, Any]]) -> NoiseEffect | None:
-    """From metrics.jsonl; None where fewer than `FEWEST` lines of the second half hold the comparison."""
+def noise_effect(lines: Sequence[Mapping[str, Any]], *, trained_shuffled: bool = False) -> NoiseEffect | None:
+    """From metrics.jsonl; None where fewer than `FEWEST` lines of the second half hold the comparison.
+
+    Args:
+        trained_shuffled: the run trained with the shuffled noise, so the statement begins with that.
+    """
     names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in NOISES]
     known = [line for line in lines if all(_is_finite(line.get(name)) for name in names)]
     known = [line for line in known if 2 * line["update"] > lines[-1]["update"]]
@@ -57,7 +61,11 @@ def noise_effect(lines: Sequence[Mapping[str, Any]]) -> NoiseEffect | None:
         (title, float(nll[f"{answer}_nll_prior"].mean()), Change.of(learned[answer]), Change.of(shuffled[answer]))
         for answer, title in ANSWERS.items()
     ]
-    return NoiseEffect(len(known), rows, _statement(learned, shuffled))
+    if trained_shuffled:
+        statement = _statement(shuffled, learned, "The shuffled noise that this run trained with", "Not shuffled")
+    else:
+        statement = _statement(learned, shuffled, "Learned noise", "Shuffled")
+    return NoiseEffect(len(known), rows, statement)
 
 
 def noise_size(lines: Sequence[Mapping[str, Any]], prior_mean: float, prior_variance: float | None) -> str:
@@ -93,20 +101,21 @@ def _is_finite(value: Any) -> bool:
     return type(value) in (float, int) and math.isfinite(value)
 
 
-def _statement(learned: Mapping[str, np.ndarray], shuffled: Mapping[str, np.ndarray]) -> str:
-    changes = {answer: Change.of(values) for answer, values in learned.items()}
+def _statement(trained: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], name: str, otherwise: str) -> str:
+    """`trained`: what the noise of the run changes, by answer; `other`: what it does in the other order of tokens."""
+    changes = {answer: Change.of(values) for answer, values in trained.items()}
     clear = {answer: change for answer, change in changes.items() if change.is_clear}
     if not clear:
-        return "Learned noise does to the answer what noise from the prior does, as far as these updates can tell."
+        return f"{name} does to the answer what noise from the prior does, as far as these updates can tell."
     effect = " and ".join(
         f"{'lowers' if change.mean < 0 else 'raises'} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats"
         for answer, change in clear.items()
     )
-    favour = Change.of(learned["guess"] - learned["gold"])
+    favour = Change.of(trained["guess"] - trained["gold"])
     if favour.is_clear and favour.mean < 0:
         effect += ", which favours what the model believes already over the gold answer"
     elif favour.is_clear:
         effect += ", which favours the gold answer over what the model believes already"
     most = max(clear, key=lambda answer: abs(clear[answer].mean))
-    kept = Change.of(shuffled[most])
-    return f"Learned noise {effect}. Shuffled, it changes the nll of the {ANSWERS[most]} by {kept} nats."
+    kept = Change.of(other[most])
+    return f"{name} {effect}. {otherwise}, it changes the nll of the {ANSWERS[most]} by {kept} nats."

@@ -211,7 +211,7 @@ def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "charts": _drawn(first),
         "more_charts": _drawn([*folded, speed] if speed else folded),
         "noise_size": noise_size(lines, mode.prior_mean, variance),
-        "effect": noise_effect(lines),
+        "effect": noise_effect(lines, trained_shuffled=getattr(recipe.method, "noise", None) == "shuffled"),
     }
 
 

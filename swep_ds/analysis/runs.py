@@ -295,18 +295,27 @@ def _unlike_majority(
 
 def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
     """For each run, the reason to exclude it if a file that it read held something else for most runs that it is
-    compared with, else "". These are the runs of a model for test data, and of a row for the rest."""
+    compared with, else "". These are the runs of a model that name the same file or the same test set, and, whatever
+    they name, the runs of a row."""
     seen: dict[Hashable, list[str]] = {}
 
-    def place(run: Run, name: str) -> Hashable:
-        return name, run.ref.block[0] if name.startswith("data.eval.") else _row(run)
+    def places(run: Run, name: str) -> list[Hashable]:
+        if name.startswith("data.eval."):
+            return [(name, run.ref.block[0])]
+        named = flatten(run.recipe.model_dump(mode="json")).get(name)
+        return [(name, named, run.ref.block[0]), (name, _row(run))]
 
     for run in runs:
         for name, checksum in run.results.inputs.items():
-            seen.setdefault(place(run, name), []).append(checksum)
-    usual = {key: max(checksums, key=checksums.count) for key, checksums in seen.items()}
+            for place in places(run, name):
+                seen.setdefault(place, []).append(checksum)
+    usual = {place: max(checksums, key=checksums.count) for place, checksums in seen.items()}
     for run in runs:
-        changed = [name for name, checksum in run.results.inputs.items() if checksum != usual[place(run, name)]]
+        changed = [
+            name
+            for name, checksum in run.results.inputs.items()
+            if any(checksum != usual[place] for place in places(run, name))
+        ]
         yield f"read other files than the others ({', '.join(changed)})" if changed else ""
 
 

@@ -23,7 +23,7 @@ class Difference(NamedTuple):
     """The difference of a row to the base, in points: EM and F1 [2]."""
 
     crossed: Estimate | None  # None: fewer than `LEAST_SEEDS` seeds in common, or not even two paragraphs
-    bootstrap: np.ndarray  # [2, 2]: low and high
+    bootstrap: np.ndarray | None  # [2, 2]: low and high; None: not even two paragraphs
 
 
 def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
@@ -51,20 +51,24 @@ def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScore
         means = np.concatenate([values_SQ2.mean(0) for values_SQ2 in differences.values()], axis=1)
         samples = np.split(resampled_means(means, clusters, column), len(differences), axis=1)
         for (name, values_SQ2), row_samples in zip(differences.items(), samples, strict=True):
-            result[name][column] = Difference(_crossed([(values_SQ2, clusters)]), interval(row_samples))
+            result[name][column] = _difference([(values_SQ2, clusters)], row_samples)
             if number:
                 shifted[name].append((values_SQ2, clusters, row_samples))
     for name, parts in shifted.items():
         if parts and len(parts) == len(columns) - 1:
             mean_samples = np.mean([samples for _, _, samples in parts], axis=0)
-            result[name][None] = Difference(_crossed([part[:2] for part in parts]), interval(mean_samples))
+            result[name][None] = _difference([part[:2] for part in parts], mean_samples)
     return result
 
 
-def _crossed(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate | None:
-    if len(sets[0][0]) < LEAST_SEEDS or any(effective_clusters(clusters) < 2 for _, clusters in sets):
-        return None
-    return estimate([(np.moveaxis(values_SQ2, -1, 0), clusters) for values_SQ2, clusters in sets])
+def _difference(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarray) -> Difference:
+    """From the values [S, Q, 2] and the clusters of one data set or several, and the resampled means."""
+    if any(effective_clusters(clusters) < 2 for _, clusters in sets):  # they say nothing of other texts
+        return Difference(None, None)
+    crossed = None
+    if len(sets[0][0]) >= LEAST_SEEDS:
+        crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters) for values_SQ2, clusters in sets])
+    return Difference(crossed, interval(samples))
 
 
 def question_differences(rows: Rows, base: str, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:

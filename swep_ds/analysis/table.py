@@ -226,7 +226,7 @@ def _difference(
     result = {**_summary(each), "n": len(each)}
     result |= dict.fromkeys(("low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
     difference, number = compared.get(None if column == OUT_OF_DOMAIN else column), METRICS.index(metric)
-    if difference is not None:
+    if difference is not None and difference.bootstrap is not None:
         low, high = difference.bootstrap[:, number].tolist()
         result |= {"bootstrap_low": low, "bootstrap_high": high}
         if difference.crossed is not None:
@@ -250,18 +250,25 @@ def _add_primary(block: Block, rows: Mapping[str, Sequence[Run]], primary: Prima
 
 def _adjust(block: Block, base: str | None) -> None:
     """Adds "holm", p adjusted for all differences of the block but the primary ones, and "significant"."""
-    primaries = [(entry["row"], entry["base"], entry["column"], entry["metric"]) for entry in block["primary"]]
-    every, rest = list(block["primary"]), []
+    shifted = [column for column in block["columns"][1:] if column != OUT_OF_DOMAIN]
+    same = {OUT_OF_DOMAIN: shifted[0]} if len(shifted) == 1 else {}  # the mean over a single set is no test of its own
+    primaries = [
+        (entry["row"], entry["base"], same.get(entry["column"], entry["column"]), entry["metric"])
+        for entry in block["primary"]
+    ]
+    every, tests = list(block["primary"]), {}
     for row in block["rows"]:
         for column, by_metric in row["differences"].items():
             for metric, entry in by_metric.items():
                 every.append(entry)
-                if entry["p"] is not None and (row["name"], base, column, metric) not in primaries:
-                    rest.append(entry)
+                test = (row["name"], base, same.get(column, column), metric)
+                if entry["p"] is not None and test not in primaries:
+                    tests.setdefault(test, []).append(entry)
     for entry in every:
         entry["holm"] = entry["p"]
-    for entry, p in zip(rest, holm([entry["p"] for entry in rest]), strict=True):
-        entry["holm"] = p
+    for entries, p in zip(tests.values(), holm([entries[0]["p"] for entries in tests.values()]), strict=True):
+        for entry in entries:
+            entry["holm"] = p
     for entry in every:
         entry["significant"] = entry["holm"] is not None and entry["holm"] < 1 - LEVEL / 100
 
@@ -314,10 +321,10 @@ def _add_paper(block: Block, runs: Sequence[Run]) -> None:
 
 
 def _as_in_paper(run: Run) -> bool:
-    """Whether the run trained on all questions and no others, and was tested on whole sets."""
+    """Whether the run trained on all questions and no others, averaged no weights, and was tested on whole sets."""
     data, recipe = run.recipe.data, run.recipe
     limits = (data.max_train_examples, data.max_eval_examples, recipe.train.max_updates, recipe.eval.select_on)
-    more = recipe.pretrain or (data.augmented and recipe.method.name != "ssmba")
+    more = recipe.pretrain or (data.augmented and recipe.method.name != "ssmba") or recipe.train.average != "none"
     return data.train_fraction == 1 and not data.holdout_fraction and not more and limits == (None,) * 4
 
 
@@ -331,7 +338,7 @@ def _paper_notes(block: Block, runs: Sequence[Run]) -> list[str]:
     if not all(map(_as_in_paper, runs)):
         return [
             f"{block['title']}: the paper's numbers are left out: its models trained on all of {trained_on()} and on "
-            "nothing else, and were tested on whole sets."
+            "nothing else, averaged no weights, and were tested on whole sets."
         ]
     notes = [f"In round brackets the paper's number, for models trained on {trained_on()}."]
     for source in dict.fromkeys(run.recipe.data.train for run in runs):

@@ -24,8 +24,8 @@ from swep_ds.api.wrap import Robust, RobustOutput, check_trained_dtypes
 from swep_ds.errors import InputError
 from swep_ds.methods.base import Settings
 
-FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper, without the model's
-MODEL = "objective.qa.model."  # prefix of the model's weights in the wrapper's state
+METHOD_FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper, without the model's
+PREFIX = "objective.qa.model."  # prefix of the model's weights in the wrapper's state
 
 
 class _EndUpdate(TrainerCallback):
@@ -79,16 +79,16 @@ class RobustMixin:
             self.model_wrapped = self.robust
         self.model = self.robust
         try:
-            prepared = super()._prepare_for_training(max_steps, *args, **kwargs)
+            return super()._prepare_for_training(max_steps, *args, **kwargs)
         finally:
             self.model = self.callback_handler.model = bare
-        return prepared
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The Trainer's, with a group of its own for the method's parameters where they have a learning rate.
 
         Raises:
-            InputError: an optimizer was given that has not all parameters, or DeepSpeed makes it of its configuration.
+            InputError: the given optimizer lacks the method's parameters; or noise_learning_rate is set and DeepSpeed's
+                configuration makes the optimizer.
         """
         given, optimizer = self.optimizer is not None, super().create_optimizer(model)
         method, rate = [*self.robust.method.parameters()], self.robust.method.learning_rate
@@ -107,10 +107,10 @@ class RobustMixin:
                     "optimizer_cls_and_kwargs instead"
                 )
         elif rate is not None:
-            numbers = {id(parameter) for parameter in method}
+            method_ids = {id(parameter) for parameter in method}
             for group in [*optimizer.param_groups]:
-                mine = [parameter for parameter in group["params"] if id(parameter) in numbers]
-                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in numbers]
+                mine = [parameter for parameter in group["params"] if id(parameter) in method_ids]
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in method_ids]
                 if mine:
                     optimizer.add_param_group(group | {"params": mine, "lr": rate})
         return optimizer
@@ -152,7 +152,7 @@ class RobustMixin:
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if state_dict:  # DeepSpeed's engine gives the wrapper's
-            state_dict = {name.removeprefix(MODEL): value for name, value in state_dict.items() if MODEL in name}
+            state_dict = {name.removeprefix(PREFIX): value for name, value in state_dict.items() if PREFIX in name}
         super()._save(output_dir, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -162,7 +162,7 @@ class RobustMixin:
             state = (
                 {"_extra_state": self.robust.get_extra_state()} if self.is_deepspeed_enabled else _state(self.robust)
             )
-            save_file(state, Path(output_dir, FILE))
+            save_file(state, Path(output_dir, METHOD_FILE))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         state = self._read_state(checkpoint) if checkpoint else {}
@@ -172,9 +172,11 @@ class RobustMixin:
             self.robust.load_state_dict(state, strict=False)
 
     def _read_state(self, checkpoint: str) -> dict[str, Tensor]:
-        file = Path(checkpoint, FILE)
+        file = Path(checkpoint, METHOD_FILE)
         if not file.is_file():
-            raise InputError(f"{checkpoint}: has no {FILE}: it was saved without a method, so training cannot resume")
+            raise InputError(
+                f"{checkpoint}: has no {METHOD_FILE}: it was saved without a method, so training cannot resume"
+            )
         state = load_file(file)
         expected = {"_extra_state"} if self.is_deepspeed_enabled else _state(self.robust).keys()
         if state.keys() != expected or len(state["_extra_state"]) != len(self.robust.get_extra_state()):
@@ -183,4 +185,4 @@ class RobustMixin:
 
 
 def _state(robust: Robust) -> dict[str, Tensor]:
-    return {name: value.contiguous() for name, value in robust.state_dict().items() if not name.startswith(MODEL)}
+    return {name: value.contiguous() for name, value in robust.state_dict().items() if not name.startswith(PREFIX)}

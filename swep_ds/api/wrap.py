@@ -215,7 +215,7 @@ def wrap(
     The model is not copied: what is trained is `model` itself.
 
     Args:
-        model: of transformers, or PEFT's around one, with a head for spans (`*ForQuestionAnswering`) or a
+        model: a transformers model, or PEFT's around it, with a head for spans (`*ForQuestionAnswering`) or a
             sequence-to-sequence model, on its device and in its dtype.
         method: the settings of a method, such as `sd.Swep(...)`.
         seed: draws the method's weights and its noise.
@@ -224,8 +224,9 @@ def wrap(
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:
-        InputError: the model is of another kind or has embeddings of an odd width, or the method needs more than one
-            backward in an update, or weights that are trained are float16.
+        InputError: the model is of another kind; the method draws noise, and the embeddings' width is no multiple of 4;
+            the method needs more than one backward in an update; `updates` is missing for weights that change; or
+            weights that are trained are float16.
     """
     robust = Robust(model, method, seed, updates, accumulation)
     check_trained_dtypes(robust)

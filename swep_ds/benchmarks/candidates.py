@@ -42,7 +42,7 @@ Update = Callable[[Batch, int], None]
 class Candidate:
     """One way to train.
 
-    forwards: of the model per update, those inside a perturbation included.
+    forwards: the model's forward passes in an update, those inside a perturbation included.
     extra_parameters: the method's own, beside the model's.
     """
 

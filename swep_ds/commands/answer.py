@@ -4,8 +4,8 @@
     swep-ds answer MODEL --question "Who ...?" --text_file article.txt --n_best 3
     swep-ds answer MODEL --questions asked.jsonl --output answers.jsonl --min_confidence 0.5
 
-MODEL is a Hugging Face folder or hub id, extractive or generative. It prints the best answers to --question, each with
-its probability among all spans of the text, and the text around it. The probability of a generated answer is that of
+MODEL is a Hugging Face folder or hub id, extractive or generative. The command prints the best answers to --question,
+each with its probability among all spans of the text and the words around it. A generated answer has the probability of
 its tokens. A model that was trained with unanswerable questions may find that there is no answer.
 --min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the
 model has one, else by the softmax.
@@ -20,7 +20,9 @@ import math
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from swep_ds.commands.cli import Parser, at_least
@@ -139,21 +141,29 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     done = kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
     if kept:
         console.print(f"resuming: {kept} of {len(examples)} questions are answered")
-    try:
+    with _writing(output):
         chunks.begin(setup)
-        with Progress(console, "questions", len(examples), kept) as progress:
-            for chunk in missing:
-                asked, lines = questions(chunk), []
-                for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
-                    best, answers = asdict(replies[0]), {"answers": list(map(asdict, replies))} if n_best > 1 else {}
-                    line = {"id": example.id, "question": example.question, "answer": best["text"]}
-                    line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
-                    lines.append(line | answers)
-                    progress.update(done + len(lines))
+    with Progress(console, "questions", len(examples), kept) as progress:
+        for chunk in missing:
+            asked, lines = questions(chunk), []
+            for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
+                best, answers = asdict(replies[0]), {"answers": list(map(asdict, replies))} if n_best > 1 else {}
+                line = {"id": example.id, "question": example.question, "answer": best["text"]}
+                line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
+                lines.append(line | answers)
+                progress.update(done + len(lines))
+            with _writing(output):
                 chunks.write(chunk, lines)
-                done += len(lines)
+            done += len(lines)
+    with _writing(output):
         chunks.finish(document())
-    except OSError as error:
-        raise InputError(f"--output {output}: cannot be written ({error.strerror})") from None
     rate = 60 * (len(examples) - kept) / (time.monotonic() - began)
     console.print(f"{len(examples)} answers in {output}: {rate:,.0f} questions a minute")
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"--output {output}: cannot be written ({error.strerror})") from None

@@ -1,6 +1,6 @@
 """Makes training data for `method.name: ssmba`: samples of every question from a masked language model.
 
-    swep-ds augment --data train-v1.1.json --model bert-base-uncased --output train-ssmba.json
+    swep-ds augment --data train-v1.1.json --model google-bert/bert-base-uncased --output train-ssmba.json
     swep-ds train --recipe bert_base_squad --set method.name=ssmba \\
         --set data.train=train-v1.1.json --set data.augmented=train-ssmba.json --set data.eval.squad=dev-v1.1.json
 

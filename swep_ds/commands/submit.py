@@ -84,8 +84,9 @@ def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str
         raise InputError(f"--output_dir {folder}: all {len(cells)} runs of the sweep are done: see --table")
     array = ",".join(unfinished) + (f"%{parallel}" if parallel else "")
     chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
-    from swep_ds.sweeps.sweep import digest_of
+    from swep_ds.sweeps.sweep import check_inputs, digest_of
 
+    check_inputs(cells)
     return chosen, [*with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
 
 

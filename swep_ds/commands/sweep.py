@@ -4,7 +4,8 @@
     swep-ds sweep SWEEP.yaml --output_dir runs/mine --jobs 2 --set data.train=train-v1.1.json
 
 A sweep file names a recipe, variants (rows) with their settings, axes such as models or shares of the training
-questions, and seeds: see swep_ds/sweeps/sweep.py. Each cell is an ordinary run in its own folder, with its log beside.
+questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each cell is an ordinary run in its own folder,
+with its log beside.
 Start the command again to run what is not done yet; --table only makes the table of what is done.
 The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
 Exit codes: 0 done; 1 a run failed or is missing from the table (the others ran); 2 bad input (one line says what and
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         help="how many runs may share a device (default: 1); a CPU takes any",
     )
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
-    # of the cells that an array of jobs was submitted for, by `submit`
+    # names the cells that `submit` made an array for
     options.add_argument("--cells", metavar="DIGEST", help=argparse.SUPPRESS)
     mode = options.add_mutually_exclusive_group()
     mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
@@ -83,7 +84,7 @@ def sweep() -> None:
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     if not arguments.table:
-        check_inputs(chosen)
+        check_inputs(cells)
     describe(cells, folder)
     failed, stopped = [], False
     if not arguments.table:

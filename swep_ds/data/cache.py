@@ -37,11 +37,20 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
                     "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, "
                     "for extractive answers, keep such windows (data.windows_without_answer: cls)"
                 )
-            facts.write_text(json.dumps({"sha256": checksum(windows), **counts}), encoding="utf-8")
-            os.replace(windows, cached)
+            digest = checksum(windows)
+            facts.write_text(json.dumps({"sha256": digest, **counts}), encoding="utf-8")
+            if not _holds(cached, digest):  # else another node wrote the same and has it mapped, which on NFS would end
+                os.replace(windows, cached)
             os.replace(facts, cached.with_suffix(".json"))
     except OSError as error:
         raise InputError(f"{folder}: tokenised windows cannot be written ({reason(error)}): {CACHE_FIX}") from error
+
+
+def _holds(cached: Path, digest: str) -> bool:
+    try:
+        return cached.is_file() and checksum(cached) == digest
+    except InputError:  # it cannot be read
+        return False
 
 
 def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Dataset, dict[str, int]] | None:

@@ -57,11 +57,15 @@ def calibrated_scores(
 
     Returns:
         `CALIBRATED`, and for `CALIBRATION` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with
-        the calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0).
+        the calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0). A
+        single cluster gives no interval.
     """
+    scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     both = [_Ordered(confidence, exact_match) for confidence in (softmax, calibrated)]
     cluster_N, rng = np.asarray(clusters), np.random.default_rng(0)
     count = int(cluster_N.max()) + 1
+    if count == 1:
+        return scores
     changes = []
     for _ in range(RESAMPLES):
         copies_N = np.bincount(rng.integers(count, size=count), minlength=count)[cluster_N]
@@ -69,7 +73,6 @@ def calibrated_scores(
         changes.append([after[name] - before[name] for name in CALIBRATION])
     tail = (100 - LEVEL) / 2
     low, high = np.percentile(changes, [tail, 100 - tail], axis=0)
-    scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     for name, *bounds in zip(CALIBRATION, low.tolist(), high.tolist(), strict=True):
         scores |= {f"{name}_change_{side}": bound for side, bound in zip(("low", "high"), bounds, strict=True)}
     return scores

@@ -94,7 +94,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How to evaluate."""
+    """Tokenises, predicts, decides when to decline, and scores, with one set of rules, windows and thresholds."""
 
     tokenizer: PreTrainedTokenizerFast
     windows: WindowSettings

@@ -86,7 +86,7 @@ class Evaluated:
     scorers: dict[str, str]  # by data set: scoring rules
     null_threshold: float | None = None  # set for a model that may decline questions
     calibrator: Calibrator | None = None
-    validation: Score | None = None  # of a run with `eval.select_on`, on its validation half
+    validation: Score | None = None  # on the validation half of a run with `eval.select_on`
 
 
 class Selection(Checked):
@@ -248,5 +248,6 @@ def _coverage(score: Score) -> list[str]:
     """The cells of `CALIBRATED_HEADS`; none without a calibrator."""
     if CALIBRATED[0] not in score:
         return []
-    low, high = (score[f"coverage_at_80_change_{side}"] for side in ("low", "high"))
-    return [f"{score[f'{kind}coverage_at_80']:.1f}" for kind in ("", "calibrated_")] + [f"{low:+.1f} to {high:+.1f}"]
+    low, high = (score.get(f"coverage_at_80_change_{side}") for side in ("low", "high"))
+    change = "" if low is None else f"{low:+.1f} to {high:+.1f}"
+    return [*(f"{score[f'{kind}coverage_at_80']:.1f}" for kind in ("", "calibrated_")), change]

@@ -58,7 +58,7 @@ class KLController:
         self.target, self.start = target, math.log(beta)
         self.theta = torch.tensor(self.start, dtype=torch.double)
         self.mean = torch.tensor(target, dtype=torch.double)
-        # of noise at its prior: so a KL counts as on its way at first, while the learning rate warms up
+        # starts as if the noise were at its prior: a KL then counts as on its way while the learning rate warms up
         self.recent = torch.zeros((), dtype=torch.double)
 
     @property

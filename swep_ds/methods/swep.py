@@ -20,7 +20,7 @@ so that noise of the same strength and the same KL no longer depends on the word
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -62,7 +62,7 @@ class SwepSettings(Settings):
     noise_max_grad_norm: float | None = Field(None, ge=0)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _fits_together(self) -> "SwepSettings":
         holds_kl = self.kl_target is not None
         rules = (
             (

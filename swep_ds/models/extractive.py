@@ -1,4 +1,4 @@
-"""Extractive QA: any Hugging Face encoder with a question-answering head."""
+"""Extractive QA: any Hugging Face encoder, or decoder, with a question-answering head."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -27,6 +27,9 @@ SETTINGS = (
 )
 # transformers loads the first of these that exists
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+DECIDING = (
+    r"(tokenizer|vocab|merges|spiece|sentencepiece|spm|reading)[^/]*\.(json|txt|model)"  # other files beside them
+)
 BAD_CONFIG = "no model can be built from its config.json"
 CORRECT = "correct it or name another model"
 
@@ -93,13 +96,13 @@ def _read_object(file: Path, what: str) -> dict[str, Any]:
     return content
 
 
-def model_files(source: str, label: str) -> list[Path]:
-    """The settings, vocabulary and weights in a model's local folder. Raises InputError: as `weight_files`, or the
-    folder cannot be listed."""
+def model_files(source: str | Path, label: str) -> list[Path]:
+    """The files in a model's local folder that decide what it answers: settings, vocabulary, weights, and how its run
+    read texts. Raises InputError: as `weight_files`, or the folder cannot be listed."""
     with parsing(f"{label}: the folder cannot be listed", "allow it"):
-        others = sorted(file for file in Path(source).iterdir() if file.suffix in (".json", ".txt", ".model"))
-    weights = weight_files(source, label)
-    return [file for file in others if file.is_file() and file not in weights] + weights
+        entries = sorted(Path(source).iterdir())
+    named = [entry for entry in entries if entry.name in SETTINGS or re.match(DECIDING, entry.name)]
+    return [entry for entry in named if entry.is_file()] + weight_files(str(source), label)
 
 
 def weight_files(source: str, label: str) -> list[Path]:

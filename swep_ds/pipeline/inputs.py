@@ -4,8 +4,10 @@ from pathlib import Path
 
 from swep_ds.data.cache import checksum
 from swep_ds.data.readers import local_files
+from swep_ds.files import user_path
 from swep_ds.models.folders import model_files
-from swep_ds.models.hub import resolve_model
+from swep_ds.models.hub import QUICKSTART
+from swep_ds.pipeline.saved import READING
 from swep_ds.recipe import Recipe
 
 
@@ -23,9 +25,9 @@ def input_files(recipe: Recipe) -> dict[str, tuple[Path, ...]]:
     if recipe.pretrain:
         sources["pretrain.train"] = recipe.pretrain.train
     files = {field: local_files(source) for field, source in sources.items() if source}
-    model = resolve_model(recipe.model.name)
-    if Path(model).is_dir():
-        files["model.name"] = tuple(model_files(model, f"model.name {recipe.model.name}"))
+    name = recipe.model.name
+    if (folder := Path(QUICKSTART.get(name) or user_path(name, "model.name"))).is_dir():
+        files["model.name"] = tuple(file for file in model_files(folder, f"model.name {name}") if file.name != READING)
     return {field: names for field, names in files.items() if names}
 
 

@@ -67,7 +67,7 @@ class Job:
     tests: list[EvalSet]  # the source domain first
     validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
     evaluation: Evaluation
-    inputs: dict[str, str]  # on rank 0: `input_checksums`
+    inputs: dict[str, str]  # `input_checksums`
 
 
 def prepare(
@@ -115,10 +115,10 @@ def prepare(
         validation = {}
         if name := recipe.validation_set:
             validation[name], tests[name] = halves(tests[name])
-        inputs = input_checksums(recipe) if ranks.is_main() else {}
-        return tokenizer, objective, config, training, validation, tests, inputs
+        return tokenizer, objective, config, training, validation, tests
 
-    tokenizer, objective, config, training, validation, tests, inputs = ranks.on_all_ranks(load)
+    tokenizer, objective, config, training, validation, tests = ranks.on_all_ranks(load)
+    inputs = ranks.from_rank0(lambda: input_checksums(recipe))
     spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
     evaluation = Evaluation(
         tokenizer,
@@ -256,6 +256,7 @@ def resume_setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, An
         "updates": job.batches.updates,
         "global batch": job.batches.global_batch,
         "training data": job.features.fingerprint,
+        "files of model.name": job.inputs.get("model.name"),
         **{f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)},
         **resume_fingerprint(recipe),
         **architecture(job.objective),

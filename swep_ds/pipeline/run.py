@@ -58,7 +58,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
     """A whole run: train or resume, evaluate, export, write the results. Collective.
 
     Args:
-        ds_config: path of a ds_config file.
+        ds_config: name of a shipped ds_config, or path of a file.
         output_dir: the run's folder (`RunFolder`).
         resume: "auto" resumes the run in `output_dir`, "never" refuses a folder with a run; otherwise the folder of a
             checkpoint to resume from.
@@ -149,7 +149,7 @@ def _run_stage(
         kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
         checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure, average=average)
         tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
-        pretraining = ranks.from_rank0(lambda: _pretraining(recipe, folder))
+        first = ranks.from_rank0(lambda: _first_stage(recipe, folder))
         # last, so that a start that is refused leaves the folder as it was
         write_on_rank0(lambda: _note_start(folder, recipe, job, before.updates == updates), folder.path)
         if tag is not None:
@@ -167,7 +167,7 @@ def _run_stage(
             selections = [_scored(selection, test) for test in tested[:-1]] + [selection]
             tracker.summary(tested[-1].scores)
         ranks.progress("export")
-        results = partial(_results, recipe, job, done, peak, pretraining)
+        results = partial(_results, recipe, job, done, peak, first)
         for outcome, chosen, test in zip(outcomes, selections, tested, strict=True):
             with outcome.weights():
                 export_model(engine, job.tokenizer, outcome.folder.model, outcome.recipe, test, keep_fp32)
@@ -264,7 +264,7 @@ def _results(
     job: Job,
     done: TrainState,
     peak: int,
-    pretraining: dict[str, Any] | None,
+    first: Results | None,
     selection: Selection | None,
     tested: Evaluated,
 ) -> Results:
@@ -279,6 +279,11 @@ def _results(
     }
     run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
     run |= {"world_size": ranks.world_size(), "versions": versions(), "inputs": job.inputs}
+    pretraining = None
+    if recipe.pretrain:
+        pretraining = {"data": recipe.pretrain.train} | (first.train if first else {})
+        read = {"pretrain.train": first.inputs.get("data.train")} if first else {}  # maybe in an earlier start
+        run["inputs"] = {name: value for name, value in (job.inputs | read).items() if value}
     run["provenance"] = provenance() if ranks.is_main() else {}  # rank 0 writes the results
     chosen = {"selection": selection, "scorers": tested.scorers, "null_threshold": tested.null_threshold}
     chosen["calibrator"] = tested.calibrator
@@ -346,17 +351,13 @@ def _settings(recipe: Recipe, job: Job) -> dict[str, str]:
     return {RECIPE: recipe.dump(), DS_CONFIG: json.dumps(job.config, indent=2) + "\n"}
 
 
-def _pretraining(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
-    """The first stage's data and, where it was run in this folder, its section `train`; None without such a stage.
-
-    Raises:
-        InputError: its `results.json` is damaged.
-    """
-    if not recipe.pretrain:
+def _first_stage(recipe: Recipe, folder: RunFolder) -> Results | None:
+    """The results of the first stage, where it was run in this folder. Raises InputError: they are damaged."""
+    file = RunFolder(folder.path / PRETRAIN).results
+    if not (recipe.pretrain and file.is_file()):
         return None
-    file, data = RunFolder(folder.path / PRETRAIN).results, {"data": recipe.pretrain.train}
     try:
-        return data | read_results(file).train if file.is_file() else data
+        return read_results(file)
     except Unreadable:
         raise
     except InputError:

@@ -216,10 +216,12 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
+    """Whether this is rank 0."""
     return rank() == 0
 
 
 def device() -> torch.device:
+    """This rank's device; on a GPU with its index."""
     return torch.device(get_accelerator().current_device_name())
 
 

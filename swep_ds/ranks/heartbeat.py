@@ -55,7 +55,7 @@ class Heartbeat:
     A subclass has `_deliver(message)`, and `_tick(now)` for what is due.
 
     Args:
-        hosts: of all ranks, in their order.
+        hosts: the hosts of all ranks, in their order.
         reports: whether this rank prints how the run ended.
     """
 

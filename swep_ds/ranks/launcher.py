@@ -59,7 +59,7 @@ def launcher(ranks: int | None) -> list[str]:
 
 def free_port() -> int:
     """A free TCP port of this machine, below those of outgoing connections, which may take one a second later."""
-    for port in random.sample(range(20000, 32000), 100):
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):  # a seeded program keeps its random state
         with socket.socket() as free, suppress(OSError):
             free.bind(("", port))  # every address, as the store does
             return port

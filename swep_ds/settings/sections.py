@@ -114,7 +114,7 @@ def validate(
     """`tree` as typed settings.
 
     Args:
-        path: of the file that the settings were read from, for messages.
+        path: the file that the settings were read from, for messages.
         arguments: the sections that a call in Python gave in place of the file's; None = no such call.
         base: the settings before some were given by `given_by`; None = none were.
 

@@ -13,24 +13,26 @@ EARLY_SECONDS = 60  # Slurm may send the signal earlier by this
 
 
 def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
-    """Raises InputError if the time limit ends before the signal that asks a start to stop would come.
+    """Raises InputError if no rank would save at the signal, or if the time limit ends before it would come.
 
     Args:
         time: as in `--time`; None = the partition's limit.
         sbatch_options: other options of sbatch, which may give `--time` and `--signal` as well.
     """
+    seconds = LEAD_SECONDS
+    if signals := _values(sbatch_options, "--signal="):
+        # `B:` would signal the batch script alone
+        match = re.fullmatch(r"(?:R:)?(?:(?:SIG)?(?:USR1|TERM|INT)|10|15|2)(?:@(\d{1,5}))?", signals[-1], re.ASCII)
+        if not match:
+            raise InputError(
+                f"--sbatch=--signal={signals[-1]}: no rank would save at it: give USR1, TERM or INT to all steps, as "
+                f"USR1@{LEAD_SECONDS} does"
+            )
+        seconds = int(match[1] or 60)
     time = (_values(sbatch_options, "--time=", "-t") or [time])[-1]
     limit = None if time is None else _minutes(time)
     if limit is None:
         return
-    seconds = LEAD_SECONDS
-    if signals := _values(sbatch_options, "--signal="):
-        match = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d{1,5}))?", signals[-1], re.ASCII)
-        if not match:
-            raise InputError(
-                f"--sbatch=--signal={signals[-1]}: not a Slurm signal: give one such as USR1@{LEAD_SECONDS}"
-            )
-        seconds = int(match[1] or 60)
     if 60 * limit <= seconds + EARLY_SECONDS:
         raise InputError(
             f"--time {time}: a start is asked to stop {seconds} s before its limit, and up to {EARLY_SECONDS} s "

@@ -38,6 +38,7 @@ from swep_ds.training.checkpoint_files import (
     Manifest,
     TrainState,
     checkpoint_name,
+    checkpoint_number,
     find_damage,
     list_checkpoints,
     read_manifest,
@@ -63,7 +64,7 @@ class Checkpoints:
     setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
     layout: dict[str, Any]  # `Layout` of the files; a checkpoint of another layout is converted
     batch: dict[str, int]  # `pipeline.folder.GlobalBatch`, for runs in other folders that resume from here
-    on_failure: Literal["stop", "go_on"] = "stop"  # when a write fails
+    on_failure: Literal["stop", "continue"] = "stop"  # when a write fails
     scores: dict[int, Score] = field(default_factory=dict)  # by update
     average: WeightAverage | None = None  # is saved and loaded with the engine
 
@@ -114,7 +115,7 @@ class Checkpoints:
 
     def _fail(self, message: str) -> None:
         if self.on_failure == "stop":
-            raise WriteFailed(f"{message}: fix that and start again, or set train.on_checkpoint_failure to go_on")
+            raise WriteFailed(f"{message}: fix that and start again, or set train.on_checkpoint_failure to continue")
         if ranks.is_main():
             log.warning("%s", message)
 
@@ -138,6 +139,10 @@ class Checkpoints:
         for update in updates:
             if update not in kept:
                 _delete(self.tag(update))
+        for entry in self.folder.iterdir():
+            is_tag = checkpoint_number(entry.name) is not None and entry.is_dir() and not entry.is_symlink()
+            if is_tag and not (entry / MANIFEST).exists():  # a start was killed while it wrote or deleted it
+                _delete(entry)
 
     def best(self) -> int | None:
         """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one. Collective.

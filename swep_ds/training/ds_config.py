@@ -49,7 +49,7 @@ def resolve_ds_config(
         source: name of a shipped ds_config, or path of a JSON file.
             In the `ds_config.json` of a run, what its recipe decided counts as "auto".
         micro_steps: engine micro-steps per micro-batch: 1 in `joint` execution, else the number of weighted passes.
-        hidden_size: of the model, from which ZeRO's "auto" buckets get their sizes as in transformers.
+        hidden_size: the model's, from which ZeRO's "auto" buckets get their sizes as in transformers.
         on_cpu: whether there is no accelerator.
 
     Raises:

@@ -55,7 +55,7 @@ class GroupNorms:
             self._groups = [MODEL, METHOD]
             engine.basic_optimizer.register_step_pre_hook(self._clip_whole)
             return
-        # of each flat tensor
+        # the group of each flat tensor
         self._groups = [*engine.optimizer.sub_group_to_group_id.values()] if stage == 3 else [MODEL, METHOD]
         self._norms = deque(maxlen=len(self._groups))  # one norm per flat tensor
         # whichever DeepSpeed calls, without or with offload, it calls once for each flat tensor, in their order

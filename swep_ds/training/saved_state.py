@@ -159,7 +159,7 @@ def saved_parts(
     Args:
         model: content of a file of the model.
         optimizers: contents of the optimizer's files, by rank.
-        names: of the parameters, in the optimizer's order.
+        names: the parameters' names, in the optimizer's order.
     """
     if stage == 0:
         weights = [model["module"][name] for name in names]

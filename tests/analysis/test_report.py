@@ -178,6 +178,15 @@ def test_what_the_noise_does_depends_on_the_numbers(changes, said):
     assert "favours" not in effect.statement or changes[0] != changes[1]
 
 
+def test_of_a_shuffled_run_the_noise_that_it_trained_with_comes_first():
+    lines = compared(-0.02, -0.05, -0.03)
+    usual, shuffled = noise_effect(lines), noise_effect(lines, trained_shuffled=True)
+    assert usual.statement.startswith("Learned noise lowers the nll of the ")
+    assert shuffled.statement.startswith("The shuffled noise that this run trained with ")
+    assert ". Not shuffled, it changes the nll of the " in shuffled.statement
+    assert shuffled.rows == usual.rows
+
+
 def test_few_or_damaged_comparisons_say_nothing():
     lines = compared(-0.02, -0.05, -0.03)
     assert noise_effect([*lines[:26], {"update": 40}]) is None  # three lines in the second half

@@ -84,22 +84,32 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     assert by_folder["swep-seed0"].startswith(
         "tested differently from the others (questions of nyt None there, 10 here; data"
     )
-    one = batch_of_rank(cells[4].recipe)
-    assert by_folder["mle-seed2"] == f"trained differently from the others (global batch {2 * one} there, {one} here)"
+    batch = batch_of_rank(cells[4].recipe)
+    assert (
+        by_folder["mle-seed2"] == f"trained differently from the others (global batch {2 * batch} there, {batch} here)"
+    )
     assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
 
 
 def test_runs_that_read_other_files_under_the_same_name_are_left_out(cells, tmp_path):
-    for number, cell in enumerate(cells):
-        change(cell, "inputs", to={"data.train": "a" if number % 2 else "b", "data.eval.squad": "c"})
-    change(cells[0], "inputs", to={"data.train": "b", "data.eval.squad": "d"})
-    change(cells[3], "inputs", to={"data.train": "b", "data.eval.squad": "c"})  # as MLE, but not as SWEP
+    for cell in cells:
+        change(cell, "inputs", to={"data.train": "a", "data.eval.squad": "c"})
+    change(cells[0], "inputs", to={"data.train": "a", "data.eval.squad": "d"})
+    change(cells[3], "inputs", to={"data.train": "b", "data.eval.squad": "c"})
     change(cells[4], "inputs", to={})  # of an earlier version
-    by_folder = reasons(tmp_path)
-    assert by_folder == {
+    assert reasons(tmp_path) == {
         "mle-seed0": "read other files than the others (data.eval.squad)",
         "swep-seed1": "read other files than the others (data.train)",
     }
+
+
+def test_rows_may_name_other_training_data_but_each_is_of_one(tmp_path):
+    variants = {"MLE": {}, "More": {"data.train": "more.json"}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=[0, 1, 2])
+    for cell in cells:
+        checksum = "more" if cell.variant == "More" and cell.seed else "usual"
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3}, inputs={"data.train": checksum})
+    assert reasons(tmp_path) == {"more-seed0": "read other files than the others (data.train)"}
 
 
 def test_a_row_holds_one_setting_of_its_method(tmp_path):

@@ -102,7 +102,7 @@ def test_the_saved_model_is_the_bare_one(tmp_path):
     given = {name: torch.tensor([value]) for name, value in rows("bert")[0].items() if name != "sample_id"}
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(**given).loss, run.model.eval()(**given).loss)
-    generator = load_file(tmp_path / f"checkpoint-{UPDATES}" / sd.hf.FILE)
+    generator = load_file(tmp_path / f"checkpoint-{UPDATES}" / sd.hf.METHOD_FILE)
     assert "objective.method.noise.inner.weight" in generator
     groups = run.optimizer.param_groups
     assert sum(len(group["params"]) for group in groups) == len([*run.robust.parameters()])
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     trainer(tmp_path, "prior_aug", save_strategy="steps", save_steps=2).train()
     with pytest.raises(InputError, match="another method than swep"):
         trainer(tmp_path, "swep").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    Path(tmp_path, "checkpoint-2", sd.hf.FILE).unlink()
+    Path(tmp_path, "checkpoint-2", sd.hf.METHOD_FILE).unlink()
     with pytest.raises(InputError, match="without a method"):
         trainer(tmp_path, "swep").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 

@@ -34,7 +34,7 @@ def test_trainer(example, tmp_path):
     example("trainer.py", "--output_dir", str(tmp_path), "--max_steps", "2")
     trained = AutoModelForQuestionAnswering.from_pretrained(tmp_path)
     assert all(weights.isfinite().all() for weights in trained.parameters())
-    assert (tmp_path / "checkpoint-2" / sd.hf.FILE).is_file()
+    assert (tmp_path / "checkpoint-2" / sd.hf.METHOD_FILE).is_file()
 
 
 def test_trainer_with_low_rank_adapters(example, tmp_path):

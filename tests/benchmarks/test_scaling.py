@@ -97,7 +97,7 @@ def test_the_model_covers_all_and_says_what_it_assumes():
     rows = predict(job)
     assert len(rows) == 4 * 4 * len(COUNTS)
     for row in rows:
-        assert row["bytes_sent"] >= 0
+        assert (row["bytes_sent"] == 0) == (row["ranks"] == 1)
         assert 0 < row["efficiency"] <= 1
         assert row["compute_seconds"] == pytest.approx(job["flops"][row["schedule"].split(",")[0]] / (989e12 * 0.4))
         assert row["host_seconds"] == pytest.approx(1000 * 5e-6)  # less than the device computes

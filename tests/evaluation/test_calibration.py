@@ -82,6 +82,11 @@ def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
         assert bounds == pytest.approx(np.percentile(values, [2.5, 97.5]).tolist())
 
 
+def test_questions_about_a_single_text_have_no_interval():
+    scores = calibrated_scores([0.2, 0.9], [0.3, 0.8], [0.0, 1.0], [0, 0])
+    assert list(scores) == list(CALIBRATED)
+
+
 def test_results_of_earlier_versions_have_no_calibration():
     old = {"exact_match": 50.0, "f1": 60.0, "total": 2}
     assert CalibratedScore.model_validate(old).model_dump(exclude_none=True) == old

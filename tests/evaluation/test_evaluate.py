@@ -70,8 +70,8 @@ def test_answers_do_not_depend_on_ranks_or_stage(runs, name):
 def test_results_have_their_fixed_layout(runs):
     for (_, ranks), run in runs.items():
         results = read(run / "results.json")
-        sections = ["method", "model", "seed", "world_size", "train", "eval", "scorers", "versions", "provenance"]
-        assert list(results) == sections
+        sections = ["method", "model", "seed", "world_size", "train", "eval", "scorers", "versions", "inputs"]
+        assert list(results) == [*sections, "provenance"]
         assert (results["method"], results["seed"], results["world_size"]) == ("swep", 0, ranks)
         assert results["model"] == str(run.parent / "model")
         train = results["train"]

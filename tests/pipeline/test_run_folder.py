@@ -124,7 +124,7 @@ def test_the_same_run_and_what_may_change_in_it(used):
         train__log_every=1,
         train__checkpoint_every=2,
         train__keep_checkpoints=9,
-        train__on_checkpoint_failure="go_on",
+        train__on_checkpoint_failure="continue",
     )
     assert take(used)[1] is None
     assert take(used, changed)[1] is None

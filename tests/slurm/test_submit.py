@@ -188,13 +188,16 @@ def test_a_time_limit_leaves_time_before_the_signal(time):
 
 
 def test_the_time_of_another_signal_counts():
-    signal = ["--signal=B:USR1@600"]
+    signal = ["--signal=R:USR1@600"]
     with pytest.raises(InputError, match="--time 11: a start is asked to stop 600 s before its limit"):
         slurm.check_time("11", signal)
     slurm.check_time("12", signal)
     slurm.check_time(None, signal)
-    with pytest.raises(InputError, match="--signal=@x: not a Slurm signal"):
-        slurm.check_time("60", ["--signal=@x"])
+    for name in ("@x", "B:USR1@600", "HUP@600", "USR2"):  # to the batch script alone, or one that ends a rank
+        with pytest.raises(InputError, match=f"--signal={name}: no rank would save at it: give USR1, TERM or INT"):
+            slurm.check_time(None, [f"--signal={name}"])
+    for name in ("USR1", "SIGTERM@90", "10@300"):
+        slurm.check_time("60", [f"--signal={name}"])
 
 
 def test_the_script_submits_and_a_mistake_is_one_line(tmp_path, monkeypatch):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import matplotlib
 
+from tests.support.fork_server import HANGS
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -90,7 +92,7 @@ def measure(html: str, folder: Path, width: int, *, dark: bool = False) -> dict:
     theme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     command = [BROWSER, *FLAGS, *theme, f"--user-data-dir={folder / outer.stem}", f"--window-size={width + 40},1000"]
     shown = subprocess.run(
-        [*command, "--dump-dom", outer.as_uri()], capture_output=True, encoding="utf-8", check=True, timeout=120
+        [*command, "--dump-dom", outer.as_uri()], capture_output=True, encoding="utf-8", check=True, timeout=HANGS
     )
-    found = re.search(r'<pre id="measured">(.*?)</pre>', shown.stdout, re.DOTALL)
-    return json.loads(unescape(found[1]))
+    match = re.search(r'<pre id="measured">(.*?)</pre>', shown.stdout, re.DOTALL)
+    return json.loads(unescape(match[1]))

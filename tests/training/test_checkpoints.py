@@ -82,6 +82,23 @@ def best_of(scores: list[dict]) -> int:
 few = st.integers(0, 3).map(float)  # so that there are ties
 
 
+def test_what_a_killed_start_left_is_deleted_with_the_next_checkpoint(tmp_path):
+    mine, engine = open_in(tmp_path, 1), Engine()
+    mine.save(engine, TrainState(2))
+    for name in ("update-00000001", "update-00000005", "update-of-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.pt").write_text("half")
+    outside = tmp_path / "update-00000007"
+    outside.symlink_to(tmp_path / "update-of-mine")
+    mine.save(engine, TrainState(3))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "latest") == [
+        "update-00000003",
+        "update-00000007",
+        "update-of-mine",
+    ]
+    assert (outside / "state.pt").exists()
+
+
 @settings(max_examples=25)
 @given(scores=st.lists(st.builds(score, few, few), min_size=1, max_size=9), keep=st.integers(1, 3), data=st.data())
 def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
@@ -240,7 +257,7 @@ def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["complete.json", "latest"])
-@pytest.mark.parametrize("on_failure", ["stop", "go_on"])
+@pytest.mark.parametrize("on_failure", ["stop", "continue"])
 def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
     tmp_path, monkeypatch, caplog, file, on_failure
 ):

@@ -12,7 +12,7 @@ from tests.support.tiny_run import complete, error, losses, metrics, prepare
 from tests.training.test_conversion import UPDATES, make, start
 
 pytestmark = pytest.mark.slow
-GO_ON = "train.on_checkpoint_failure=go_on"
+GO_ON = "train.on_checkpoint_failure=continue"
 
 
 @pytest.fixture(scope="module")
