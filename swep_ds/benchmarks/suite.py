@@ -222,9 +222,9 @@ def rank_by_rank(command: list[str], counting: list[str]) -> Figures:
     operations = [[row["stage"], row["name"], row["all"]] for row in rows if row["stage"] != launches.PLAIN]
     say = Console(width=WIDTH).print
     if len(measured) == 2:
-        one, two = (run["loop"] for run in measured)
-        for name, row in two.items():
-            ratio = row["samples_per_second"] / one[name]["samples_per_second"]
+        alone, paired = (run["loop"] for run in measured)
+        for name, row in paired.items():
+            ratio = row["samples_per_second"] / alone[name]["samples_per_second"]
             say(f"{name}: {ratio:.2f} times the samples per second of 1 rank on 2")
     job = measured[0] | {"operations": operations}
     rows = scaling.predict(job)

@@ -66,7 +66,7 @@ def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
 def test_effects_against_a_loop(run):
     windows = sample_windows(run, run.test_examples(), 5)
     method = learn(run, beta=1e-6, learning_rate=0.03, updates=3)
-    found, by_context = effects(run, method, windows, draws=2), {}
+    measured, by_context = effects(run, method, windows, draws=2), {}
     batch = run.batch(windows)  # one, as padding takes part in the softmax
     embeddings = run.qa.embed(batch)
     clean = run.qa(embeddings, batch, hidden=True)
@@ -95,10 +95,10 @@ def test_effects_against_a_loop(run):
             by_context.setdefault(window.example.context, []).append(row)
     rows = pd.DataFrame([row for group in by_context.values() for row in group])
     for name, mean in rows.mean().items():
-        assert found[name] == pytest.approx(mean, rel=1e-3, abs=2e-6)
+        assert measured[name] == pytest.approx(mean, rel=1e-3, abs=2e-6)
         residuals = [sum(row[name] - mean for row in group) for group in by_context.values()]
         error = np.sqrt(np.sum(np.square(residuals))) / len(rows)
-        assert found[f"{name}_error"] == pytest.approx(error, rel=1e-3, abs=2e-6)
+        assert measured[f"{name}_error"] == pytest.approx(error, rel=1e-3, abs=2e-6)
 
 
 def test_a_study_resumes(run, monkeypatch):

@@ -32,8 +32,8 @@ def decodings(draw):
         character = 0  # tokens of later windows start after those that earlier ones own
         for _ in range(draw(st.integers(0 if example else 1, 3))):
             question, context = draw(st.integers(0, 3)), draw(st.integers(1, 5))
-            own = st.tuples(*[st.integers(question, question + context)] * 2).map(sorted)
-            own_begin, own_end = draw(st.just((question, question + context)) | own)
+            part = st.tuples(*[st.integers(question, question + context)] * 2).map(sorted)
+            own_begin, own_end = draw(st.just((question, question + context)) | part)
             total = question + context + 1
             start = [character + i for i in range(context)]
             windows.append(
@@ -266,8 +266,8 @@ def test_extreme_logits_and_both_zeros_are_ordered_like_numbers(logits, n_best, 
 
 def test_tokens_of_one_character_give_an_answer_once():
     """The bytes of a character are tokens with its place."""
-    several = {"offset_start": [0, 0, 5], "offset_end": [5, 5, 8]}
-    decoder = decode(window(**several))
+    bytes_of_one_place = {"offset_start": [0, 0, 5], "offset_end": [5, 5, 8]}
+    decoder = decode(window(**bytes_of_one_place))
     answers = [(answer.text, answer.score) for answer in decoder.n_best()["id0"]]
     assert answers == [("ab cd ef", 3.0), ("ab cd", 2.0), ("ef", 1.0)]
     assert [answer.text for answer in decoder.n_best(2)["id0"]] == ["ab cd ef", "ab cd"]  # repeats take no place
