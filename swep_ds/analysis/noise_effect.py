@@ -62,9 +62,11 @@ def noise_effect(lines: Sequence[Mapping[str, Any]], *, trained_shuffled: bool =
         for answer, title in ANSWERS.items()
     ]
     if trained_shuffled:
-        statement = _statement(shuffled, learned, "The shuffled noise that this run trained with", "Not shuffled")
+        statement = _statement(
+            shuffled, learned, "The shuffled noise that this run trained with", "The same noise, unshuffled,"
+        )
     else:
-        statement = _statement(learned, shuffled, "Learned noise", "Shuffled")
+        statement = _statement(learned, shuffled, "Learned noise", "Shuffled, it")
     return NoiseEffect(len(known), rows, statement)
 
 
@@ -118,4 +120,4 @@ def _statement(trained: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray
         effect += ", which favours the gold answer over what the model believes already"
     most = max(clear, key=lambda answer: abs(clear[answer].mean))
     kept = Change.of(other[most])
-    return f"{name} {effect}. {otherwise}, it changes the nll of the {ANSWERS[most]} by {kept} nats."
+    return f"{name} {effect}. {otherwise} changes the nll of the {ANSWERS[most]} by {kept} nats."

@@ -192,7 +192,8 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
 
     Runs of a model are comparable if they trained under the same ds_config, and were tested on the same number of
     questions of the same data sets in the same way, as the majority was (in a tie, the first). Runs of a row have the
-    method's settings and the global batch of most of them. Files of the same field held the same.
+    method's settings and the global batch of most of them. Runs that name the same file or test set
+    read the same bytes, and so did the runs of a row.
     """
     runs: list[Run] = []
     missing: list[MissingRun] = []

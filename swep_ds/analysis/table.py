@@ -251,9 +251,11 @@ def _add_primary(block: Block, rows: Mapping[str, Sequence[Run]], primary: Prima
 def _adjust(block: Block, base: str | None) -> None:
     """Adds "holm", p adjusted for all differences of the block but the primary ones, and "significant"."""
     shifted = [column for column in block["columns"][1:] if column != OUT_OF_DOMAIN]
-    same = {OUT_OF_DOMAIN: shifted[0]} if len(shifted) == 1 else {}  # the mean over a single set is no test of its own
+    tested_as = (
+        {OUT_OF_DOMAIN: shifted[0]} if len(shifted) == 1 else {}
+    )  # the mean over a single set is no test of its own
     primaries = [
-        (entry["row"], entry["base"], same.get(entry["column"], entry["column"]), entry["metric"])
+        (entry["row"], entry["base"], tested_as.get(entry["column"], entry["column"]), entry["metric"])
         for entry in block["primary"]
     ]
     every, tests = list(block["primary"]), {}
@@ -261,7 +263,7 @@ def _adjust(block: Block, base: str | None) -> None:
         for column, by_metric in row["differences"].items():
             for metric, entry in by_metric.items():
                 every.append(entry)
-                test = (row["name"], base, same.get(column, column), metric)
+                test = (row["name"], base, tested_as.get(column, column), metric)
                 if entry["p"] is not None and test not in primaries:
                     tests.setdefault(test, []).append(entry)
     for entry in every:

@@ -104,7 +104,7 @@ def _context(arguments: Namespace) -> str:
 
 
 def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
-    """`kwargs`: of the `QuestionAnswerer`."""
+    """`kwargs`: arguments for `QuestionAnswerer`."""
     from swep_ds.answering.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import Example, read_questions

@@ -39,7 +39,7 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
                 )
             digest = checksum(windows)
             facts.write_text(json.dumps({"sha256": digest, **counts}), encoding="utf-8")
-            if not _holds(cached, digest):  # else another node wrote the same and has it mapped, which on NFS would end
+            if not _holds(cached, digest):  # another node may have the same mapped: replaced on NFS, it would be lost
                 os.replace(windows, cached)
             os.replace(facts, cached.with_suffix(".json"))
     except OSError as error:

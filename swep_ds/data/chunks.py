@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Chunks:
                 raise InputError(f"--output {self.output}: {self.settings} is damaged: delete {self.folder.name}")
             if differing := differences(before, setup):
                 raise InputError(
-                    f"--output {self.output}: {self.folder.name} holds parts made with other settings ({differing}): "
+                    f"--output {self.output}: {self.folder.name} holds chunks made with other settings ({differing}): "
                     "name another file, or delete that folder"
                 )
         elif any(self.folder.glob("[!.]*")):
@@ -62,10 +63,10 @@ class Chunks:
 
     def leave(self) -> None:
         """Unlocks the folder, and deletes it if nothing has begun there."""
-        if not self.settings.exists():
-            (self.folder / ".lock").unlink(missing_ok=True)
-            self.folder.rmdir()
-        self._lock.close()
+        if self.settings.exists():
+            self._lock.close()
+        else:
+            self._remove_folder()
 
     def file(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
@@ -81,9 +82,17 @@ class Chunks:
     def finish(self, document: Iterable[str]) -> None:
         """Writes the output, in parts that `document` makes of the chunks, and removes the folder."""
         write_atomically(self.output, document)
+        lock = self.folder / ".lock"
         for file in sorted(self.folder.iterdir(), key=lambda file: file == self.settings):
-            file.unlink()  # the settings last: they identify the others
-        self.folder.rmdir()
+            if file != lock:
+                file.unlink()  # the settings last: they identify the others
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        self._lock.close()  # first: NFS keeps an open file, and with it the folder
+        (self.folder / ".lock").unlink(missing_ok=True)
+        with suppress(OSError):  # another process has begun to write there
+            self.folder.rmdir()
 
 
 def digest(examples: Sequence[Example]) -> str:

@@ -75,30 +75,22 @@ def read_questions(source: str) -> list[Example]:
     return _read(source, False, Wanted(spans=False, labels=False))
 
 
-def local_files(source: str) -> tuple[Path, ...]:
-    """The files behind a source that is a local file or folder, of all its splits; none for another source.
+def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
+    """The files that a local file or folder is read from; none for another source.
 
-    Raises InputError: the path cannot be looked up, or the folder cannot be listed.
+    Args:
+        training: as in `read_examples`.
+
+    Raises InputError: the path cannot be looked up, the folder cannot be listed, or it has no such split.
     """
     if source.startswith(QUICKSTART) or find_reader(source):
         return ()
     path = user_path(source, "data source")
     if not path.is_dir():
         return (path,) if path.exists() else ()
-    saved = _was_saved(path)
-    with parsing(f"{printable(source)}: cannot be read", "check its permissions"):
-        files = sorted(path.rglob("*.arrow") if saved else path.iterdir())
-    # the library keeps its caches in the folders that it saved
-    return tuple(file for file in files if _is_data(file) and not (saved and file.name.startswith("cache-")))
-
-
-def _was_saved(folder: Path) -> bool:
-    """Whether the `datasets` library wrote the folder."""
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
-
-
-def _is_data(file: Path) -> bool:
-    return file.suffix in DATA_SUFFIXES and file.is_file() and file.name[0] != "."
+    if saved := _saved_folder(path, training):  # in which the library keeps its caches, too
+        return tuple(sorted(file for file in saved.glob("*.arrow") if not file.name.startswith("cache-")))
+    return tuple(_data_files(path, training))
 
 
 def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
@@ -144,13 +136,27 @@ def _read_quickstart(source: str, training: bool, wanted: Wanted) -> list[Exampl
 
 
 def _read_folder(folder: Path, training: bool, wanted: Wanted) -> list[Example]:
-    source = printable(str(folder))
-    if _was_saved(folder):
-        splits = saved_splits(folder)
-        saved = folder if splits is None else splits[_default_split(source, splits, training)]
+    if saved := _saved_folder(folder, training):
+        source = printable(str(folder))
         return list(layouts.rows(source, table_rows(source, saved_contents(saved)), wanted))
+    return [example for file in _data_files(folder, training) for example in _read_file(file, wanted)]
+
+
+def _saved_folder(folder: Path, training: bool) -> Path | None:
+    """The folder of the wanted split, if the `datasets` library saved the data; else None."""
+    if (folder / "state.json").is_file():
+        return folder
+    if not (folder / "dataset_dict.json").is_file():
+        return None
+    splits = saved_splits(folder)
+    return splits[_default_split(printable(str(folder)), splits, training)]
+
+
+def _data_files(folder: Path, training: bool) -> list[Path]:
+    """The files of the wanted split, in name order."""
+    source = printable(str(folder))
     with parsing(f"{source}: cannot be read", "check its permissions"):
-        files = sorted(filter(_is_data, folder.iterdir()))
+        files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
     if not files:
         raise InputError(f"{source}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
     splits: dict[str | None, list[Path]] = {}
@@ -159,9 +165,7 @@ def _read_folder(folder: Path, training: bool, wanted: Wanted) -> list[Example]:
     if None in splits and len(splits) > 1:
         named = ", ".join(printable(file.name) for file in files)
         raise InputError(f"{source}: some files of this folder name a split and others do not ({named}): name one file")
-    if len(splits) > 1:
-        files = splits[_default_split(source, splits, training)]
-    return [example for file in files for example in _read_file(file, wanted)]
+    return splits[_default_split(source, splits, training)] if len(splits) > 1 else files
 
 
 def _split_of(file: Path) -> str | None:

@@ -101,7 +101,7 @@ def model_files(source: str | Path, label: str) -> list[Path]:
     read texts. Raises InputError: as `weight_files`, or the folder cannot be listed."""
     with parsing(f"{label}: the folder cannot be listed", "allow it"):
         entries = sorted(Path(source).iterdir())
-    named = [entry for entry in entries if entry.name in SETTINGS or re.match(DECIDING, entry.name)]
+    named = [entry for entry in entries if entry.name in SETTINGS or re.fullmatch(DECIDING, entry.name)]
     return [entry for entry in named if entry.is_file()] + weight_files(str(source), label)
 
 

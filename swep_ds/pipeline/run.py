@@ -282,7 +282,8 @@ def _results(
     pretraining = None
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train} | (first.train if first else {})
-        read = {"pretrain.train": first.inputs.get("data.train")} if first else {}  # maybe in an earlier start
+        # maybe in an earlier start, or in the run that this one resumed from
+        read = {"pretrain.train": first.inputs.get("data.train") if first else None}
         run["inputs"] = {name: value for name, value in (job.inputs | read).items() if value}
     run["provenance"] = provenance() if ranks.is_main() else {}  # rank 0 writes the results
     chosen = {"selection": selection, "scorers": tested.scorers, "null_threshold": tested.null_threshold}

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder `update-<n>` into which DeepSpeed writes a part for every rank. It counts once rank 0 has added
 the manifest `complete.json`, after all ranks were done; then `latest` moves to it by an atomic rename. A folder without
-the manifest is an interrupted write and is ignored. A run that looks for its own checkpoints skips damaged ones.
+the manifest is an interrupted write: it is ignored, and deleted with the next checkpoint. A run that looks for its own
+checkpoints skips damaged ones.
 
 A run resumes with the same global batch, data, method and precision. On the same ranks and ZeRO stage it is then
 bit-identical to an uninterrupted one, on GPUs if it has `train.deterministic`. On others the state is converted
@@ -141,7 +142,7 @@ class Checkpoints:
                 _delete(self.tag(update))
         for entry in self.folder.iterdir():
             is_tag = checkpoint_number(entry.name) is not None and entry.is_dir() and not entry.is_symlink()
-            if is_tag and not (entry / MANIFEST).exists():  # a start was killed while it wrote or deleted it
+            if is_tag and not os.path.lexists(entry / MANIFEST):  # a start was killed while it wrote or deleted it
                 _delete(entry)
 
     def best(self) -> int | None:

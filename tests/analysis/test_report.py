@@ -183,7 +183,7 @@ def test_of_a_shuffled_run_the_noise_that_it_trained_with_comes_first():
     usual, shuffled = noise_effect(lines), noise_effect(lines, trained_shuffled=True)
     assert usual.statement.startswith("Learned noise lowers the nll of the ")
     assert shuffled.statement.startswith("The shuffled noise that this run trained with ")
-    assert ". Not shuffled, it changes the nll of the " in shuffled.statement
+    assert ". The same noise, unshuffled, changes the nll of the " in shuffled.statement
     assert shuffled.rows == usual.rows
 
 

@@ -1,5 +1,6 @@
 """The files that a run reads, and their checksums."""
 
+import gzip
 import hashlib
 import json
 
@@ -7,6 +8,7 @@ import datasets
 import pytest
 
 from swep_ds.data.readers import read_examples
+from swep_ds.errors import InputError
 from swep_ds.models.hub import model_checksum
 from swep_ds.pipeline.inputs import input_checksums, input_files
 from swep_ds.recipe import Recipe
@@ -16,11 +18,18 @@ from tests.support import tiny_run
 def test_every_field_that_names_local_files_has_their_checksum(tmp_path):
     options = ["data.eval.quick=quickstart:news", "data.eval.hub=owner/name", f"data.eval.gone={tmp_path}/gone.json"]
     options += [f"data.augmented={tmp_path}/test.json", f"pretrain.train={tmp_path}/train.json"]
-    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), options)
+    path = tiny_run.prepare(tmp_path)
     files = [tmp_path / name for name in ("train.json", "test.json")]
     train, test = (hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files)
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(files[1].read_bytes()))  # with the time in its header
+    recipe = Recipe.load(str(path), [*options, f"data.eval.packed={packed}"])
     expected = {"data.train": train, "data.augmented": test, "data.eval.test": test, "pretrain.train": train}
-    assert input_checksums(recipe) == expected | {"model.name": model_checksum(str(tmp_path / "model"))}
+    expected |= {"data.eval.packed": test, "model.name": model_checksum(str(tmp_path / "model"))}
+    assert input_checksums(recipe) == expected
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(InputError, match="packed: cannot be read"):
+        input_checksums(recipe)
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -34,9 +43,10 @@ def test_a_folder_stands_for_the_data_files_in_it(tmp_path, saved):
         assert list(folder.glob("train/cache-*"))
     else:
         folder.mkdir()
-        (folder / "b.json").write_text(json.dumps({"data": [article]}))
+        (folder / "train.json").write_text(json.dumps({"data": [article]}))
+        (folder / "test.json").write_text("not read to train")
         (folder / "notes.txt").write_text("read by nobody")
     recipe = Recipe.load("quickstart", [f"data.train={folder}", "data.holdout_fraction=0"])
-    names = ["data-00000-of-00001.arrow"] if saved else ["b.json"]
+    names = ["data-00000-of-00001.arrow"] if saved else ["train.json"]
     assert [file.name for file in input_files(recipe)["data.train"]] == names
     assert read_examples(str(folder), training=True)

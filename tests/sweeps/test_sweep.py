@@ -357,37 +357,6 @@ def test_no_such_sweep_lists_those_that_exist(tmp_path):
         read_sweep(str(tmp_path / "list.yaml"), tmp_path)
 
 
-# What a cell says of itself
-
-
-def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
-    path = write(tmp_path, **MINIMAL)
-    _, [cell] = read_sweep(path, tmp_path)
-    assert (cell.results(), cell.fault()) == (None, "not run")
-    for content in ("", "\n", "unrelated notes\n"):
-        cell.log.write_text(content)
-        assert cell.fault() == "not run"
-    cell.folder.mkdir()
-    (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
-    cell.log.write_text("$ python train.py\nworking\n")
-    assert (cell.results(), cell.fault(), cell.exit_code()) == (None, "not finished", None)
-    (cell.folder / "results.json").write_text('{"eval": {')
-    assert cell.results() is None
-    (cell.folder / "results.json").write_text('{"eval": {}}')
-    assert cell.results() == {"eval": {}}
-    cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
-    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
-    assert other.results() is None
-    epochs, size = cell.recipe.train.epochs, cell.recipe.eval.batch_size
-    differing = f"train.epochs {epochs} there, 3.0 here; eval.batch_size {size} there, 7 here"
-    assert other.fault() == f"holds a run with other settings ({differing})"
-    cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
-    assert (other.fault(), other.exit_code()) == ("exit code 2: error: no room", 2)
-    (cell.folder / "recipe.yaml").write_text("{")
-    cell.log.unlink()
-    assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
-
-
 # One cell alone
 
 

@@ -1,0 +1,65 @@
+"""What a cell says of itself, and that a sweep compares runs of the same data."""
+
+import json
+
+import pytest
+import yaml
+
+from swep_ds.errors import InputError
+from swep_ds.pipeline.inputs import input_checksums
+from swep_ds.sweeps.sweep import check_inputs, read_sweep
+
+
+def test_a_sweep_is_not_continued_with_other_files_than_its_finished_runs_read(tmp_path):
+    train = tmp_path / "train.json"
+    train.write_text("{}")
+    fields = {"variants": {"MLE": {"method.name": "mle"}}, "set": {"data.train": str(train)}, "seeds": [0, 1]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(fields))
+    _, cells = read_sweep(str(tmp_path / "mine.yaml"), tmp_path / "runs")
+    check_inputs(cells)  # nothing is done
+    for cell in cells:
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+    results = {"eval": {}, "inputs": input_checksums(cells[0].recipe)}
+    (cells[0].folder / "results.json").write_text(json.dumps(results))
+    check_inputs(cells)
+    content = train.read_bytes()
+    train.write_bytes(content + b"\n")
+    said = f"^data.train {train}: has changed since {cells[0].name} read it: restore it, name another --output_dir, or"
+    with pytest.raises(InputError, match=said):
+        check_inputs(cells)
+    check_inputs(cells[1:])  # made by a version that noted no checksums
+    (cells[1].folder / "results.json").write_text(json.dumps({"eval": {}}))
+    check_inputs(cells)  # all are done
+    (cells[1].folder / "results.json").unlink()
+    train.unlink()
+    check_inputs(cells)
+
+
+def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"variants": {"MLE": {"method.name": "mle"}}}))
+    _, [cell] = read_sweep(str(path), tmp_path)
+    assert (cell.results(), cell.fault()) == (None, "not run")
+    for content in ("", "\n", "unrelated notes\n"):
+        cell.log.write_text(content)
+        assert cell.fault() == "not run"
+    cell.folder.mkdir()
+    (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+    cell.log.write_text("$ python train.py\nworking\n")
+    assert (cell.results(), cell.fault(), cell.exit_code()) == (None, "not finished", None)
+    (cell.folder / "results.json").write_text('{"eval": {')
+    assert cell.results() is None
+    (cell.folder / "results.json").write_text('{"eval": {}}')
+    assert cell.results() == {"eval": {}}
+    cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
+    _, [other] = read_sweep(str(path), tmp_path, ["train.epochs=3", "eval.batch_size=7"])
+    assert other.results() is None
+    epochs, size = cell.recipe.train.epochs, cell.recipe.eval.batch_size
+    differing = f"train.epochs {epochs} there, 3.0 here; eval.batch_size {size} there, 7 here"
+    assert other.fault() == f"holds a run with other settings ({differing})"
+    cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
+    assert (other.fault(), other.exit_code()) == ("exit code 2: error: no room", 2)
+    (cell.folder / "recipe.yaml").write_text("{")
+    cell.log.unlink()
+    assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
