@@ -12,7 +12,7 @@ from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
-from swep_ds.pipeline.run import _note_start, _peak, _pretraining, _report, _take
+from swep_ds.pipeline.run import _first_stage, _note_start, _peak, _report, _take
 from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
@@ -100,11 +100,11 @@ def test_damaged_results_of_a_first_stage_are_deleted_not_run_again(tmp_path):
     data, pretrain = {"train": "t", "eval": {}}, {"train": "generated.json"}
     tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": data, "pretrain": pretrain}
     recipe, folder = Recipe.model_validate(tree), RunFolder(tmp_path)
-    assert _pretraining(recipe, folder) == {"data": "generated.json"}
+    assert _first_stage(recipe, folder) is None
     (tmp_path / "pretrain").mkdir()
     (tmp_path / "pretrain" / "results.json").write_text("{")
     with pytest.raises(InputError, match=r"pretrain/results\.json: is damaged: delete it, and the first stage writes"):
-        _pretraining(recipe, folder)
+        _first_stage(recipe, folder)
 
 
 def test_results_of_a_finished_run_stay_until_there_are_new_ones_unless_settings_change(tmp_path):
