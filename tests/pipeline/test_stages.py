@@ -192,6 +192,7 @@ def test_the_first_stage_is_a_run_of_its_own(folder):
     done = results(first)
     assert (done["eval"], done["train"]["examples"]) == ({}, 40)
     assert results(second)["pretraining"] == {"data": str(folder / "generated.json"), **done["train"]}
+    assert results(second)["inputs"]["pretrain.train"] == done["inputs"]["data.train"]
     assert results(second)["train"]["examples"] == 42
     assert results(second)["model"] == str(folder / "model")
 
@@ -237,6 +238,7 @@ def test_a_checkpoint_of_the_second_stage_needs_no_first(folder):
     assert not (branch / "pretrain").exists()
     assert losses(branch) == losses(folder / "two")[UPDATES - EVERY :]
     assert results(branch)["pretraining"] == {"data": str(folder / "generated.json")}
+    assert "pretrain.train" not in results(branch)["inputs"]  # it read no such file
     assert results(branch)["selection"]["update"] == UPDATES  # its only one
 
 
