@@ -6,6 +6,7 @@ The chunks are JSON files in the folder `<output>.chunks` until all are finished
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,16 +35,22 @@ class Chunks:
         Raises:
             InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
         """
-        if user_path(str(self.output), "--output").exists():
-            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
+        self._refuse_existing()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open_lock(self.folder / ".lock")  # held until the process ends
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._is_locked_file():
+                raise BlockingIOError
         except BlockingIOError:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
         except OSError as error:
             raise InputError(f"--output {self.output}: cannot be written ({error.strerror}): name another") from None
+        try:
+            self._refuse_existing()  # it may have been finished before this process had the lock
+        except InputError:
+            self._remove_folder()
+            raise
         if self.settings.is_file():
             before = read_json(self.settings)
             if not isinstance(before, dict):
@@ -56,6 +63,17 @@ class Chunks:
         elif any(self.folder.glob("[!.]*")):
             raise InputError(f"--output {self.output}: {self.folder.name} holds files of something else: delete it")
         return [number for number in range(self.count) if not self.file(number).exists()]
+
+    def _refuse_existing(self) -> None:
+        if user_path(str(self.output), "--output").exists():
+            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
+
+    def _is_locked_file(self) -> bool:
+        """Whether the file that is locked is still there: a process that ends deletes it."""
+        try:
+            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.folder / ".lock"))
+        except FileNotFoundError:
+            return False
 
     def begin(self, setup: dict[str, Any]) -> None:
         """Records that the folder holds chunks of this setup."""

@@ -135,8 +135,10 @@ def rows(
             id_ = id_field(row, "id", f"{source}: {place}", otherwise=f"{name}-{place.split()[1]}")
             where = faults.name(id_)
             question, context = text_field(row, "question", where), text_field(row, "context", where)
-            pairs = _row_answers(where, parse_answers(where, row)) if wanted.labels else []
-            _check_possible(where, row, pairs)
+            pairs = []
+            if wanted.labels:
+                pairs = _row_answers(where, parse_answers(where, row))
+                _check_possible(where, row, pairs)
             answers, span = _answers(where, context, pairs, wanted)
             context = contexts.setdefault(context, context)
             yield Example(id_, question, context, answers, span, _title(row, where, otherwise=context))
@@ -174,10 +176,16 @@ def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def _check_possible(where: str, question: dict[str, Any], answers: list[tuple[Any, Any]]) -> None:
-    """Raises InputError: the question has answers and says that it has none, as where plausible ones were added."""
-    if answers and str(question.get("is_impossible")).lower() in ("true", "1", "1.0"):
+    """Raises InputError: the question has answers and says that it has none, as where plausible ones were added; or it
+    has none and says that it has."""
+    said = str(question.get("is_impossible")).lower()
+    if answers and said in ("true", "1", "1.0"):
         raise InputError(
             f"{where}: is_impossible is true, but it has answers: empty its answers, or set is_impossible to false"
+        )
+    if not answers and said in ("false", "0", "0.0"):
+        raise InputError(
+            f"{where}: is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
         )
 
 

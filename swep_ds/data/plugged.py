@@ -1,5 +1,6 @@
 """Data readers that other packages and scripts add: a source `NAME:ADDRESS` is read by the reader NAME."""
 
+import csv
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ def reader(name: str) -> Callable[[R], R]:
 
     It gets ADDRESS and yields rows: question and context (str), answers {"text": [str], "answer_start": [int]}, and if
     wanted id and title (str), which groups questions of one article. They are checked as the rows of a file are. An
-    OSError or a ValueError that it raises is reported as a fault of the source.
+    OSError, ValueError, LookupError or csv.Error that it raises is reported as a fault of the source.
 
     Raises:
         TypeError: the name is taken, or is not a name.
@@ -55,5 +56,5 @@ def read_rows(source: str, read: Reader) -> Iterator[tuple[str, Any]]:
     try:
         for number, row in enumerate(read(address)):
             yield f"row {number}", row
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, csv.Error) as error:
         raise InputError(f"{source}: its reader {name} cannot read it ({reason(error)}): correct the data") from error

@@ -84,22 +84,36 @@ def _recur(examples: Sequence[Example], sources: Sequence[str]) -> bool:
 def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
     """A name for each question's group, whose questions a split must keep on one side.
 
-    They have the article or, with fewer articles than `least_articles`, the paragraph in common. Where questions recur
-    (`_recur`), those with the same text belong together as well, unless that ties most of the examples to each other.
+    They have the article or, with fewer articles than `least_articles`, the paragraph in common; a paragraph that is
+    in two articles ties both. Where questions recur (`_recur`), those with the same text belong together as well,
+    unless that ties most of the examples to each other.
     """
     sources = _sources(examples, least_articles)
-    if not _recur(examples, sources):
+    if not sources:
         return sources
-    source_N, question_N = _numbers(sources), _numbers([example.question for example in examples])
-    size = source_N.max() + question_N.max() + 2
-    ties = coo_array((np.ones(len(examples)), (source_N, source_N.max() + 1 + question_N)), (size, size))
-    group_N = connected_components(ties, directed=False)[1][source_N]
-    if 2 * np.bincount(group_N).max() > len(examples):
-        return sources
+    columns = [sources, [example.context for example in examples]]
+    group_N = _tied(*columns)
+    if _recur(examples, sources):
+        with_questions_N = _tied(*columns, [example.question for example in examples])
+        if 2 * np.bincount(with_questions_N).max() <= len(examples):
+            group_N = with_questions_N
     least: dict[int, str] = {}  # a group's first name, which does not depend on the order of the examples
     for group, source in zip(group_N.tolist(), sources, strict=True):
         least[group] = min(least.get(group, source), source)
     return [least[group] for group in group_N.tolist()]
+
+
+def _tied(*columns: Sequence[str]) -> np.ndarray:
+    """The number of each row's group [N]: rows with the same name in a column share one, and so do all that such rows
+    link."""
+    nodes, size = [], 0
+    for column in columns:
+        nodes.append(_numbers(column) + size)
+        size = nodes[-1].max() + 1
+    first, *others = nodes
+    ends = np.tile(first, len(others)), np.concatenate(others)
+    ties = coo_array((np.ones(len(ends[0])), ends), (size, size))
+    return connected_components(ties, directed=False)[1][first]
 
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:

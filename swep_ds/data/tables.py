@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from swep_ds.data.fields import excerpt
 from swep_ds.errors import InputError, parsing
 from swep_ds.files import parse_json, read_bytes, read_json
 
@@ -161,10 +162,14 @@ def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def _columns(source: str, names: Sequence[str]) -> list[str]:
-    """The names that are in COLUMNS. Raises InputError: one of them occurs twice."""
+    """The names that are in COLUMNS. Raises InputError: one of them occurs twice, or a needed one is missing."""
     for name in COLUMNS:
         if names.count(name) > 1:
             raise InputError(f"{source}: has the column {name!r} {names.count(name)} times; keep one")
+    if missing := [name for name in ("question", "context") if name not in names]:
+        raise InputError(
+            f"{source}: has no column {' and no column '.join(missing)} (there: {excerpt(list(names))}): rename yours"
+        )
     return [name for name in COLUMNS if name in names]
 
 

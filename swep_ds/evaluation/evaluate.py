@@ -67,8 +67,8 @@ class Predictions:
         return {id_: null.odds for id_, null in self.nulls.items()}
 
     def declining(self, threshold: float | None) -> "Predictions":
-        """These, with the null answer among the n best: first for each question whose null odds exceed the threshold.
-        With None no question is declined."""
+        """These, with the null answer first for each question whose null odds exceed the threshold, and elsewhere where
+        it is among the n best. With None no question is declined."""
         n_best = {
             id_: with_null(answers, self.nulls.get(id_), threshold)[:N_BEST] for id_, answers in self.n_best.items()
         }
@@ -171,7 +171,9 @@ class Evaluation:
     def _best_threshold(self, predictions: Predictions, test: EvalSet) -> float:
         odds = predictions.odds
         below = math.nextafter(min(odds.values()), -math.inf)
-        return self.scorer(test.name).best_thresholds(predictions.texts, test.golds, odds, below)["best_f1_threshold"]
+        scorer = self.scorer(test.name)
+        best = scorer.best_thresholds(predictions.texts, test.golds, odds, below, reachable=True)
+        return best["best_f1_threshold"]
 
     def predict(self, outputs: Outputs, test: EvalSet, *, best_only: bool = False) -> Predictions:
         """The best answer to each question, none declined, on every rank. Collective.

@@ -14,6 +14,7 @@ Two rules of v1.1 surprise people, and both are kept where every question has an
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from swep_ds.data.answers import normalize_answer
 from swep_ds.evaluation.mlqa import normalize_mlqa
@@ -87,23 +88,33 @@ class Scorer:
         }
 
     def best_thresholds(
-        self, predictions: Mapping[str, str], golds: Golds, odds: Mapping[str, float], declining_all: float = 0.0
+        self,
+        predictions: Mapping[str, str],
+        golds: Golds,
+        odds: Mapping[str, float],
+        declining_all: float = 0.0,
+        *,
+        reachable: bool = False,
     ) -> dict[str, float]:
-        """The best EM and F1 that a threshold on `odds` gives, in percent, with the thresholds, as v2.0's scorer finds
-        them: a question is declined where its odds of having no answer are above the threshold.
+        """The best EM and F1 over thresholds on `odds`, in percent, with the thresholds, as v2.0's scorer finds them: a
+        question is declined where its odds of having no answer are above the threshold.
 
         Args:
             predictions: the best answer to every question of `golds`, whether the model would decline it or not.
             declining_all: the threshold that is given where it is best to decline every question. v2.0's scorer says
                 0, which declines none whose odds are lower.
+            reachable: compares only what a threshold can tell apart. v2.0's scorer also looks between questions with
+                the same odds, where its best may be a score that no threshold gives.
         """
         scores, best = self.by_question(predictions, golds), {}
         for number, name in enumerate(("exact_match", "f1")):
             total = highest = sum(not answers for answers in golds.values())  # all questions are declined
             threshold = declining_all
-            for id_ in sorted(golds, key=odds.__getitem__):
+            ids = sorted(golds, key=odds.__getitem__)
+            for id_, following in zip_longest(ids, ids[1:]):
                 total += scores[id_][number] if golds[id_] else -bool(predictions[id_])
-                if total > highest:
+                splits_a_tie = following is not None and odds[following] == odds[id_]
+                if total > highest and not (reachable and splits_a_tie):
                     highest, threshold = total, odds[id_]
             best |= {f"best_{name}": 100.0 * highest / len(golds), f"best_{name}_threshold": threshold}
         return best

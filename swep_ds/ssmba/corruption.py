@@ -20,6 +20,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.data.tokens import TextTokens
+
 MASKED, RANDOM = 0.8, 0.1  # shares of the selected tokens; the rest is unchanged (Devlin et al., NAACL 2019)
 _NEVER_TRAINED = re.compile(r"\[unused\d+\]")  # spare entries of BERT's vocabularies
 
@@ -98,7 +100,9 @@ def tokenise(
     tokenised = []
     for text, span, encoding in zip(texts, answers, backend.encode_batch(texts, add_special_tokens=False), strict=True):
         ids = np.array(encoding.ids, np.int64)
-        offsets = np.array([_trimmed(text, *offset) for offset in encoding.offsets], np.int64).reshape(-1, 2)
+        tokens = TextTokens.of(encoding, 0).over_marks(text)
+        trimmed = [_trimmed(text, *offset) for offset in zip(tokens.starts, tokens.ends, strict=True)]
+        offsets = np.array(trimmed, np.int64).reshape(-1, 2)
         starts, ends = offsets.T
         eligible = (starts < ends) & ~np.isin(ids, vocabulary.closed)
         shared = starts[1:] < ends[:-1]

@@ -139,13 +139,16 @@ def test_a_registered_reader_reads_its_sources(registry):
     def read(address: str):
         if address == "gone":
             raise FileNotFoundError(2, "No such file or directory", address)
+        if address == "others":
+            yield {"question": {"q": 1}["question"]}
         yield from ROWS * int(address)
 
     [example] = read_examples("memo:1", training=True)
     assert (example.span, example.answers, example.article) == ((0, 3), ("Ann",), "t")
     assert len(read_examples("memo:3", training=False)) == 3
-    with pytest.raises(InputError, match="memo:gone: its reader memo cannot read it"):
-        read_examples("memo:gone", training=True)
+    for address in ("gone", "others"):
+        with pytest.raises(InputError, match=f"memo:{address}: its reader memo cannot read it"):
+            read_examples(f"memo:{address}", training=True)
     with pytest.raises(InputError, match="memo:0: holds no questions"):
         read_examples("memo:0", training=True)
     with pytest.raises(InputError, match="no such file or folder"):

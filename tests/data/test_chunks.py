@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from swep_ds.data import chunks as chunks_module
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
@@ -32,6 +33,29 @@ def test_only_missing_chunks_are_made_again(tmp_path):
     (first.folder / ".000002.json.123").write_text('{"name"')  # cut off while being written
     del first  # and with it its lock
     assert Chunks(tmp_path / "out.json", 3).take(SETUP) == [0, 2]
+
+
+@pytest.mark.parametrize("moment", ["before the lock is opened", "before it is taken"])
+def test_a_file_that_another_process_finishes_in_between_is_not_made_again(tmp_path, monkeypatch, moment):
+    def finish() -> None:
+        other = Chunks(tmp_path / "out.json", 0)
+        other.take(SETUP)
+        other.begin(SETUP)
+        other.finish(["done"])
+
+    def open_late(path, open_lock=chunks_module.open_lock):
+        monkeypatch.undo()
+        if moment == "before it is taken":
+            lock = open_lock(path)
+            path.unlink()  # as the other one does, that had it first
+            return lock
+        finish()
+        path.parent.mkdir(exist_ok=True)
+        return open_lock(path)
+
+    monkeypatch.setattr(chunks_module, "open_lock", open_late)
+    said = refused(Chunks(tmp_path / "out.json", 3), SETUP)
+    assert ("exists already" if moment == "before the lock is opened" else "another process is writing it") in said
 
 
 def refused(chunks: Chunks, setup: dict) -> str:

@@ -133,6 +133,14 @@ def test_an_impossible_question_with_answers_is_refused(save, layout, training):
     assert "question 'data-1': is_impossible" in refused(save(text), training=training)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_possible_question_without_answers_is_refused(save, layout):
+    """It would be learned, or scored, as one that should be declined."""
+    source = save(LAYOUTS[layout](WHEN | {"is_impossible": False}, WHAT | {"answers": [], "is_impossible": False}))
+    said = "is_impossible is false, but it has no answers: give its answers, or set"
+    assert said in refused(source, unanswerable=True)
+
+
 def test_rows_of_mrqa_are_refused_for_their_markers(save):
     """The contexts of mrqa-workshop/mrqa have them."""
     row = {"qid": "m1", "detected_answers": [{"text": "1998", "char_spans": []}], "answers": ["1998"]}

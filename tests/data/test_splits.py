@@ -14,7 +14,7 @@ from swep_ds.errors import InputError
 
 
 def questions(articles: list[str]) -> list[Example]:
-    return [Example(f"q{i}", "?", "c", ("a",), (0, 1), article) for i, article in enumerate(articles)]
+    return [Example(f"q{i}", "?", f"c {article}", ("a",), (0, 1), article) for i, article in enumerate(articles)]
 
 
 def ids(examples: list[Example]) -> list[str]:
@@ -127,7 +127,25 @@ def test_a_single_article_is_halved_by_context():
     assert not {e.context for e in first} & {e.context for e in second}
 
 
-@pytest.mark.parametrize("split", [halves, partial(hold_out_articles, fraction=0.3)], ids=["halves", "held-out"])
+SPLITS = pytest.mark.parametrize(
+    "split", [halves, partial(hold_out_articles, fraction=0.3)], ids=["halves", "held-out"]
+)
+
+
+@SPLITS
+def test_a_text_that_is_in_two_articles_is_on_one_side(split):
+    """Title and text of a table's rows, where a title stands in the first row of each text alone; and three articles in
+    a row that share a text with the next."""
+    pairs = [(name, text) for text in ("aa", "bb", "cc") for name in (f"title {text}", text)]
+    pairs += [("x", "x"), ("y", "x"), ("y", "y"), ("z", "y"), ("z", "z")]
+    examples = [Example(f"q{i}", f"{i}?", text, ("a",), None, name) for i, (name, text) in enumerate(pairs)]
+    first, second = split(examples)
+    assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
+    for shared in ("context", "article"):
+        assert not {getattr(e, shared) for e in first} & {getattr(e, shared) for e in second}
+
+
+@SPLITS
 def test_a_question_that_is_asked_of_many_texts_is_on_one_side(split):
     """The texts of BioASQ's and TriviaQA's questions differ, their answers do not. Some share a text."""
     asked = 2 * RECURRING

@@ -53,6 +53,13 @@ def test_squad_v2(accepted, data):
         for number, name in enumerate(("exact_match", "f1")):
             expected = 100 * sum(by_hand[i][number] for i in ids) / len(ids)
             assert scores[part + name] == pytest.approx(expected)
+    tied = {id_: data.draw(st.sampled_from([-1.0, 2.0])) for id_ in accepted}
+    for number, name in enumerate(("exact_match", "f1")):
+        values = {i: pair[number] if accepted[i] else float(not predictions[i]) for i, pair in by_hand.items()}
+        sums = {t: declined_by_hand(t, values, accepted, tied) for t in (-99.0, -1.0, 2.0)}
+        best = scorer.best_thresholds(predictions, accepted, tied, -99.0, reachable=True)
+        assert best[f"best_{name}"] == pytest.approx(100 * max(sums.values()) / len(accepted))
+        assert sums[best[f"best_{name}_threshold"]] == pytest.approx(max(sums.values()))
     best = scorer.best_thresholds(predictions, accepted, odds)
     for number, name in enumerate(("exact_match", "f1")):
         values = {i: pair[number] for i, pair in by_hand.items()}

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.data.windows import plain_backend
 from swep_ds.ssmba.corruption import Vocabulary, corrupt, splice, tokenise
 from tests.support import tiny
+from tests.support.marks import with_marks
 
 WORDS = sorted({word for sentence in tiny.SENTENCES for word in sentence.split()})
 WORDS += ["(in", "well-known", "½", "…", "😀", "naïve", "[SEP]", "<mask>", "\u200b", "x\u0301", "北京"]
@@ -207,7 +208,7 @@ def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data
         assert in_a_word(old, old_at) or not in_a_word(now, now_at)
     # against the tokenizer's own offsets: all characters, apart from white space, token by token
     encoded = tiny.TOKENIZERS[kind]()(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    ids, offsets = encoded["input_ids"], with_marks(text, encoded["offset_mapping"])
     changed = {p: vocabulary.texts[t] for p, t in zip(chosen, new, strict=True) if t != ids[p]}
     expected, at, runs = "", 0, []
     for position, (left, right) in enumerate(offsets):
@@ -255,6 +256,7 @@ def spliced(kind: str, text: str, *exchanges: tuple[str, str], kept: str | None 
         ("north-nice", [("-", "and"), ("nice", "old")], "north and old"),
         ("north-nice", [("-", "and"), ("nice", "##s")], "north ands"),
         ("Café, nice", [("nice", "old")], "Café, old"),
+        ("the nice\u0301 welt", [("nice\u0301", "old")], "the old welt"),  # the accent is the word's
         ("The welt", [("e", "old")], "The w oldlt"),  # a word within a word
         ("The welt", [("e", "##s")], "The wslt"),
     ],

@@ -51,10 +51,10 @@ def parquet(table: pa.Table) -> bytes:
 TABLE_WRITERS = {"stream": stream, "file": file, "compressed": compressed, "parquet": parquet}
 
 
-def refused(source: str, *, training: bool = True, longest: int = 700) -> str:
+def refused(source: str, *, training: bool = True, longest: int = 700, **wanted: Any) -> str:
     """The message of the InputError: one short printable line, which a log can hold."""
     with pytest.raises(InputError) as error:
-        read_examples(source, training=training)
+        read_examples(source, training=training, **wanted)
     message = str(error.value)
     message.encode()
     assert message.isprintable()
