@@ -3,6 +3,7 @@
 There is a figure per metric, a panel per data set and a line per method, in a band of one deviation over seeds.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -22,8 +23,10 @@ LOGARITHMIC_FROM = 15  # the ratio of the largest number to the smallest
 
 def number(label: str) -> float | None:
     """The value of a label like "10 %", "0.5", "20,000", "20k", "1M" or "1e-4"; None for other texts."""
-    match = re.fullmatch(r"(-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([%kM]?)", label.strip())
-    return float(match[1].replace(",", "")) * FACTORS[match[2]] if match else None
+    whole = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)"  # a decimal comma would be taken for one of thousands
+    match = re.fullmatch(rf"({whole}(?:\.\d+)?(?:e[+-]?\d+)?)\s*([%kM]?)", label.strip())
+    value = float(match[1].replace(",", "")) * FACTORS[match[2]] if match else math.nan
+    return value if math.isfinite(value) else None
 
 
 def notes(table: Table) -> list[str]:

@@ -12,7 +12,7 @@ from swep_ds.analysis.answers import Answered, fixed_choice
 from swep_ds.analysis.heatmap import Word, fragment, legend, limits, word_distances
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, parsing
 from swep_ds.recipe import Recipe
 
 EACH = 2  # questions of a data set, half of them answered right
@@ -34,12 +34,12 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
     """Heat maps of a few questions by data set."""
     if not answered:
         return HeatMaps()
-    if (size := _parameters(folder / "model")) > LARGEST:
-        return HeatMaps(
-            missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
-            "`swep-ds analyze` makes them."
-        )
     try:
+        if (size := _parameters(folder / "model")) > LARGEST:
+            return HeatMaps(
+                missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
+                "`swep-ds analyze` makes them."
+            )
         run = SavedRun.load(folder)
     except InputError as error:
         return HeatMaps(missing=str(error))
@@ -80,7 +80,7 @@ def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple
 
 def _parameters(model: Path) -> int:
     total = 0
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, "pt") as content:
+    for file in filter(Path.is_file, model.glob("*.safetensors")):
+        with parsing(f"{file}: cannot be read", "train again"), safe_open(file, "pt") as content:
             total += sum(math.prod(content.get_slice(name).get_shape()) for name in content.keys())  # noqa: SIM118
     return total

@@ -31,6 +31,8 @@ DIFFERENCE_HEADS = ["data set", "difference", f"{LEVEL} %: other seeds and quest
 DIFFERENCE_HEADS += ["SD over seeds", "n", f"{LEVEL} %: these models, other questions"]
 DIFFERENCE_FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")
 DASH, NOT_AVAILABLE = "-", "n/a"
+# of a CSV file, before "difference" and what begins with it
+COLUMNS = ("model", "method", "data_set", "metric", "runs", "mean", "std", "paper", "against")
 FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `printable` writes tab and return as \t and \r
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
@@ -205,7 +207,7 @@ def csv(table: Table) -> str:
                 lines.append(
                     {
                         "model": _no_formula(block["model"]),
-                        **{_no_formula(axis): _no_formula(label) for axis, label in block["labels"].items()},
+                        **{_column(axis): _no_formula(label) for axis, label in block["labels"].items()},
                         "method": _no_formula(row["name"]),
                         "data_set": _no_formula(column),
                         "metric": metric,
@@ -217,6 +219,11 @@ def csv(table: Table) -> str:
                     }
                 )
     return pd.DataFrame(lines).to_csv(index=False)
+
+
+def _column(axis: str) -> str:
+    """The column of an axis, whose name may be that of another column."""
+    return f"axis_{axis}" if axis in COLUMNS or axis.startswith("difference") else _no_formula(axis)
 
 
 def _score_cells(row: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

@@ -40,8 +40,12 @@ SAME_BETA = 1e-3  # relative: k differs in rounding from machine to machine, and
 MAX_GRAD_NORM = 1.0
 
 
-def sample_windows(run: SavedRun, examples: Sequence[Example], count: int) -> list[AnswerWindow]:
-    """A seeded choice of `count` questions' windows, ordered by length; fewer if not enough hold their answer."""
+def sample_windows(run: SavedRun, examples: Sequence[Example], count: int, label: str) -> list[AnswerWindow]:
+    """A seeded choice of `count` questions' windows, ordered by length; fewer if not enough hold their answer.
+
+    Raises:
+        InputError: no window holds an answer.
+    """
     order = np.random.default_rng(0).permutation(len(examples))
     windows = windows_if_any([examples[index] for index in order], run.tokenizer, run.windows)
     chosen = []
@@ -50,6 +54,8 @@ def sample_windows(run: SavedRun, examples: Sequence[Example], count: int) -> li
             chosen.append(window)
         if len(chosen) == count:
             break
+    if not chosen:
+        raise InputError(f"{label}: none of its {len(examples)} questions has its answer in a window: name other data")
     return sorted(chosen, key=lambda window: len(window.input_ids))
 
 

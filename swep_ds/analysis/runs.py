@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json
-from swep_ds.pipeline.folder import UNAVERAGED, RunFolder
+from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, UNAVERAGED, RunFolder
 from swep_ds.recipe import NEUTRAL, Recipe
-from swep_ds.settings import differences, flatten
+from swep_ds.settings import differences, flatten, without
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe, unaveraged
 
 MODEL = "model"  # the axis whose labels head the table's blocks
@@ -25,6 +25,7 @@ DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall
 SIZES = ("_bucket_size", "_param_persistence_threshold")  # ZeRO's sizes, which default to the model's hidden size
 # settings in which runs of one row may differ
 NOT_OF_THE_ROW = (*NEUTRAL, "seed", "model.name", "train.checkpoint_every", "eval.batch_size")
+SOURCES = ("model.name", "data.train", "data.augmented", "pretrain.train")  # compared by the files that they name
 
 
 class RunEntry(Checked):
@@ -169,22 +170,32 @@ def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
             continue
         refs.append(RunRef(folder, recipe.method.name, recipe.seed, recipe.model.name))
         settings.append(_row_settings(recipe))
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for ref, values in zip(refs, settings, strict=True):
+        if values:
+            alike.setdefault(ref.variant, []).append(values)
+    usual = {variant: _most_common(every) for variant, every in alike.items()}
     named = []
     for ref, values in zip(refs, settings, strict=True):
-        alike = [other for r, other in zip(refs, settings, strict=True) if other and r.variant == ref.variant]
-        usual = {
-            name: max(all_values := [other.get(name, ABSENT) for other in alike], key=all_values.count)
-            for name in values
-        }
-        suffix = [f", {name.rpartition('.')[2]} {value}" for name, value in values.items() if value != usual[name]]
+        differing = {name: value for name, value in values.items() if value != usual[ref.variant][name]}
+        suffix = [f", {name.rpartition('.')[2]} {value}" for name, value in differing.items()]
         named.append(replace(ref, variant=ref.variant + "".join(suffix)))
     return named
 
 
+def _most_common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The value of each setting that most have, in a tie the first; some lack a setting."""
+    common = {}
+    for name in dict.fromkeys(name for values in settings for name in values):
+        values = [values.get(name, ABSENT) for values in settings]
+        [(shown, _)] = Counter(map(repr, values)).most_common(1)
+        common[name] = next(value for value in values if repr(value) == shown)
+    return common
+
+
 def _row_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings, flat, that runs of one row share."""
-    flat = flatten(recipe.model_dump(mode="json"))
-    return {name: value for name, value in flat.items() if not name.startswith(NOT_OF_THE_ROW)}
+    return without(flatten(recipe.model_dump(mode="json")), NOT_OF_THE_ROW)
 
 
 def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
@@ -192,8 +203,8 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
 
     Runs of a model are comparable if they trained under the same ds_config, and were tested on the same number of
     questions of the same data sets in the same way, as the majority was (in a tie, the first). Runs of a row have the
-    method's settings and the global batch of most of them. Runs that name the same file or test set
-    read the same bytes, and so did the runs of a row.
+    settings and the global batch of most of them. Runs that name the same file or test set read the same bytes, and so
+    did the runs of a row.
     """
     runs: list[Run] = []
     missing: list[MissingRun] = []
@@ -205,7 +216,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
     checks = (
         partial(_unlike_majority, verb="tested", conditions_of=_test_conditions),
         partial(_unlike_majority, verb="trained", conditions_of=lambda run: run.conditions),
-        partial(_unlike_majority, verb="trained", conditions_of=_method_settings, group_of=_row),
+        partial(_unlike_majority, verb="trained", conditions_of=_settings, group_of=_row),
         _read_other_files,
         _repeated,
     )
@@ -264,8 +275,9 @@ def _test_conditions(run: Run) -> dict[str, Any]:
     }
 
 
-def _method_settings(run: Run) -> dict[str, Any]:
-    settings = {name: value for name, value in _row_settings(run.recipe).items() if name.startswith("method.")}
+def _settings(run: Run) -> dict[str, Any]:
+    """The settings that the runs of a row share, whatever number of ranks divides their global batch."""
+    settings = without(_row_settings(run.recipe), (*MAY_CHANGE_ON_RESUME, *SOURCES))
     return settings | {"global batch": run.global_batch}
 
 
@@ -297,26 +309,28 @@ def _unlike_majority(
 def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
     """For each run, the reason to exclude it if a file that it read held something else for most runs that it is
     compared with, else "". These are the runs of a model that name the same file or the same test set, and, whatever
-    they name, the runs of a row."""
+    they name, the runs of a row. What has no checksum, such as a hub id, is compared by its name, within a row."""
     seen: dict[Hashable, list[str]] = {}
 
-    def places(run: Run, name: str) -> list[Hashable]:
-        if name.startswith("data.eval."):
-            return [(name, run.ref.block[0])]
-        named = flatten(run.recipe.model_dump(mode="json")).get(name)
-        return [(name, named, run.ref.block[0]), (name, _row(run))]
+    def read(run: Run) -> Iterator[tuple[str, str, list[Hashable]]]:
+        """(field, content, the places where other runs have the same)"""
+        named = flatten(run.recipe.model_dump(mode="json"))
+        for name, checksum in run.results.inputs.items():
+            if name.startswith("data.eval."):
+                yield name, checksum, [(name, run.ref.block[0])]
+            else:
+                yield name, checksum, [(name, named.get(name), run.ref.block[0]), (name, _row(run))]
+        for name in SOURCES:
+            if name not in run.results.inputs:
+                yield name, str(named.get(name)), [(name, "by its name", _row(run))]
 
     for run in runs:
-        for name, checksum in run.results.inputs.items():
-            for place in places(run, name):
-                seen.setdefault(place, []).append(checksum)
-    usual = {place: max(checksums, key=checksums.count) for place, checksums in seen.items()}
+        for _, content, places in read(run):
+            for place in places:
+                seen.setdefault(place, []).append(content)
+    usual = {place: max(contents, key=contents.count) for place, contents in seen.items()}
     for run in runs:
-        changed = [
-            name
-            for name, checksum in run.results.inputs.items()
-            if any(checksum != usual[place] for place in places(run, name))
-        ]
+        changed = [name for name, content, places in read(run) if any(content != usual[place] for place in places)]
         yield f"read other files than the others ({', '.join(changed)})" if changed else ""
 
 

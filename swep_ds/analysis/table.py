@@ -4,7 +4,7 @@ A cell is the mean and the standard deviation over seeds, with the difference to
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,16 +254,18 @@ def _adjust(block: Block, base: str | None) -> None:
     tested_as = (
         {OUT_OF_DOMAIN: shifted[0]} if len(shifted) == 1 else {}
     )  # the mean over a single set is no test of its own
-    primaries = [
-        (entry["row"], entry["base"], tested_as.get(entry["column"], entry["column"]), entry["metric"])
-        for entry in block["primary"]
-    ]
+
+    def test_of(row: str, base: str, column: str, metric: str) -> Hashable:
+        """The same for both directions of a comparison."""
+        return frozenset((row, base)), tested_as.get(column, column), metric
+
+    primaries = [test_of(*(entry[key] for key in ("row", "base", "column", "metric"))) for entry in block["primary"]]
     every, tests = list(block["primary"]), {}
     for row in block["rows"]:
         for column, by_metric in row["differences"].items():
             for metric, entry in by_metric.items():
                 every.append(entry)
-                test = (row["name"], base, tested_as.get(column, column), metric)
+                test = test_of(row["name"], base, column, metric)
                 if entry["p"] is not None and test not in primaries:
                     tests.setdefault(test, []).append(entry)
     for entry in every:

@@ -135,9 +135,11 @@ def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
         raise InputError("--ratios and --factors: must be positive numbers")
     run = SavedRun.load(arguments.run)
     file, names = folder / FILE, arguments.data or run.recipe.test_sets
+    if not names:
+        raise InputError(f"{arguments.run}: was tested on no data: name a run with data.eval")
     done = read_table(file) if file.is_file() else None
-    sets = {name: sample_windows(run, run.test_examples(name), arguments.windows) for name in names}
-    by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows))
+    sets = {name: sample_windows(run, run.test_examples(name), arguments.windows, name) for name in names}
+    by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows, "the training data"))
     make_folder(folder)
     write_atomically(folder / "curvature.csv", by_kind.to_csv(index=False))
     print(by_kind.to_string(index=False), flush=True)

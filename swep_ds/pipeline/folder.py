@@ -21,7 +21,7 @@ from swep_ds.evaluation.results import BY_TEST
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.recipe import NEUTRAL, Recipe
-from swep_ds.settings import differences, flatten
+from swep_ds.settings import differences, flatten, without
 from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
@@ -342,9 +342,7 @@ def resume_fingerprint(recipe: Recipe) -> dict[str, Any]:
     """
     selects = recipe.eval.select_on is not None
     free = MAY_CHANGE_ON_RESUME if selects else MAY_CHANGE_ON_RESUME + MAY_CHANGE_UNLESS_SELECTING
-    prefixes = tuple(f"{name}." for name in free)
-    settings = flatten(recipe.model_dump(mode="json"))
-    bound = {name: value for name, value in settings.items() if not f"{name}.".startswith(prefixes)}
+    bound = without(flatten(recipe.model_dump(mode="json")), free)
     if selects:
         bound["data.eval, to select on"] = recipe.data.eval.get(recipe.eval.select_on)
     return bound

@@ -2,7 +2,7 @@
 
 from swep_ds.settings.messages import FieldFault, join, shown, suggest
 from swep_ds.settings.reading import inherit, lay_sections, load, parse_yaml, read_settings, read_whole
-from swep_ds.settings.sections import Section, differences, flatten, validate
+from swep_ds.settings.sections import Section, differences, flatten, validate, without
 
 __all__ = [
     "FieldFault",
@@ -19,4 +19,5 @@ __all__ = [
     "shown",
     "suggest",
     "validate",
+    "without",
 ]

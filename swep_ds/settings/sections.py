@@ -1,7 +1,7 @@
 """Sections of settings, validated: their fields are typed, and a fault is an `InputError` of one line."""
 
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -94,6 +94,12 @@ def flatten(tree: dict[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def without(flat: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The values of a flat mapping without the settings, and the sections of settings, of these names."""
+    prefixes = tuple(f"{name}." for name in names)
+    return {name: value for name, value in flat.items() if not f"{name}.".startswith(prefixes)}
 
 
 def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = None) -> str:

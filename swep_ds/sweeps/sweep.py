@@ -34,7 +34,7 @@ from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import BATCH, UNAVERAGED
 from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.recipe import NEUTRAL, Recipe
-from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate
+from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate, without
 
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
@@ -160,7 +160,7 @@ def unaveraged(variant: str) -> str:
 def identity(recipe: Recipe) -> dict[str, Any]:
     """The settings, flat, that tell this run from others."""
     settings = flatten(recipe.model_dump(mode="json"))
-    return {name: value for name, value in settings.items() if not name.startswith(NEUTRAL)}
+    return without(settings, NEUTRAL)
 
 
 def digest_of(cells: Sequence[Cell]) -> str:
@@ -198,7 +198,7 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
     """
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
-    attempt, code, recipe_file = _last_attempt(folder), exit_code_of(folder), folder / "recipe.yaml"
+    attempt, code, recipe_file = last_attempt(folder), exit_code_of(folder), folder / "recipe.yaml"
     if code:
         return _ending(attempt)
     if recipe and recipe_file.is_file():
@@ -215,15 +215,17 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
 
 def exit_code_of(folder: Path) -> int | None:
     """The exit code of the last attempt; None if there was none, it still runs, or it was killed with its queue."""
-    attempt = _last_attempt(folder)
+    attempt = last_attempt(folder)
     code = re.fullmatch(re.escape(EXIT_LINE) + "(-?[0-9]{1,9})", attempt[-1]) if attempt else None
     return int(code[1]) if code else None
 
 
-def _last_attempt(folder: Path) -> list[str]:
-    """The lines of the last attempt in the log."""
-    log = log_of(folder)
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+def last_attempt(folder: Path) -> list[str]:
+    """The lines of the last attempt in the log, without empty ones; none without a log."""
+    try:
+        lines = log_of(folder).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
     return [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
 
@@ -275,7 +277,7 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tree = {"runs": runs} | ({"primary": cells[0].primary} if cells[0].primary else {})
         text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:  # every task of a Slurm array does this
+        if not file.is_file() or file.read_bytes() != text.encode():  # every task of a Slurm array does this
             write_atomically(file, text)
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
@@ -333,13 +335,15 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
 
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data
-        return list(data.eval.items()), data.holdout_fraction, data.max_eval_examples, recipe.eval
+        chosen = data.holdout_fraction, data.max_eval_examples, data.unanswerable
+        return list(data.eval.items()), chosen, recipe.eval.model_copy(update={"batch_size": 1})
 
     for cell in cells:
         if test_settings(cell.recipe) != test_settings(cells[0].recipe):
             raise InputError(
                 f"{path}: variants.{cell.variant} is tested differently from {cells[0].variant}, but a table compares "
-                "runs on the same data: give data.eval, data.holdout_fraction, data.max_eval_examples and eval in set"
+                "runs on the same data: give data.eval, data.holdout_fraction, data.max_eval_examples, "
+                "data.unanswerable and eval in set"
             )
 
 

@@ -136,7 +136,7 @@ def test_a_method_without_perturbation_is_refused(run, tmp_path):
 def fit(folder: Path) -> None:
     """Trains the run's model for a moment: a random one has no curvature that can be told from 0."""
     run = SavedRun.load(folder)
-    batch = run.batch(sample_windows(run, run.training_examples(), 40))
+    batch = run.batch(sample_windows(run, run.training_examples(), 40, "training"))
     optimizer = torch.optim.Adam(run.qa.requires_grad_(True).parameters(), 1e-2)
     for _ in range(30):
         run.qa(run.qa.embed(batch), batch).nll.mean().backward()

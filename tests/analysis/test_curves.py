@@ -30,6 +30,8 @@ def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -
         ("20k", 20000),
         ("1.5 M", 1.5e6),
         ("1e", None),
+        ("0,5 %", None),
+        ("1e999", None),
         ("%", None),
         ("", None),
     ],

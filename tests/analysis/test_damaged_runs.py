@@ -8,6 +8,8 @@ from functools import partialmethod
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from swep_ds.analysis import report, run_facts, runs, words
 from swep_ds.analysis.answers import read_predictions
@@ -22,6 +24,7 @@ from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 DAMAGE = CONTENTS | NO_FILES
 OF_EACH_KIND = ("bytes 2", "value 8", "pipe", "dangling link")
 FILES = ["results.json", "ds_config.json", "batch.json", "metrics.jsonl", "health.jsonl", "predictions/squad.json"]
+FILES.append("model/model.safetensors")
 METRICS = {"update": 3, "loss": 1.5, "samples_per_second": 8.0, "seconds": 2.0, "words_changed": 0.5}
 METRICS |= {"words_changed_clean": 0.25}
 HEALTH = {"update": 3, "step_seconds": [1.0, 1.0], "data_seconds": [0.5, 0.1], "forward_seconds": [0.25, 0.5]}
@@ -36,6 +39,8 @@ def finished(tmp_path_factory) -> Path:
     run = folder / "run"
     fake_runs.finish(run, Recipe.model_validate(tree), {"squad": 2})
     (run / "batch.json").write_text('{"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}')
+    (run / "model").mkdir()
+    save_file({"weight": torch.ones(3)}, run / "model" / "model.safetensors")
     (run / "metrics.jsonl").write_text(json.dumps(METRICS) + "\n")
     (run / "health.jsonl").write_text(json.dumps(HEALTH) + "\n")
     return run

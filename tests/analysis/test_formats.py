@@ -114,6 +114,17 @@ def test_csv_has_a_line_per_figure():
     assert other["difference_no_difference"] == "True"
 
 
+@pytest.mark.parametrize("axis", ["data_set", "model", "difference_low"])
+def test_an_axis_may_have_the_name_of_a_column(axis):
+    table = example()
+    for block in table["blocks"]:
+        block["labels"] = {axis: "mine"}
+    lines = list(csv.DictReader(io.StringIO(formats.csv(table))))
+    assert {line[f"axis_{axis}"] for line in lines} == {"mine"}
+    assert {line["data_set"] for line in lines} >= {"squad", "wiki"}
+    assert {line["model"] for line in lines} == {"small & 5 %"}
+
+
 def test_latex_has_as_many_cells_in_each_line_as_columns():
     text = formats.latex(example())
     tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)

@@ -44,7 +44,7 @@ def quadratic(run):
 
 
 def test_curvature_of_a_quadratic(quadratic):
-    table = curvature(quadratic, sample_windows(quadratic, quadratic.training_examples(), 6), draws=40)
+    table = curvature(quadratic, sample_windows(quadratic, quadratic.training_examples(), 6, "training"), draws=40)
     assert table.kind.tolist() == ["all", "answer", "question", "context", "special"]
     by_kind = table.set_index("kind")
     assert by_kind.k["all"] == pytest.approx(STIFFNESS, rel=0.05)
@@ -63,8 +63,14 @@ def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
     assert log_ratio.exp().mean().item() == pytest.approx(1 / (1 + ratio), rel=0.07)
 
 
+def test_data_without_an_answer_in_a_window_is_refused(run):
+    examples = [replace(example, answers=()) for example in run.test_examples()[:3]]
+    with pytest.raises(InputError, match=r"^news: none of its 3 questions has its answer in a window: name other data"):
+        sample_windows(run, examples, 5, "news")
+
+
 def test_effects_against_a_loop(run):
-    windows = sample_windows(run, run.test_examples(), 5)
+    windows = sample_windows(run, run.test_examples(), 5, "source")
     method = learn(run, beta=1e-6, learning_rate=0.03, updates=3)
     measured, by_context = effects(run, method, windows, draws=2), {}
     batch = run.batch(windows)  # one, as padding takes part in the softmax
@@ -105,7 +111,7 @@ def test_a_study_resumes(run, monkeypatch):
     betas = []
     monkeypatch.setattr(mechanism, "learn", lambda _, beta, rate, updates: betas.append((beta, rate)))
     monkeypatch.setattr(mechanism, "effects", lambda *_: {"kl_per_window": 1.0})
-    windows = {"source": sample_windows(run, run.test_examples(), 2)}
+    windows = {"source": sample_windows(run, run.test_examples(), 2, "source")}
     settings = {"ratios": [1.0, 10.0], "factors": [1.0, 2.0], "updates": 5}
     first = next(study(run, windows, 3.0, **settings))
     *_, table = study(run, windows, 3.0, **settings, done=first)
@@ -147,4 +153,4 @@ def test_a_damaged_table_is_one_line(tmp_path):
 def test_other_methods_are_refused(tmp_path):
     run = load(tmp_path, "mle")
     with pytest.raises(InputError, match="trained by mle: name a run of prior_aug"):
-        curvature(run, sample_windows(run, run.training_examples(), 2))
+        curvature(run, sample_windows(run, run.training_examples(), 2, "training"))

@@ -127,6 +127,26 @@ def test_a_row_holds_one_setting_of_its_method(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("set_", "reason"),
+    [
+        ({"train.epochs": 8.0}, "trained differently from the others (train.epochs 8.0 there, 2.0 here)"),
+        ({"data.train_fraction": 0.5}, "trained differently from the others (data.train_fraction 0.5 there, 1.0 here)"),
+        ({"data.train": "other/hub-id"}, "read other files than the others (data.train)"),
+        ({"train.log_every": 7, "eval.batch_size": 3}, None),
+    ],
+)
+def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, set_, reason):
+    for seeds, settings in (([0, 1, 2], {}), ([0, 1, 2, 3, 4], set_)):
+        variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
+        for cell in fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=seeds, set=settings):
+            if not (cell.folder / "results.json").exists():
+                fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    left_out = ["mle-seed3", "swep-seed3", "mle-seed4", "swep-seed4"]
+    assert {run.ref.folder.name: run.reason for run in missing} == (dict.fromkeys(left_out, reason) if reason else {})
+
+
 def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
     (cells[1].folder / "recipe.yaml").write_text(cells[0].recipe.dump())
     _, [missing] = runs.read_runs(runs.refs_of_cells(cells))

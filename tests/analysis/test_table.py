@@ -153,12 +153,13 @@ def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others
     primary = ["SWEP", "MLE", "exact_match", "shifted"]
     for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, primary=primary, **fields):
         fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(("squad", "nyt"), 9 if cell.variant == "MLE" else 14))
-    [block] = table.make(find_runs([tmp_path / "runs"]))["blocks"]
-    differences = block["rows"][1]["differences"]
-    [entry] = block["primary"]
-    assert entry["holm"] == differences["out-of-domain mean"]["exact_match"]["holm"] == entry["p"]
-    assert differences["nyt"]["exact_match"]["holm"] == entry["p"]  # the only shifted set
-    assert differences["squad"]["f1"]["holm"] == pytest.approx(min(1, 3 * differences["squad"]["f1"]["p"]))
+    for base, other in ((None, 1), ("SWEP", 0)):  # in the other direction, too
+        [block] = table.make(find_runs([tmp_path / "runs"]), against=base)["blocks"]
+        differences = block["rows"][other]["differences"]
+        [entry] = block["primary"]
+        assert entry["holm"] == differences["out-of-domain mean"]["exact_match"]["holm"] == entry["p"]
+        assert differences["nyt"]["exact_match"]["holm"] == entry["p"]  # the only shifted set
+        assert differences["squad"]["f1"]["holm"] == pytest.approx(min(1, 3 * differences["squad"]["f1"]["p"]))
 
 
 def test_a_primary_comparison_may_be_that_of_the_last_weights_of_runs_with_an_average(tmp_path):
