@@ -22,7 +22,7 @@ from swep_ds.errors import EXIT_STOPPED
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.signals import REPEAT_SECONDS
-from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell
+from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell, last_attempt
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 60  # from SIGTERM to SIGKILL; a second signal shortens it
@@ -64,7 +64,8 @@ class Job:
 
     def _write(self, line: str) -> None:
         with suppress(OSError):  # a full disk ends no queue
-            self.log.write(f"{line}\n".encode(errors="backslashreplace"))
+            # the output before it may end in the middle of a line
+            self.log.write(f"\n{line}\n".encode(errors="backslashreplace"))
 
 
 def run_queue(
@@ -154,8 +155,7 @@ def _note(times: list[float], now: float) -> None:
 def _report_failure(console: Console, cell: Cell, code: int) -> None:
     outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
     console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
-    lines = cell.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    console.print("\n".join([f"the end of {cell.log}:", *lines[-LAST_LINES:]]))
+    console.print("\n".join([f"the end of {cell.log}:", *last_attempt(cell.folder)[-LAST_LINES:]]))
 
 
 def _end(running: Sequence[Job], requests: Sequence[float]) -> None:

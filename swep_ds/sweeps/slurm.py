@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from swep_ds.errors import InputError
@@ -20,7 +21,7 @@ def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
         sbatch_options: other options of sbatch, which may give `--time` and `--signal` as well.
     """
     seconds = LEAD_SECONDS
-    if signals := _values(sbatch_options, "--signal="):
+    if signals := _values(sbatch_options, "--signal"):
         # `B:` would signal the batch script alone
         match = re.fullmatch(r"(?:R:)?(?:(?:SIG)?(?:USR1|TERM|INT)|10|15|2)(?:@([0-9]{1,5}))?", signals[-1], re.I)
         if not match:
@@ -29,7 +30,7 @@ def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
                 f"USR1@{LEAD_SECONDS} does"
             )
         seconds = int(match[1] or 60)
-    time = (_values(sbatch_options, "--time=", "-t") or [time])[-1]
+    time = (_values(sbatch_options, "--time", "-t") or [time])[-1]
     limit = None if time is None else _minutes(time)
     if limit is None:
         return
@@ -40,13 +41,16 @@ def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
         )
 
 
-def _values(options: Sequence[str], *prefixes: str) -> list[str]:
-    return [
-        option.removeprefix(prefix).lstrip("= ")
-        for prefix in prefixes
-        for option in options
-        if option.startswith(prefix)
-    ]
+def _values(options: Sequence[str], *names: str) -> list[str]:
+    """What is given for an option of any of the names, as `--time=1`, `-t1`, or `-t` and `1`."""
+    values = []
+    for option, following in zip_longest(options, options[1:], fillvalue=""):
+        for name in names:
+            if option == name:
+                values.append(following)
+            elif option.startswith(f"{name}=" if name.startswith("--") else name):
+                values.append(option.removeprefix(name).lstrip("= "))
+    return values
 
 
 def _minutes(text: str) -> int | None:

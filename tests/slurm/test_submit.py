@@ -129,6 +129,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
             ["train", *CPU, "--", *RUN, "--resume", "runs/x/checkpoints/update-1"],
             "every start of the job would repeat it",
         ),
+        (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; did you mean"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
         (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),
@@ -182,9 +183,9 @@ def test_a_time_limit_leaves_time_before_the_signal(time):
     )
     with pytest.raises(InputError, match=rf"^--time {time}: {said}"):
         slurm.check_time(time, [])
-    for option in (f"--time={time}", f"-t{time}"):  # the option of sbatch counts
+    for options in ([f"--time={time}"], [f"-t{time}"], ["-t", time], ["--time", time]):  # sbatch's option counts
         with pytest.raises(InputError, match=rf"^--time {time}: {said}"):
-            slurm.check_time("12:00:00", [option])
+            slurm.check_time("12:00:00", options)
 
 
 def test_the_time_of_another_signal_counts():
@@ -196,6 +197,8 @@ def test_the_time_of_another_signal_counts():
     for name in ("@x", "B:USR1@600", "HUP@600", "USR2"):  # to the batch script alone, or one that ends a rank
         with pytest.raises(InputError, match=f"--signal={name}: no rank would save at it: give USR1, TERM or INT"):
             slurm.check_time(None, [f"--signal={name}"])
+    with pytest.raises(InputError, match="--signal=B:KILL@5: no rank would save at it"):
+        slurm.check_time(None, ["--signal", "B:KILL@5"])
     for name in ("USR1", "SIGTERM@90", "10@300"):
         slurm.check_time("60", [f"--signal={name}"])
 
