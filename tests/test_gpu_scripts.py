@@ -100,7 +100,10 @@ def test_a_signal_ends_the_step_and_keeps_the_figures(tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
-    assert (tmp_path / "out" / "rehearsal" / "archive.tar.xz").is_file()
+    out = tmp_path / "out" / "rehearsal"
+    assert (out / "archive.tar.xz").is_file()
+    assert not (out / "slow.done").exists()
+    assert "stopped: resumes at the next start" in (out / "steps.txt").read_text()
 
 
 def test_some_steps_alone(tmp_path):

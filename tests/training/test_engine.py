@@ -31,17 +31,18 @@ from swep_ds.recipe import Recipe
 from tests.support import rivals_reference
 from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
-from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare
+from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare, squad
 
 pytestmark = pytest.mark.slow
 
-UPDATES, GLOBAL_BATCH = 10, 8
+UPDATES, GLOBAL_BATCH = 6, 8
+QUESTIONS = 18  # 21 windows: each epoch ends with an update of 5
 STAGES, EXECUTIONS, WORLD_SIZES = (0, 1, 2, 3), ("split", "joint"), (1, 2)
 MLE = {
     "method.name": "mle",
     "train.max_grad_norm": 0.5,  # below every gradient norm of this run: clips each time
     "train.weight_decay": 0.1,
-    "train.warmup_fraction": 0.2,
+    "train.warmup_fraction": 1 / 3,
 }
 # (ZeRO stage, world size) -> the mean of the weights that an MLE run exports; its last ones are in unaveraged/
 AVERAGES = {
@@ -87,6 +88,7 @@ def stages(variant: str, world_size: int) -> tuple[int, ...]:
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("engine")
     prepare(path)
+    (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
     shutil.copytree(path / "model", path / "dropout")
     config = json.loads((path / "model" / "config.json").read_text())
     config |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
@@ -100,6 +102,7 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
 
     def add(name: str, config: Path, accumulation: int = 1, **settings) -> None:
         settings |= {
+            "train.max_updates": UPDATES,
             "train.micro_batch_size": GLOBAL_BATCH // world_size // accumulation,
             "train.gradient_accumulation_steps": accumulation,
         }
@@ -179,7 +182,7 @@ def assert_same_run(run: Path, expected: Path, tolerance: float = 1e-5) -> None:
 
 
 def assert_same_weights(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Equal to 3e-5, where the learning rates add up to 5.5e-3."""
+    """Equal to 3e-5, where the learning rates add up to 3.5e-3."""
     assert weights.keys() == expected.keys()
     for name in weights:
         if not name.endswith(WITHOUT_GRADIENT):
@@ -197,9 +200,9 @@ def test_the_runs_are_worth_comparing(reference, finished, folder):
     assert abs(last - first) > 0.1  # a wrong update would show
     before, after = exported(folder), exported(reference)
     moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
-    assert min(moved[name] for name in moved if not name.endswith(WITHOUT_GRADIENT)) > 3e-3  # the tolerance: 3e-5
+    assert min(moved[name] for name in moved if not name.endswith(WITHOUT_GRADIENT)) > 2e-3  # the tolerance: 3e-5
     train = json.loads((reference / "results.json").read_text())["train"]
-    assert train["examples"] == 42
+    assert train["examples"] == QUESTIONS
     assert train["features"] % GLOBAL_BATCH  # an update with an unequal batch ...
     assert train["features"] < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
     norms = [line["grad_norm"] for line in metrics(finished["zero2-joint", 1])]
@@ -355,7 +358,7 @@ def test_bf16_is_close_to_fp32(finished, reference, stage):
 def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished, stage):
     mine, whole = (metrics(finished[name, 1]) for name in (f"controlled-zero{stage}-bf16", "zero0-controlled"))
     for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):
-        np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.01)
+        np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.02)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -392,7 +395,7 @@ def plain_fine_tuning(folder) -> tuple[list[float], list[dict[str, torch.Tensor]
     windows = batches.features
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=UPDATES)
+    schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=UPDATES // 3, num_training_steps=UPDATES)
     seen, weights = [], []
     for update in range(UPDATES):
         rows = windows[batches.windows(update).tolist()]
@@ -433,7 +436,7 @@ def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weig
     assert "\n- Weights: their " in (run / "model" / "README.md").read_text()
     assert "\n- Weights: their " not in (run / "unaveraged" / "model" / "README.md").read_text()
     distances = {name: float((value - weights[-1][name]).abs().max()) for name, value in mean.items()}
-    assert min(d for name, d in distances.items() if not name.endswith(WITHOUT_GRADIENT)) > 3e-4  # the tolerance: 3e-5
+    assert min(d for name, d in distances.items() if not name.endswith(WITHOUT_GRADIENT)) > 2e-4  # the tolerance: 3e-5
 
 
 def test_without_its_average_a_run_is_one_without(finished):
