@@ -107,8 +107,9 @@ class Robust(nn.Module):
 
         Returns:
             In training a `RobustOutput`. The loss is the mean over the call's windows, or after `begin_update` the
-            call's part of the mean over the update's windows. As in Hugging Face's heads windows with a position
-            outside of the batch's width do not count. In evaluation what the model returns.
+            call's part of the mean over the update's windows. A window does not count if either position is outside
+            of the batch's width; Hugging Face's heads leave out that position alone, and take a negative one for 0. In
+            evaluation what the model returns.
 
         Raises:
             InputError: in training, an input is unknown or missing, the model computes something else from

@@ -3,7 +3,7 @@
     swep-ds plan --recipe bert_base_squad 8x80     # on 8 GPUs of 80 GiB each
     swep-ds plan --set train.micro_batch_size=16   # on this machine's devices
 
-Without --ds_config all shipped ones are compared.
+Without --ds_config all shipped ones are compared but the one that offloads to disk.
 Exit codes: 0 done; 2 bad input or configuration (one line says what and how to fix it).
 """
 

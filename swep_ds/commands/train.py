@@ -33,7 +33,8 @@ def parser() -> argparse.ArgumentParser:
         const="",
         metavar="NxGIB",
         help="train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such "
-        "as 8x80 (default: this machine's devices); without --ds_config all shipped ones are compared",
+        "as 8x80 (default: this machine's devices); without --ds_config all shipped ones are compared but "
+        "the one that offloads to disk",
     )
     instead.add_argument(
         "--preflight",
