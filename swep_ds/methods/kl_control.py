@@ -5,7 +5,7 @@
     m     <- m + (KL - m) / SMOOTHING
     theta <- theta + ASCENT * min(m / target - 1, 1)                        dual ascent, unless it waits
     beta   = exp(theta + DAMPING * clamp(error, +-REACH))                   error = log(m / target)
-    r     <- r + (min(KL, 4 target) - r) / RECENT
+    r     <- r + (min(KL, 4 max(r, target)) - r) / RECENT         r = KL at first if the KL is above its target
     waits  : |error| > log 2 and error * (error + PACE * log(m / r)) < 0
 
 Dual ascent alone oscillates around the target. The noise generator responds slowly: in an update Adam moves a weight by
@@ -39,7 +39,7 @@ REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would
 ASCENT = 0.1
 FAR = math.log(2.0)  # nearer, DAMPING and the ascent are gentle enough
 RECENT = 16  # updates of the mean that tells where the KL comes from
-BURST = 4.0  # targets; in that mean a KL counts as no more, or what follows a burst would look like a fall for long
+BURST = 4.0  # a KL counts as at most so many times r or the target, or what follows a burst would look like a fall
 PACE = 12.0
 RANGE = math.log(1e6)  # how far theta may go from its start, where a target is never reached
 STATE = ("theta", "mean", "recent")
@@ -58,7 +58,7 @@ class KLController:
         self.target, self.start = target, math.log(beta)
         self.theta = torch.tensor(self.start, dtype=torch.double)
         self.mean = torch.tensor(target, dtype=torch.double)
-        # starts as if the noise were at its prior: a KL then counts as on its way while the learning rate warms up
+        # 0 as at the prior: a KL that rises from there counts as on its way while the learning rate warms up
         self.recent = torch.zeros((), dtype=torch.double)
 
     @property
@@ -71,7 +71,9 @@ class KLController:
         counts as the mean so far."""
         kl = torch.where(kl.isfinite(), kl.double(), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING
-        self.recent = self.recent + (kl.clamp(max=BURST * self.target) - self.recent) / RECENT
+        begins_above = (self.recent == 0) & (kl > self.target)
+        before = torch.where(begins_above, kl, self.recent)
+        self.recent = before + (torch.minimum(kl, BURST * before.clamp(min=self.target)) - before) / RECENT
         error, trend = self._error(), (self.mean / self.recent).log()
         waits = (error.abs() > FAR) & (error * (error + PACE * trend) < 0) & (self.recent > 0)
         ascent = ASCENT * (self.mean / self.target - 1).clamp(max=1)

@@ -9,14 +9,15 @@ import torch
 from swep_ds.methods.kl_control import KLController
 
 
-def test_it_is_its_equations():
+@pytest.mark.parametrize("first", [5.0, 500.0])
+def test_it_is_its_equations(first):
     control, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 3.0, 200)
-    mean, recent, theta = 20.0, 0.0, math.log(1e-4)
+    mean, recent, theta = 20.0, 500.0 if first > 20 else 0.0, math.log(1e-4)
     assert control.beta.item() == pytest.approx(1e-4)
-    for kl in kls:
+    for kl in (first, *kls):
         control.observe(torch.tensor(kl))
         mean += (kl - mean) / 2
-        recent += (min(kl, 80) - recent) / 16
+        recent += (min(kl, 4 * max(recent, 20)) - recent) / 16
         error, later = math.log(mean / 20), math.log(mean / 20) + 12 * math.log(mean / recent)
         if 10 < mean < 40 or (error > 0) == (later > 0):
             theta += 0.1 * min(mean / 20 - 1, 1)
@@ -55,15 +56,26 @@ def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learnin
     assert np.std(ends) < 0.2
 
 
-@pytest.mark.parametrize(("start", "beta"), [(0.05, 1e-1), (0.05, 1e-3), (0.05, 3e-4), (3.0, 1e-5)])
-def test_a_kl_that_is_far_off_and_slow_does_not_overshoot(start, beta):
+@pytest.mark.parametrize(
+    ("start", "beta", "least"),
+    [
+        (0.05, 1e-1, 10),
+        (0.05, 1e-3, 10),
+        (0.05, 3e-4, 10),
+        (3.0, 1e-5, 10),
+        (50.0, 1e-5, 10),
+        (50.0, 1e-3, 7),
+        (500.0, 1e-3, 5),  # 200 updates away at its pace: the ascent does not wait at first
+    ],
+)
+def test_a_kl_that_is_far_off_and_slow_does_not_overshoot(start, beta, least):
     """It changes by 3 % an update at most, down where beta is above 3e-4 and up where it is below."""
     control, kls = KLController(20.0, beta), [20 * start]
     for _ in range(600):
         control.observe(torch.tensor(kls[-1]))
         kls.append(kls[-1] * math.exp(-0.03 * math.tanh(math.log(control.beta.item() / 3e-4))))
     arrived = next(n for n, kl in enumerate(kls) if (kl > 20) != (start > 1))
-    assert 10 < min(kls[arrived:]) <= max(kls[arrived:]) < 40
+    assert least < min(kls[arrived:]) <= max(kls[arrived:]) < 40
     assert kls[-1] == pytest.approx(20, rel=0.02)
 
 
