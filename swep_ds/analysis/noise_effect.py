@@ -1,7 +1,7 @@
 """What a run's noise was and did to the answer (`swep_ds/methods/noise_effect.py`): statements in words, and a table.
 
 The noise changes while it learns, so only the second half of the run counts. Each change is against noise from the
-prior with the same eps, with a margin of two standard errors over the lines of metrics.jsonl.
+prior with the same eps, with the half-width of a 95 % interval over the lines of metrics.jsonl.
 """
 
 import math
@@ -9,21 +9,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 ANSWERS = {"gold": "gold answer", "guess": "model's own guess"}
 NOISES = ("learned", "shuffled", "prior")
-FEWEST = 4  # lines of metrics.jsonl; with fewer the margin means nothing
+FEWEST = 4  # lines of metrics.jsonl; with fewer the interval is too wide to say anything
 
 
 class Change(NamedTuple):
-    """A mean change of the nll in nats, and two standard errors of it."""
+    """A mean change of the nll in nats, and the half-width of its 95 % interval."""
 
     mean: float
     margin: float
 
     @classmethod
     def of(cls, changes: np.ndarray) -> "Change":
-        return cls(float(changes.mean()), 2 * float(changes.std(ddof=1)) / math.sqrt(len(changes)))
+        t = float(stdtrit(len(changes) - 1, 0.975))
+        return cls(float(changes.mean()), t * float(changes.std(ddof=1)) / math.sqrt(len(changes)))
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ± {self.margin:.3f}"

@@ -5,6 +5,7 @@ line are what a method for robustness should add (Taori et al., NeurIPS 2020). T
 both axes. It is fitted to the base row's runs if there are enough with different F1 in domain, or read from a file.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -69,31 +70,31 @@ def published(name_or_path: str) -> Line:
 def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
     """The line through a row's runs, or None; and a note that says why it is missing, else "".
 
+    Runs of several models may have been tested on different data; the line is that of the largest group with the same.
+
     Args:
         runs: by run the scores of its data sets, the source domain first.
         row: the row's name, for `source` and the note.
     """
-    in_domain = next(iter(runs[0])) if runs else ""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for scores in runs:
-        first, *others = scores
-        for name in others if first == in_domain else ():
-            points.setdefault(name, []).append((scores[first]["f1"], scores[name]["f1"]))
-    fits, over = {}, (0.0, 0.0)
-    for name, pairs in points.items():
-        x, y = np.array(pairs).T
-        if len(x) >= LEAST_RUNS and np.ptp(x) >= LEAST_SPREAD:
-            slope, intercept = np.polyfit(x, y, 1).tolist()
-            fits[name] = Fit(slope=slope, intercept=intercept)
-            over = (x.min().item(), x.max().item())
-    if fits:
-        source = f"least squares over the {len(runs)} runs of {row}"
-        return Line(source=source, in_domain=in_domain, fitted_over=over, shifted=fits), ""
-    note = f"{len(runs)} runs of {row}, but a line takes {LEAST_RUNS}, with F1 over {LEAST_SPREAD:g} points in domain"
-    return (
-        None,
-        f"Points above the line of in-domain F1: n/a ({note}; --line names a published line)." if points else "",
-    )
+    tested = [tuple((name, score["total"]) for name, score in scores.items()) for scores in runs]
+    [(most, count)] = Counter(tested).most_common(1) or [((), 0)]
+    if len(most) < 2:
+        return None, ""
+    (in_domain, _), *shifted = most
+    alike = [scores for scores, sets in zip(runs, tested, strict=True) if sets == most]
+    x = np.array([scores[in_domain]["f1"] for scores in alike])
+    same = "" if count == len(runs) else " on the same data"
+    if count < LEAST_RUNS or np.ptp(x) < LEAST_SPREAD:
+        return None, (
+            f"Points above the line of in-domain F1: n/a ({count} runs of {row}{same}, but a line takes {LEAST_RUNS}, "
+            f"with F1 over {LEAST_SPREAD:g} points in domain; --line names a published line)."
+        )
+    fits = {}
+    for name, _ in shifted:
+        slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in alike], 1).tolist()
+        fits[name] = Fit(slope=slope, intercept=intercept)
+    source = f"least squares over {'the ' if not same else ''}{count} runs of {row}{same}"
+    return Line(source=source, in_domain=in_domain, fitted_over=(x.min().item(), x.max().item()), shifted=fits), ""
 
 
 def add_points(scores: Scores, line: Line) -> Scores:

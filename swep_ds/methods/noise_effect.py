@@ -1,10 +1,11 @@
 """What learned noise does to the answer: the model's nll under it, under the same noise shuffled, under its prior's.
 
-The three share eps, so they differ by mu and sigma alone. Shuffled noise keeps a window's mu and sigma, but gives them
-to other tokens of it. The nll is that of the gold answer, and that of the model's own guess on the clean input: its
-most likely start and its most likely end; for a generated answer its most likely token at each position, after the gold
-tokens before. The noise generator sees h, and h knows the guess: noise that lowers the nll of the guess more than that
-of the gold answer tells the encoder what it believes already.
+The three share eps, so they differ by mu and sigma alone. What an ablation fixes (sigma 1, no eps) is so in all three.
+Shuffled noise keeps a window's mu and sigma, but gives them to other tokens of it. The nll is that of the gold answer,
+and that of the model's own guess on the clean input: its most likely start and its most likely end; for a generated
+answer its most likely token at each position, after the gold tokens before. The noise generator sees h, and h knows the
+guess: noise that lowers the nll of the guess more than that of the gold answer tells the encoder what it believes
+already.
 
 All of it is computed without gradient and dropout, and draws no number from any generator's state.
 
@@ -50,7 +51,7 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     noises = {
         "learned": (learned, mode),
         "shuffled": (shuffle(learned, inputs.batch, inputs.key), mode),
-        "prior": (torch.zeros_like(learned), "additive" if MODES[mode].additive else "learned"),
+        "prior": (torch.zeros_like(learned), mode),
     }
     guess_NK, statistics = clean.logits.argmax(-1), {}
     for name, (parameters, kind) in noises.items():

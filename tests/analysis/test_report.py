@@ -148,16 +148,16 @@ def compared(gold: float, guess: float, shuffled: float, spread: float = 0.0) ->
 
 
 def test_what_the_noise_does_is_said_in_numbers_and_words(run):
-    # ten lines, five up and five down by 0.01: two standard errors are 2 * 0.01 * sqrt(10 / 9) / sqrt(10) = 0.0067
+    # ten lines, five up and five down by 0.01: 2.262 (t, 9 degrees) * 0.01 * sqrt(10 / 9) / sqrt(10) = 0.0075
     lines = compared(gold=-0.02, guess=-0.05, shuffled=-0.03, spread=0.01)
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = " ".join(Page(report.make_report(run).html).texts["noise"].split())
-    assert "gold answer 2.000 -0.020 ± 0.007 -0.030 ± 0.007 model's own guess 2.000 -0.050 ± 0.007" in shown
+    assert "gold answer 2.000 -0.020 ± 0.008 -0.030 ± 0.008 model's own guess 2.000 -0.050 ± 0.008" in shown
     assert "over 10 lines of metrics.jsonl" in shown
     assert (
         "Learned noise lowers the nll of the gold answer by 0.020 nats and lowers the nll of the model's own guess by "
         "0.050 nats, which favours what the model believes already over the gold answer. Shuffled, it changes the nll "
-        "of the model's own guess by -0.030 ± 0.007 nats."
+        "of the model's own guess by -0.030 ± 0.008 nats."
     ) in shown
 
 

@@ -40,6 +40,20 @@ def test_too_few_runs_or_too_much_alike_have_no_line(x):
     assert fitted([], "MLE") == fitted([scores(squad=1.0)] * 9, "MLE") == (None, "")
 
 
+def test_a_line_is_that_of_runs_on_the_same_data():
+    """Models may have been tested on other data of the same name, or on other sets."""
+    runs = [scores(squad=x, nyt=x - 10) for x in np.linspace(50, 70, 9)]
+    others = [scores(squad=x, nyt=x - 30) for x in np.linspace(30, 90, 7)]
+    for run in others:
+        run["squad"]["total"] = 8
+    more = [scores(squad=x, nyt=1.0, amazon=1.0) for x in (10.0, 95.0)]
+    line, _ = fitted([*others, *runs, *more], "MLE")
+    assert (line.shifted["nyt"].slope, line.shifted["nyt"].intercept) == pytest.approx((1, -10))
+    assert (line.fitted_over, set(line.shifted)) == ((50, 70), {"nyt"})
+    assert line.source == "least squares over 9 runs of MLE on the same data"
+    assert "n/a (7 runs of MLE on the same data, but a line takes 8" in fitted([*others, *more], "MLE")[1]
+
+
 def test_the_published_line_is_found_by_any_name_of_a_data_set():
     line = published("squadshifts")
     run = scores(squad=90.0, wiki=80.0, New_York_Times=80.0, bioasq=50.0, **{"amazon_reviews_v1.0": 60.0})

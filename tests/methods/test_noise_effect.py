@@ -46,7 +46,7 @@ def order(draw: int, sample_ids, lengths) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("noise", ["learned", "additive", "fixed_sigma"])
+@pytest.mark.parametrize("noise", ["learned", "additive", "fixed_sigma", "no_eps"])
 @pytest.mark.parametrize("architecture", ["bert", "electra", "t5"])
 def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     alpha = 0.3
@@ -76,13 +76,13 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     mu, log_variance = mean + mu, np.log(alpha) + log_variance
     if noise == "fixed_sigma":
         log_variance = torch.zeros_like(mu)
-    eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2]))
+    eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2])) * (noise != "no_eps")
     moved = order(UPDATE, batch.sample_id.numpy(), (12, 7, 9))
     rows = np.arange(3)[:, None]
     drawn = {
         "learned": mu + (log_variance / 2).exp() * eps,
         "shuffled": mu[rows, moved] + (log_variance / 2).exp()[rows, moved] * eps,
-        "prior": mean + alpha**0.5 * eps,
+        "prior": mean + (1.0 if noise == "fixed_sigma" else alpha**0.5) * eps,
     }
     for name, z in drawn.items():
         noisy, _ = logits_and_h((e + z if noise == "additive" else e * z) * mask[:, :, None])
