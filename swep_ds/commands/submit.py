@@ -62,6 +62,8 @@ def training(options: list[str]) -> tuple[list[str], list[str], Path]:
         raise InputError(f"--resume {arguments.resume}: every start of the job would repeat it: leave it out")
     if arguments.ranks is not None:
         raise InputError("--ranks: srun starts the ranks: leave it out")
+    if arguments.plan is not None:
+        raise InputError("--plan: trains nothing: run it without submit")
     from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
 
     recipe = Recipe.load(arguments.recipe, arguments.set)

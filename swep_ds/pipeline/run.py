@@ -36,6 +36,7 @@ from swep_ds.evaluation.results import (
 from swep_ds.files import read_lines, write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, GlobalBatch, RunFolder, check_alike
+from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
@@ -106,7 +107,9 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     first = recipe.first_stage()
     with RunFolder(folder.path / PRETRAIN) as first_folder:
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
-        if not ranks.from_rank0(first_folder.results.is_file):
+        if ranks.from_rank0(first_folder.results.is_file):
+            ranks.from_rank0(lambda: check_first_stage(first, first_folder))
+        else:
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
             tests = {test.name: test.examples for test in second.tests}
@@ -127,6 +130,17 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     ranks.progress("second stage")
     say(f"second stage, from {first_folder.model}:")
     return first_folder.model
+
+
+def check_first_stage(first: Recipe, folder: RunFolder) -> None:
+    """Raises InputError if a file that the finished first stage has read holds something else now."""
+    before = read_results(folder.results).inputs
+    for name, checksum in input_checksums(first).items():
+        if before.get(name, checksum) != checksum:
+            field, source = ("pretrain.train", first.data.train) if name == "data.train" else (name, first.model.name)
+            raise InputError(
+                f"{field} {source}: has changed since {folder.path} read it: restore it, or name another --output_dir"
+            )
 
 
 def _run_stage(

@@ -72,6 +72,7 @@ class Ingredient:
         """What all ingredients must share: file, and values by field."""
         recipe = self.recipe
         yield self.run / RECIPE, {"task": recipe.task, "model.name": recipe.model.name}
+        yield RunFolder(self.run).results, {"inputs.model.name, its checksum": self.results.inputs.get("model.name")}
         config = flatten(load_config(str(self.model), f"{self.run}: its model").to_dict())
         yield self.model / "config.json", {name: v for name, v in config.items() if name not in NOT_COMPUTED}
         yield self.model / TOKENIZER, {"CRC-32": zlib.crc32(read_bytes(self.model / TOKENIZER))}

@@ -100,7 +100,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         InputError: the model does not exist, every ds_config contradicts the recipe, one offloads to disk, or the
             updates are too few for `train.average_last`.
     """
-    configs = [ds_config] if ds_config else list(ORDER)
+    # in bf16 DeepSpeed's ZeRO-0 steps one weight tensor after the other: `build_engine` advises against it
+    order = (*ORDER[1:], ORDER[0]) if recipe.train.precision == "bf16" else ORDER
+    configs = [ds_config] if ds_config else list(order)
     say = Console(width=WIDTH).print
     fitting = configs  # both stages run under one command
     if recipe.pretrain:

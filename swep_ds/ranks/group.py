@@ -53,10 +53,15 @@ def process_group() -> Iterator[None]:
     (`swep_ds.ranks.heartbeat`).
 
     Raises:
-        InputError: the launcher's variables make no sense, a node has fewer devices than ranks, or the ranks cannot
-            reach each other.
+        InputError: the process has a process group already, the launcher's variables make no sense, a node has fewer
+            devices than ranks, or the ranks cannot reach each other.
         RunExit: from the block, which must raise it on all ranks alike (`on_all_ranks`).
     """
+    if dist.is_initialized():
+        raise InputError(
+            "torch.distributed: this process has a process group already, which a run would destroy at its end: "
+            "destroy it before, or start the run in a process of its own"
+        )
     with _named_rank() as launch, quiet(), _restored():
         _join(launch)
         try:

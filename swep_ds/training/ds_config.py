@@ -179,11 +179,19 @@ def _clipping_faults(config: dict[str, Any], train: TrainSection) -> list[str]:
 
 
 def _silent_faults(config: dict[str, Any]) -> list[str]:
-    """Settings that DeepSpeed 0.19 would silently ignore, and one with which it saves wrong weights."""
+    """Settings that DeepSpeed 0.19 would silently ignore, or with which it computes or saves something wrong."""
     zero, stage, faults = config.get("zero_optimization", {}), zero_stage(config), []
     if zero.get("round_robin_gradients"):
         # at stages 1 and 2 it takes a parameter's float32 weights and optimizer state from another parameter's place
         faults.append("zero_optimization.round_robin_gradients: DeepSpeed then saves wrong weights: remove it")
+    if zero.get("load_from_fp32_weights") is False:
+        faults.append(
+            "zero_optimization.load_from_fp32_weights: a run would resume from weights rounded to half precision: "
+            "remove it"
+        )
+    if stage == 3 and config.get("gradient_predivide_factor", 1) != 1:
+        # with as many ranks, stage 3 divides by the factor and does not multiply by it again
+        faults.append("gradient_predivide_factor: ZeRO-3 then computes gradients that are too small: remove it")
     for name, least in OFFLOADS.items():
         block = zero.get(name)
         if not block or block.get("device") == "none":
@@ -197,6 +205,12 @@ def _silent_faults(config: dict[str, Any]) -> list[str]:
             )
         elif block["device"] == "nvme" and not block.get("nvme_path"):
             faults.append(f"zero_optimization.{name} is to disk and has no nvme_path: name a folder")
+        elif block.get("ratio", 1) != 1:
+            # its second optimizer has no learning rate schedule, and no checkpoint holds its state
+            faults.append(
+                f"zero_optimization.{name}.ratio: DeepSpeed then trains a part of the weights at a constant learning "
+                "rate, and saves none of its state: remove it"
+            )
     return faults
 
 

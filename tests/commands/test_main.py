@@ -53,6 +53,7 @@ def test_a_command_is_called_by_its_full_name(swep_ds, name):
         (["recipes", "quikstart"], "error: NAME quikstart: no such recipe or sweep; did you mean 'quickstart'?\n"),
         (["recipes", "--fields", "--schema"], "not allowed with argument"),
         (["train", "--plan", "--preflight"], "not allowed with argument"),
+        (["train", "--plan", "--ranks", "2"], "error: --ranks: --plan takes the number of devices as its value, su"),
         (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "leave out --text and --text_file\n"),
         (["answer", "m", "--questions", "q"], "--questions: give --output, a new file for the answers, beside it\n"),
     ],

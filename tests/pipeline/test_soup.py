@@ -152,6 +152,12 @@ def other_start(run: Path) -> None:
     recipe.write_text(recipe.read_text().replace("name: /", "name: /other/"))
 
 
+def other_bytes(run: Path) -> None:
+    results = run / "results.json"
+    inputs = json.loads(results.read_text()).get("inputs", {})
+    change_json(results, inputs=inputs | {"model.name": "0" * 32})
+
+
 def other_tokenizer(run: Path) -> None:
     tiny.byte_bpe().save_pretrained(run / "model")
 
@@ -168,6 +174,7 @@ def other_windows(run: Path) -> None:
         (other_dtype, "model", f"{WEIGHT} 'F32 ["),
         (other_name, "model", f"{WEIGHT}"),
         (other_start, "recipe.yaml", "model.name '/"),
+        (other_bytes, "results.json", "inputs.model.name, its checksum "),
         (other_tokenizer, "model/tokenizer.json", "CRC-32 "),
         (other_windows, "model/reading.json", "data.doc_stride 32 there, 8 here"),
         (lambda run: change_json(run / CONFIG, hidden_act="relu"), CONFIG, "hidden_act 'gelu' there, 'relu' here"),

@@ -80,6 +80,12 @@ def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder)
     assert "none fits: lower train.max_tokens" in printed(capsys, folder, gpus(1, 0.01), "train.max_tokens=200")
 
 
+def test_in_bf16_zero_1_comes_before_zero_0(capsys, folder):
+    """The engine of such a run says: take zero1."""
+    text = printed(capsys, folder, gpus(1, 1000), "train.precision=bf16")
+    assert "take zero1, the simplest that fits" in text
+
+
 def test_data_out_of_reach_is_said(capsys, folder):
     text = printed(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
     assert re.search(r"updates and tokens: not known, because .*nowhere", text)

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from swep_ds.errors import InputError
+from swep_ds.ranks.group import process_group
 from tests.support.fork_server import HANGS, run_script
 from tests.support.ports import free_port
 
@@ -25,7 +27,6 @@ class OneGpu:
 
 def become(case: str, rank: int) -> None:
     """A rank of three, until it ends."""
-    from swep_ds.errors import InputError
     from swep_ds.ranks import group
 
     if case == "few devices" and rank:  # their node has lost some; rank 0 is on another
@@ -76,6 +77,16 @@ def ended(tmp_path_factory) -> dict[str, tuple[list[int], list[str]]]:
 
 
 pytestmark = pytest.mark.slow
+
+
+def test_a_process_group_of_the_caller_is_refused_and_stays():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(InputError, match="has a process group already"), process_group():
+            pytest.fail("joined it")
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_rank_without_a_device_is_reported_by_all(ended):

@@ -130,6 +130,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
             "every start of the job would repeat it",
         ),
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
+        (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; did you mean"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
         (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),

@@ -156,6 +156,9 @@ ADAFACTOR = {"optimizer": "adafactor"}
         # the float32 weights would be another parameter's; tests/support/gradient_matrix.py shows it if this is allowed
         (zero(stage=1, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
         (zero(stage=2, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
+        (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from weights rounded to"),
+        (zero(stage=3, reduce_scatter=False) | {"gradient_predivide_factor": 2.0}, {}, "gradients that are too small"),
+        (zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}), {}, "offload_optimizer.ratio: DeepSpeed then"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -182,6 +185,8 @@ def test_what_is_accepted_beside_that(tmp_path):
     assert resolve(write(tmp_path, zero(stage=1)), precision="fp16", on_cpu=False)["fp16"]["enabled"] is True
     assert "optimizer" not in resolve(write(tmp_path, {}), **ADAFACTOR)
     assert resolve(write(tmp_path, zero(stage=2, round_robin_gradients=False)), compile=True)
+    assert resolve(write(tmp_path, zero(stage=2) | {"gradient_predivide_factor": 2.0}))
+    assert resolve(write(tmp_path, zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 1.0})))
 
 
 @pytest.mark.parametrize(
