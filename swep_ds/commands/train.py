@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_launch_options, launch, names_of
+from swep_ds.errors import InputError
 from swep_ds.files import DS_CONFIG, path_of
 from swep_ds.ranks.launch import is_first_on_node
 
@@ -80,7 +81,10 @@ def report(folder: Path):
 
 
 def train() -> None:
-    start(parser().parse_args())
+    arguments = parser().parse_args()
+    if arguments.plan is not None and arguments.ranks is not None:
+        raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
+    start(arguments)
 
 
 def start(arguments: argparse.Namespace) -> None:
