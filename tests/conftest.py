@@ -14,9 +14,10 @@ settings.load_profile("tests")
 
 _datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
-# of the job that starts the tests, if any
-LAUNCHERS = ("SLURM", "SBATCH_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "SWEP_DS_")
-for _name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+# of the job or the shell that starts the tests, if any
+INHERITED = ("SLURM", "SBATCH_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "SWEP_")
+INHERITED += ("TRITON_INTERPRET",)
+for _name in [name for name in os.environ if name.startswith(INHERITED)]:
     del os.environ[_name]
 # before anything imports deepspeed or datasets; the runs that tests start inherit them
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": _datasets_cache}

@@ -27,12 +27,12 @@ def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **s
 
 
 def split(
-    module: Objective, batch: Batch, update: int = UPDATE, *, measure: bool = False
+    module: Objective, batch: Batch, update: int = UPDATE, *, progress: float = 0.0, measure: bool = False
 ) -> Iterator[tuple[torch.Tensor, PassState, dict[str, torch.Tensor]]]:
     """The micro-steps of `split` execution one after the other; the caller goes backward between two."""
     carried = PassState()
     for part in module.parts("split"):
-        loss, carried, statistics = module(batch, MicroStep(update, 0.0, part, carried, measure))
+        loss, carried, statistics = module(batch, MicroStep(update, progress, part, carried, measure))
         yield loss, carried, statistics
 
 

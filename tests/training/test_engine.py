@@ -42,6 +42,7 @@ MLE = {
     "method.name": "mle",
     "train.max_grad_norm": 0.5,  # below every gradient norm of this run: clips each time
     "train.weight_decay": 0.1,
+    "train.adam_epsilon": 1e-6,
     "train.warmup_fraction": 1 / 3,
 }
 # (ZeRO stage, world size) -> the mean of the weights that an MLE run exports; its last ones are in unaveraged/
@@ -56,11 +57,12 @@ VARIANTS = {
     "without_mle": {"method.mle_weight": 0.0},
     "ablation": {"method.noise": "additive"},
     "shuffled": {"method.noise": "shuffled"},
+    "annealed": {"method.beta_schedule": "linear_to_zero", "seed": 3},
     "controlled": {
         "method.kl_target": 4000,  # below the KL at first
         "method.noise_learning_rate": 5e-3,
-        "method.noise_max_grad_norm": 0.3,
-        "train.max_grad_norm": 0.5,  # each clips its group
+        "method.noise_max_grad_norm": 1.5,  # amid the norms: Adam does not see a gradient that is always scaled alike
+        "train.max_grad_norm": 0.5,
     },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba")},
 }
@@ -126,12 +128,15 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
             several = name == "controlled" and stage == 3  # flat tensors in a group
             config = ds_config(folder, 3, sub_group_size=1000) if several else zero[stage]
             add(f"zero{stage}-{name}", config, **settings)
+    stacked = {"method.name": "prior_aug", "train.execution": "stacked"}
+    add("zero0-stacked", zero[0], **stacked)
     for stage in (0, 2, 3):
         add(f"mle-zero{stage}", zero[stage], **MLE, **AVERAGES[stage, world_size])
     if world_size == 2:
         for name in ACCUMULATED:
             add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
         add("mle-zero3-plain", zero[3], **MLE)
+        add("zero3-stacked-accumulation", zero[3], accumulation=2, **stacked)
     else:
         for stage in (2, 3):
             add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
@@ -220,13 +225,18 @@ def test_every_way_to_carry_a_run_out_agrees(finished, reference, name, world_si
     assert_same_run(finished[name, world_size], reference)
 
 
-def training_batches(folder: Path) -> tuple[PreTrainedTokenizerFast, TrainingBatches]:
+@pytest.mark.parametrize(("name", "world_size"), [("zero0-stacked", 1), ("zero3-stacked-accumulation", 2)])
+def test_stacked_passes_are_the_passes_one_after_the_other(finished, name, world_size):
+    assert_same_run(finished[name, world_size], finished["zero0-prior_aug", 1])
+
+
+def training_batches(folder: Path, seed: int = 0) -> tuple[PreTrainedTokenizerFast, TrainingBatches]:
     """What one rank trains on without accumulation."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     examples, sizes = read_examples(str(folder / "train.json"), training=True), WindowSettings(48, 16, 16)
     windows = build_features(examples, tokenizer, sizes, training=True, cache_dir=folder / "cache").dataset
     sizes = {"micro_batch_size": GLOBAL_BATCH, "accumulation": 1, "rank": 0, "world_size": 1}
-    batches = TrainingBatches(windows, Padding.of(tokenizer), **sizes, epochs=10, max_updates=UPDATES, seed=0)
+    batches = TrainingBatches(windows, Padding.of(tokenizer), **sizes, epochs=10, max_updates=UPDATES, seed=seed)
     return tokenizer, batches
 
 
@@ -245,12 +255,14 @@ def without_an_engine(folder: Path, variant: str) -> list[float]:
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
     limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
-    batches, seen = training_batches(folder)[1], []
+    batches, seen = training_batches(folder, recipe.seed)[1], []
     for update in range(UPDATES):
         batch, total, statistics = batches[update], 0.0, {}
         rival = variant in RIVALS
         steps = (
-            [(by_equation(objective, recipe, batch, update), None, {})] if rival else split(objective, batch, update)
+            [(by_equation(objective, recipe, batch, update), None, {})]
+            if rival
+            else split(objective, batch, update, progress=update / UPDATES)
         )
         for loss, _, measured in steps:
             loss.backward()
@@ -328,15 +340,21 @@ def test_each_group_has_its_norm_and_its_rate(finished):
     for stage in STAGES[1:]:
         for mine, other in zip(metrics(finished[f"zero{stage}-controlled", 2]), whole, strict=True):
             assert mine["noise_grad_norm"] == pytest.approx(other["noise_grad_norm"], rel=1e-4)
-            assert 0.3 < mine["noise_grad_norm"] < mine["grad_norm"]  # clipped; the second is of both groups
+            assert mine["noise_grad_norm"] < mine["grad_norm"]  # of both groups
             for key in ("beta", "kl_per_window"):
                 assert mine[key] == pytest.approx(other[key], rel=1e-4)
+    assert {line["noise_grad_norm"] > 1.5 for line in whole} == {True, False}  # some are clipped
     betas = [line["beta"] for line in whole]
     assert betas[0] == pytest.approx(1e-3)
     assert len(set(betas)) == UPDATES
     shared = metrics(finished["zero2-joint", 1])
     assert all(0 < line["noise_grad_norm"] <= line["grad_norm"] for line in shared)
     assert {line["beta"] for line in shared} == {1e-3}
+
+
+def test_beta_follows_its_schedule(finished):
+    betas = [line["beta"] for line in metrics(finished["zero3-annealed", 2])]
+    assert betas == pytest.approx([1e-3 * (1 - update / UPDATES) for update in range(UPDATES)])
 
 
 def test_loss_is_its_parts(finished):
@@ -376,7 +394,7 @@ def test_bf16_runs_at_stage_0(finished):
     assert np.isfinite(losses(finished["zero0-bf16", 1])).all()
 
 
-def test_dropout_is_on_and_keyed_by_the_seed(finished, reference):
+def test_dropout_is_on_and_repeats(finished, reference):
     assert losses(finished["dropout", 1]) == losses(finished["dropout-again", 1])
     assert not np.allclose(losses(finished["dropout", 1]), losses(reference), rtol=1e-3)
 
@@ -385,18 +403,18 @@ def test_dropout_is_on_and_keyed_by_the_seed(finished, reference):
 
 
 @pytest.fixture(scope="module")
-def plain_fine_tuning(folder) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
-    """Losses, and the weights after each update, under Hugging Face's own loss, padding and schedule, torch's AdamW and
-    clipping.
+def plain_fine_tuning(folder) -> tuple[list[float], list[float], list[dict[str, torch.Tensor]]]:
+    """Losses, learning rates, and the weights after each update, under Hugging Face's own loss, padding and schedule,
+    torch's AdamW and clipping.
 
     Shares with the package the windows and which of them make an update.
     """
     tokenizer, batches = training_batches(folder)
     windows = batches.features
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=UPDATES // 3, num_training_steps=UPDATES)
-    seen, weights = [], []
+    seen, rates, weights = [], [], []
     for update in range(UPDATES):
         rows = windows[batches.windows(update).tolist()]
         inputs = tokenizer.pad({key: rows[key] for key in ("input_ids", "token_type_ids")}, return_tensors="pt")
@@ -404,12 +422,13 @@ def plain_fine_tuning(folder) -> tuple[list[float], list[dict[str, torch.Tensor]
         loss = model(**inputs, start_positions=starts, end_positions=ends).loss
         loss.backward()
         assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5) > 0.5  # clipping is compared, too
+        rates += schedule.get_last_lr()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         seen.append(loss.item())
         weights.append({name: value.clone() for name, value in model.state_dict().items()})
-    return seen, weights
+    return seen, rates, weights
 
 
 def plain_mean(weights: list[dict[str, torch.Tensor]], settings: dict) -> dict[str, torch.Tensor]:
@@ -428,15 +447,16 @@ def plain_mean(weights: list[dict[str, torch.Tensor]], settings: dict) -> dict[s
 def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weights(
     finished, plain_fine_tuning, stage, world_size
 ):
-    run, (expected, weights) = finished[f"mle-zero{stage}", world_size], plain_fine_tuning
+    run, (expected, rates, weights) = finished[f"mle-zero{stage}", world_size], plain_fine_tuning
     np.testing.assert_allclose(losses(run), expected, rtol=1e-5, atol=0)
+    assert [line["learning_rate"] for line in metrics(run)] == pytest.approx(rates)
     assert_same_weights(exported(run / "unaveraged"), weights[-1])
     mean = plain_mean(weights, AVERAGES[stage, world_size])
     assert_same_weights(exported(run), mean)
     assert "\n- Weights: their " in (run / "model" / "README.md").read_text()
     assert "\n- Weights: their " not in (run / "unaveraged" / "model" / "README.md").read_text()
-    distances = {name: float((value - weights[-1][name]).abs().max()) for name, value in mean.items()}
-    assert min(d for name, d in distances.items() if not name.endswith(WITHOUT_GRADIENT)) > 2e-4  # the tolerance: 3e-5
+    # most differ from the last weights by more than the tolerance of 3e-5; with this epsilon Adam moves some little
+    assert np.median([float((value - weights[-1][name]).abs().max()) for name, value in mean.items()]) > 2e-4
 
 
 def test_without_its_average_a_run_is_one_without(finished):

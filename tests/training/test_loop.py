@@ -1,7 +1,8 @@
-"""The loop notices a gradient that is not finite before it saves anything; DeepSpeed would continue."""
+"""What the loop does beside an update: keys dropout, measures the noise, notices a gradient that is not finite."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.engine import build_engine
-from swep_ds.training.loop import train
+from swep_ds.training.loop import seed_dropout, train
 from swep_ds.training.tracking import Tracker
 from tests.support import tiny_run
 
@@ -47,15 +48,46 @@ def overflowing(engine) -> Iterator[None]:
     hook.remove()
 
 
+@contextmanager
+def prepared(recipe: Recipe, folder: Path, stage: int) -> Iterator[tuple]:
+    """(job, engine), in a process group."""
+    with process_group():
+        job = prepare(recipe, str(tiny_run.ds_config(folder, stage)))
+        engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+        yield job, engine
+        engine.destroy()
+
+
+def test_dropout_differs_by_seed_update_and_rank_and_repeats(monkeypatch):
+    drawn = []
+    for _ in range(2):
+        for rank in (0, 1):
+            monkeypatch.setattr("swep_ds.ranks.rank", lambda rank=rank: rank)
+            for seed in (0, 1):
+                for update in (0, 1):
+                    seed_dropout(seed, update)
+                    drawn.append(torch.rand(4))
+    assert len({tuple(numbers.tolist()) for numbers in drawn}) == 8
+    assert torch.equal(torch.stack(drawn[:8]), torch.stack(drawn[8:]))
+
+
+def test_what_the_noise_does_is_measured_at_every_20th_update_from_the_first_on(tmp_path):
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.max_updates=41", "train.micro_batch_size=2"])
+    before = TrainState()
+    with prepared(recipe, tmp_path, 0) as (job, engine), Tracker(recipe, tmp_path, 41, before, active=True) as tracker:
+        train(engine, job.batches, recipe.train, Saves(), tracker, before, None, None)
+    lines = tiny_run.metrics(tmp_path)
+    assert len(lines) == 41
+    assert [line["update"] for line in lines if "gold_nll_learned" in line] == [1, 21, 41]
+
+
 @pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (2, "bf16"), (2, "fp32"), (3, "bf16")])
 def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after_it(tmp_path, caplog, stage, precision):
     settings = [f"train.precision={precision}", "train.log_every=100", "train.checkpoint_every=2"]
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.max_updates=6", "method.name=mle"])
     saves = Saves()
-    with process_group():
-        job = prepare(recipe, str(tiny_run.ds_config(tmp_path, stage)))
+    with prepared(recipe, tmp_path, stage) as (job, engine):
         assert precision == "fp32" or job.config["bf16"]["check_grad_overflow"] is False
-        engine = build_engine(job.objective, job.config, recipe.train, 6)
         message = f"by update 4 .*, the gradient not finite first in update {FAULTY}"
         with (
             overflowing(engine),
@@ -63,7 +95,6 @@ def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after
             pytest.raises(TrainingDiverged, match=message),
         ):
             train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None, None)
-        engine.destroy()
     assert saves.updates == [2]
     warning = "bf16 at ZeRO-0: DeepSpeed steps one weight tensor after the other"
     assert (warning in caplog.text and "take --ds_config zero1" in caplog.text) == (stage == 0)

@@ -1,0 +1,46 @@
+"""What a recipe's seed decides."""
+
+import pytest
+import torch
+
+from swep_ds.pipeline.prepare import Job, prepare
+from swep_ds.ranks.group import process_group
+from swep_ds.recipe import Recipe
+from tests.support import tiny_run
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> list[Job]:
+    """Of seeds 0, 1 and 1, on half of the questions."""
+    folder = tmp_path_factory.mktemp("seeds")
+    file, config = str(tiny_run.prepare(folder)), str(tiny_run.ds_config(folder, 0))
+    with process_group():
+        return [prepare(Recipe.load(file, [f"seed={seed}", "data.train_fraction=0.5"]), config) for seed in (0, 1, 1)]
+
+
+def order(job: Job) -> list[int]:
+    return [row for update in range(job.batches.updates) for row in job.batches.windows(update).tolist()]
+
+
+def questions(job: Job) -> list[list[int]]:
+    return job.features.dataset["input_ids"][:]
+
+
+def weights(job: Job) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in job.objective.method.parameters()])
+
+
+def test_it_decides_the_noise_the_generators_start_the_order_and_the_questions(jobs):
+    first, other, _ = jobs
+    assert [job.objective.seed for job in jobs] == [0, 1, 1]
+    assert not torch.equal(weights(first), weights(other))
+    assert order(first) != order(other)
+    assert questions(first) != questions(other)
+    assert first.questions == other.questions == 21
+
+
+def test_the_same_seed_decides_the_same(jobs):
+    _, first, other = jobs
+    assert torch.equal(weights(first), weights(other))
+    assert order(first) == order(other)
+    assert questions(first) == questions(other)
