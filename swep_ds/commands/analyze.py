@@ -1,4 +1,4 @@
-"""The paper's analyses of a finished run, as figures and tables in a folder.
+"""The paper's analyses of a run, and one more (mechanism), as figures and tables in a folder.
 
     swep-ds analyze words RUN [RUN ...] [--augmented samples.json]   # words changed, over training
     swep-ds analyze heatmap RUN --data news --questions ID ID        # how far each word moves, and to which
@@ -6,9 +6,11 @@
     swep-ds analyze frequency RUN                                    # by word-frequency rank
     swep-ds analyze mechanism RUN --data held_out news               # what noise learns beside a fixed model
 
-RUN is a run's folder, with its noise generator in noise.safetensors. The noise is keyed by the run's seed and the
-question's id: the same questions give the same figures. `tsne` needs `pip install scikit-learn`.
-Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
+RUN is the folder of a finished run, for `words` also of an unfinished one. Of a run of swep, `heatmap`, `tsne` and
+`frequency` read the noise generator in noise.safetensors. `mechanism` takes a run of prior_aug and trains noise
+generators beside its model. The noise is keyed by the run's seed and the question's id: the same questions give the
+same figures. `tsne` needs `pip install scikit-learn`.
+Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 import argparse
@@ -29,8 +31,9 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         count = {"nargs": "+"} if name == "words" else {}
         sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **count)
+        first = "the first RUN" if name == "words" else "RUN"
         sub.add_argument(
-            "--output", type=path_of("--output"), help="folder to write to (default: analysis/ in the first RUN)"
+            "--output", type=path_of("--output"), help=f"folder to write to (default: analysis/ in {first})"
         )
         if name == "words":
             sub.add_argument(
@@ -56,8 +59,20 @@ def parser() -> argparse.ArgumentParser:
             )
         if name == "mechanism":
             sub.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
-            sub.add_argument("--ratios", nargs="+", type=float, default=[0.1, 1, 10, 100], help="alpha k / beta")
-            sub.add_argument("--factors", nargs="+", type=float, default=[1, 10], help="times train.learning_rate")
+            sub.add_argument(
+                "--ratios",
+                nargs="+",
+                type=float,
+                default=[0.1, 1, 10, 100],
+                help="KL strengths to try, as alpha k / beta with the measured curvature k (default: 0.1 1 10 100)",
+            )
+            sub.add_argument(
+                "--factors",
+                nargs="+",
+                type=float,
+                default=[1, 10],
+                help="learning rates to try, as multiples of train.learning_rate (default: 1 10)",
+            )
             sub.add_argument(
                 "--updates", type=at_least(1), default=400, help="updates of each noise generator (default: 400)"
             )

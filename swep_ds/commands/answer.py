@@ -12,7 +12,7 @@ model has one, else by the softmax.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
 ignored. Each line of --output has id, question, answer ("" = none), probability, confidence, start and end in the
 context, and with --n_best above 1 the list `answers`. If it is stopped, the same command resumes.
-Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
+Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 import json
@@ -35,19 +35,19 @@ def parser() -> Parser:
     options = Parser(description=__doc__)
     options.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
     asked = options.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--question")
+    asked.add_argument("--question", help="one question, about the text of --text or --text_file")
     asked.add_argument("--questions", metavar="SOURCE", help="file of questions with their contexts")
-    options.add_argument("--text")
-    options.add_argument("--text_file", type=path_of("--text_file"))
+    options.add_argument("--text", help="the text that --question is about")
+    options.add_argument("--text_file", type=path_of("--text_file"), help="file with that text")
     options.add_argument("--output", type=path_of("--output"), help="new file for the answers to --questions")
     options.add_argument(
-        "--n_best", type=at_least(1), default=1, help="answers (default: 1; a generative model has one)"
+        "--n_best", type=at_least(1), default=1, help="answers to a question (default: 1; a generative model has one)"
     )
     options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass (default: 32)")
     options.add_argument(
         "--null_threshold",
         type=float,
-        help="decline if the null score exceeds the best answer's by more (default: the model's; without, never)",
+        help="decline a question whose null odds are above it (default: the model's; if it has none, never)",
     )
     options.add_argument(
         "--min_confidence",

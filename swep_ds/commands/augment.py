@@ -8,7 +8,7 @@ SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is 
 answer does not change. With --unprotect_answer its tokens are corrupted like all others, as SSMBA was published, and
 samples that lose it are dropped and counted. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks
 share the questions. Started again after a stop, it resumes.
-Exit codes: 0 done; 2 bad input (one line says what and how to fix it); anything else is a fault.
+Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch

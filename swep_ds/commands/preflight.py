@@ -4,7 +4,7 @@
     srun swep-ds preflight --recipe bert_base_squad --output_dir runs/bert
 
 Compares devices, versions, files and the output folder, and times collectives.
-Exit codes: 0 all ranks see the same; 2 they do not, or bad input (one line says what and how to fix it).
+Exit codes: 0: all ranks see the same. 2: they do not, or bad input (one line says what and how to fix it).
 """
 
 import argparse

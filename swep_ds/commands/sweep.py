@@ -8,8 +8,8 @@ questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each ce
 with its log beside.
 Start the command again to run what is not done yet; --table only makes the table of what is done.
 The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
-Exit codes: 0 done; 1 a run failed or is missing from the table (the others ran); 2 bad input (one line says what and
-how to fix it); 75 stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
+Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
+and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
 
 import argparse

@@ -7,8 +7,8 @@ Rows are methods, columns data sets, blocks models. A block has the means and st
 with the paper's numbers if there are any; calibration; F1 above the line of in-domain F1; and differences to a base
 row, with intervals. With --output all is written as table.md, .csv, .tex and .json, and as figures (PNG, SVG): a curve
 over each axis of numbers, and F1 on shifted sets against F1 in domain if there is a line.
-Exit codes: 0 done; 1 some runs are missing from the table, which names them; 2 bad input (one line says what and how to
-fix it).
+Exit codes: 0: done. 1: some runs are missing from the table, which names them. 2: bad input (one line says what and
+how to fix it).
 """
 
 import sys
@@ -26,7 +26,8 @@ def table() -> None:
     parser.add_argument("--against", metavar="ROW", help="the row that others are compared with (default: MLE)")
     parser.add_argument(
         "--line",
-        help="F1 on shifted data by in-domain F1: squadshifts, or a YAML file (default: fitted to the base row)",
+        help="line that predicts F1 on shifted data from in-domain F1: squadshifts or a YAML file (default: fit one to "
+        "the base row)",
     )
     parser.add_argument("--output", type=path_of("--output"), metavar="DIR", help="write table and figures there")
     arguments = parser.parse_args()

@@ -6,8 +6,8 @@
 
 Works the same under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
 Slurm. With --plan or --preflight, as with `swep-ds plan` and `swep-ds preflight`, it trains nothing.
-Exit codes: 0 done; 2 bad input or configuration (one line says what and how to fix it); 75 stopped on request after a
-checkpoint, and 76 another rank was lost: start again to resume; anything else is a fault.
+Exit codes: 0: done. 2: bad input or configuration (one line says what and how to fix it). 75: stopped on request; run
+the command again to resume. 76: another rank was lost; run the command again to resume. Any other code: the run failed.
 """
 
 import argparse
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     add_run_options(options)
-    options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="default: auto")
+    options.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto: from the newest complete checkpoint in --output_dir, if there is one; never: refuse a folder that "
+        "holds a run; PATH: from the checkpoint in that folder (default: auto)",
+    )
     instead = options.add_mutually_exclusive_group()
     instead.add_argument(
         "--plan",
@@ -34,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         const="",
         metavar="NxGIB",
         help="train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such "
-        "as 8x80 (default: this machine's devices); without --ds_config all shipped ones are compared but "
+        "as 8x80 (default: this machine's devices); without --ds_config it compares all shipped ones except "
         "the one that offloads to disk",
     )
     instead.add_argument(
@@ -49,11 +55,19 @@ def parser() -> argparse.ArgumentParser:
 def add_run_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--ds_config",
-        help=f"DeepSpeed configuration: name of a shipped one, or a file (default to train: {DS_CONFIG})",
+        help=f"DeepSpeed configuration: name of a shipped one, or a file (default for training: {DS_CONFIG})",
     )
-    recipe = options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
+    recipe = options.add_argument(
+        "--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file (default: quickstart)"
+    )
     recipe.completer = names_of("recipes")
-    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
+    options.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="override a field of the recipe; may be repeated",
+    )
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
     )
