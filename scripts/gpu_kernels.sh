@@ -5,11 +5,12 @@
 #     STEP  default: all, in this order
 #           test            the kernel tests that use the GPU
 #           bfloat16        the benchmark at two widths and three sizes: speed beside a copy, memory, the aims
-#           tune            entries for kernels/tiles.py
+#           tune-768, -1024 entries for kernels/tiles.py, by width
 #           host            host time of a call, launches included
 #           noise_ablation  the forward with other ways to draw, from a copy to tl.randn
 #           report          what this machine's Triton compiles
-# Nothing is measured after a kernel that computed a wrong result, or before `test` has run.
+# Each step that measures compares the kernel with float64 first and ends if it is wrong. The others run whatever `test`
+# says, because it also tests what has no influence on the numbers: compilations and memory.
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
 out=${1:-results/kernels}
@@ -26,21 +27,20 @@ if rehearsing; then
 fi
 
 begin "$out"
-if step test 200 "$PYTHON" -m pytest "${right[@]}" || { ! wanted test && is_done test; }; then
-  step bfloat16 240 "$PYTHON" scripts/bench_kernels.py "${sizes[@]}" --output "$out/bfloat16"
+step test 400 "$PYTHON" -m pytest "${right[@]}"
+step bfloat16 240 "$PYTHON" scripts/bench_kernels.py "${sizes[@]}" --output "$out/bfloat16"
+for width in 768 1024; do
   if rehearsing; then
-    skip tune "$needs_gpu"
+    skip tune-$width "$needs_gpu"
   else
-    step tune 420 "$PYTHON" scripts/tune_kernels.py --width 768 1024
+    step tune-$width 240 "$PYTHON" scripts/tune_kernels.py --width $width
   fi
-  step host 60 "$PYTHON" scripts/bench_kernels.py --host "${host[@]}" --output "$out/host"
-  if rehearsing; then
-    skip noise_ablation "$needs_gpu"
-  else
-    step noise_ablation 60 "$PYTHON" scripts/bench_kernels.py --noise_ablation --output "$out/noise_ablation"
-  fi
+done
+step host 60 "$PYTHON" scripts/bench_kernels.py --host "${host[@]}" --output "$out/host"
+if rehearsing; then
+  skip noise_ablation "$needs_gpu"
 else
-  for name in bfloat16 tune host noise_ablation; do skip "$name" "the step test is not done"; done
+  step noise_ablation 60 "$PYTHON" scripts/bench_kernels.py --noise_ablation --output "$out/noise_ablation"
 fi
 step report 120 "$PYTHON" scripts/kernel_report.py "${compiled[@]}"
 finish

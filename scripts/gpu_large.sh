@@ -7,7 +7,8 @@
 #            t5-3b, in this order
 # Steps of each model: MODEL-plan (from its config, before a weight is written), MODEL-weights, MODEL-swep and MODEL-mle
 # (updates behind two that warm up), with the ds_config that --plan takes for SWEP. A model that fits with none is left
-# out. At the end there is a line for each: measured and planned peak memory, tokens per second.
+# out. The plan knows the GPU's memory and takes the CPU's as enough, because the CPU memory that a virtual machine reports
+# may grow with its use. At the end there is a line for each: measured and planned peak memory, tokens per second.
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
 [ $# -ge 1 ] || fail "usage: scripts/gpu_large.sh OUT [MODEL ...]"
@@ -27,7 +28,7 @@ out = pathlib.Path(sys.argv[1])
 for path in sorted(out.glob("*-swep.json")) + sorted(out.glob("*-mle.json")):
     [row] = json.loads(path.read_text())["rows"]
     name, _, method = path.stem.rpartition("-")
-    text = (out / f"{name}-plan-{method}.log").read_text()
+    text = (out / f"{name}-plan-{method}.log").read_text().rpartition("\n== started again")[2]
     unit = 2**30 if "memory per device, GiB" in text else 2**20
     [line] = [line for line in text.splitlines() if line.startswith("│")]
     config, *sizes = line.replace("│", " ").replace(",", "").split()
@@ -39,6 +40,12 @@ PY
 
 begin "$folder"
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
+device=()  # of --plan; without it, this machine's
+if ! rehearsing; then
+  gib=$("$PYTHON" -c 'import torch; print(f"{torch.cuda.get_device_properties(0).total_memory / 2**30:.3f}")') ||
+    fail "the GPU's memory cannot be read"
+  device=("1x$gib")
+fi
 for model in "${models[@]}"; do
   name=$(basename "$model" .json) here=$out/models/$(basename "$model" .json)
   after=("$name-weights" "$name-plan-mle" "$name-swep" "$name-mle")
@@ -47,19 +54,21 @@ for model in "${models[@]}"; do
       "$0" scripts/random_model.py "$1" "$2" --no_weights || exit
       recipe=xl_encoder
       if grep -Eq "\"model_type\": \"(m|um)?t5\"" "$2/config.json"; then recipe=large_t5; fi
-      exec "$0" scripts/train.py --plan --recipe $recipe --set "model.name=$2" --set "data.train=$2/train.json" \
-        --set "data.eval={}" --set train.gradient_accumulation_steps=1' "$PYTHON" "$model" "$here"; then
+      exec "$0" scripts/train.py --plan "${@:3}" --recipe $recipe --set "model.name=$2" \
+        --set "data.train=$2/train.json" --set "data.eval={}" --set train.gradient_accumulation_steps=1' \
+      "$PYTHON" "$model" "$here" "${device[@]}"; then
     for later in "${after[@]}"; do skip "$later" "there is no plan"; done
     continue
   fi
-  command=$(grep '^    swep-ds train ' "$out/$name-plan.log" || true)
+  command=$(grep '^    swep-ds train ' "$out/$name-plan.log" | tail -n 1)
   if [ -z "$command" ]; then
     for later in "${after[@]}"; do skip "$later" "the model fits with no ds_config ($(tail -n 1 "$out/$name-plan.log"))"; done
     continue
   fi
   eval "chosen_options=(${command#* swep-ds train})"
   for method in swep mle; do
-    step "$name-plan-$method" 60 "$PYTHON" scripts/train.py --plan "${chosen_options[@]}" --set method.name=$method
+    step "$name-plan-$method" 60 "$PYTHON" scripts/train.py --plan "${device[@]}" "${chosen_options[@]}" \
+      --set method.name=$method
   done
   if pending "$name-swep" "$name-mle"; then
     [ -f "$here/model.safetensors" ] || [ -f "$here/model.safetensors.index.json" ] || rm -f "$out/$name-weights.done"

@@ -3,13 +3,27 @@
 #   usage: scripts/gpu_prepare.sh OUT [WHEELS]
 #     OUT     folder for the logs
 #     WHEELS  folder of wheels that the machine lacks; they are installed, without a network, into SITE (gpu_steps.sh)
-# Every start runs all steps: install; versions (device, driver, packages, an all-reduce); kernels (each one launched and compared with
-# float64); updates (at each ZeRO stage, all at the same time).
+# Every start runs all steps: install; versions (memory, device, driver, packages); kernels (each one launched and
+# compared with float64); updates (at each ZeRO stage, all at the same time).
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
 [ $# -ge 1 ] || fail "usage: scripts/gpu_prepare.sh OUT [WHEELS]"
 if [ $# -ge 2 ]; then wheels=$(realpath "$2") || exit 2; fi
 
+versions='
+free -g || head -n 3 /proc/meminfo
+"$0" -c "$1"
+exec "$0" scripts/train.py --preflight --ds_config ds_configs/zero2.json --output_dir "$2"
+'
+# packages that --preflight does not name: those below data and models, and those of the tests
+packages='
+from importlib.metadata import PackageNotFoundError, version
+for name in ("numpy", "pyarrow", "fsspec", "typing_extensions", "pydantic", "pytest", "pytest-xdist", "hypothesis"):
+    try:
+        print(name, version(name))
+    except PackageNotFoundError:
+        print(name, "is missing")
+'
 kernels='
 from deepspeed.accelerator import get_accelerator
 import torch
@@ -38,7 +52,7 @@ if [ -n "${wheels:-}" ]; then
   step install 120 "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$SITE" \
     "$wheels"/*.whl
 fi
-step versions 60 "$PYTHON" scripts/train.py --preflight --ds_config ds_configs/zero2.json --output_dir "$out/runs/preflight"
+step versions 120 bash -c "$versions" "$PYTHON" "$packages" "$out/runs/preflight"
 step kernels 120 "$PYTHON" -c "$kernels"
 step updates 120 bash -c 'printf "%s\n" 0 1 2 3 | xargs -P "$(nproc)" -n 1 bash -c "$0" "$1"' "$update" "$PYTHON"
 finish

@@ -9,6 +9,9 @@
 # weights; unpacked in OUT, also on another machine, it lets the sweep resume there if ENCODER and DATA have the same
 # paths. Steps: runs (the table, over all runs, comes last). Environment, beside that of gpu_steps.sh:
 #   JOBS  runs at a time (default: three for four cores)
+# NVIDIA's MPS is started for the runs if it is there: their kernels then share the GPU, and without it they take turns.
+# With MPS a GPU fault of one run ends the others, too; the next start repeats them. If CUDA_MPS_PIPE_DIRECTORY is set,
+# MPS is left as it is.
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
 [ $# -eq 3 ] || fail "usage: scripts/gpu_science.sh ENCODER DATA OUT"
@@ -37,9 +40,36 @@ free_disk() {
     [ ! -f "$results" ] || rm -rf "${results%/*}/checkpoints"
   done
 }
+mps=''  # folder of the daemon that this script has started
+stop_mps() {
+  [ -n "$mps" ] || return 0
+  echo quit -t 5 | timeout 30 nvidia-cuda-mps-control >>"$out/mps/control.txt" 2>&1
+  rm -rf "$mps"
+  mps=''
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+start_mps() {
+  [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || return 0
+  if command -v nvidia-cuda-mps-control >/dev/null && mkdir -p "$out/mps" &&
+    mps=$(mktemp -d /tmp/swep-ds-mps-XXXXXX); then  # a short path: a socket's has at most 107 characters
+    export CUDA_MPS_PIPE_DIRECTORY=$mps CUDA_MPS_LOG_DIRECTORY=$out/mps
+    # a daemon that runs but whose server does not would fail every run
+    if {
+      timeout 30 env -u CUDA_VISIBLE_DEVICES nvidia-cuda-mps-control -d &&
+        timeout 60 "$PYTHON" -c 'import torch; torch.ones(1, device="cuda").item()' &&
+        echo get_server_list | timeout 30 nvidia-cuda-mps-control | grep '^[0-9]'
+    } >>"$out/mps/control.txt" 2>&1 </dev/null; then
+      echo "MPS: $JOBS runs at a time share the GPU's processors"
+      return
+    fi
+    stop_mps
+  fi
+  echo "MPS does not start: $JOBS runs at a time take turns on the GPU"
+}
 while sleep 20; do free_disk; done >/dev/null 2>&1 &
 freeing=$!
-trap 'kill $freeing; free_disk' EXIT
+trap 'kill $freeing; free_disk; stop_mps' EXIT
+if ! rehearsing && pending runs; then start_mps; fi
 step runs 7200 "$PYTHON" scripts/sweep.py "$sweep" --jobs "$JOBS" --runs_per_device "$JOBS" --output_dir "$out/runs" \
   --set "model.name=$encoder" --set "data.train=$data/squad_dev.jsonl.gz" \
   --set "data.eval.new_wiki=$data/new_wiki_v1.0.json.gz" --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" \

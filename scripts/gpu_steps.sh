@@ -1,6 +1,6 @@
 # The steps of scripts/gpu_*.sh, which source this file. Each step has a time limit, a log and a mark.
 #   begin OUT                  makes the folder of the results, and checks that there is a GPU
-#   step NAME SECONDS COMMAND  runs COMMAND unless OUT/NAME.done is there; its output goes to OUT/NAME.log
+#   step NAME SECONDS COMMAND  runs COMMAND unless OUT/NAME.done is there; OUT/NAME.log has its output, of all starts
 #   skip NAME REASON           reports a step that is not run
 #   only STEP ...              before the steps: runs these alone
 #   finish                     prints what became of the steps, packs OUT/archive.tar.xz and exits
@@ -9,7 +9,9 @@
 # Exit codes: 0 all steps are done or skipped; 1 a step failed; 2 bad input; 75 no step failed, but some wait for the
 # next start.
 # Environment:
-#   CALL_SECONDS  how long this start may take: no step runs longer, and none starts after it (default: no limit)
+#   CALL_SECONDS  how long this start may take: no step runs longer (default: no limit). A step waits for the next start
+#                 if less than half of its limit is left, because a killed step begins anew. The first that runs does
+#                 not wait.
 #   SITE          folder of packages that `pip install --target` filled, such as gpu_prepare.sh's (put on PYTHONPATH)
 #   REHEARSE=1    no GPU: the CPU runs each step on tiny models, to see that the commands work, in OUT/rehearsal. A step
 #                 that needs a GPU is skipped. The figures say nothing about a GPU.
@@ -23,7 +25,7 @@ CPU_FACTOR=20     # by which a rehearsal may take longer
 export PYTHONPATH=$ROOT:$SITE${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 declare -A state=() seconds=()
-names=() chosen=() child='' interrupted=''
+names=() chosen=() child='' interrupted='' ran=''
 trap 'interrupted=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' INT TERM HUP
 
 fail() { echo "$(basename "$0"): $*" >&2; exit 2; }
@@ -60,6 +62,10 @@ note() {  # STEP STATE
   state[$1]=$2
 }
 
+enough() {  # LEFT MOST: whether a step with the limit MOST starts when LEFT seconds are left
+  [ "$1" -gt 0 ] && { [ -z "$ran" ] || [ $((2 * $1)) -ge "$2" ]; }
+}
+
 skip() { if wanted "$1"; then note "$1" "skipped: $2"; fi; }
 
 step() {  # NAME SECONDS COMMAND ...: 0 if it is done
@@ -76,12 +82,14 @@ step() {  # NAME SECONDS COMMAND ...: 0 if it is done
     left=$((CALL_SECONDS - SECONDS - AT_THE_END))
     [ "$left" -ge "$limit" ] || limit=$left
   fi
-  if [ -n "$interrupted" ] || [ "$limit" -le 0 ]; then
+  if [ -n "$interrupted" ] || ! enough "$limit" "$most"; then
     note "$name" "waits for the next start"
     return 1
   fi
+  ran=1
   echo "== $name"
-  timeout -k "$GRACE" "$limit" "${@:3}" >"$log" 2>&1 </dev/null &
+  if [ -s "$log" ]; then printf '\n== started again, %s\n' "$(date -u +%FT%TZ)" >>"$log"; fi
+  timeout -k "$GRACE" "$limit" "${@:3}" >>"$log" 2>&1 </dev/null &
   child=$!
   wait "$child" || code=$?
   while kill -0 "$child" 2>/dev/null; do code=0; wait "$child" || code=$?; done  # a signal interrupts `wait`

@@ -9,12 +9,14 @@
 #              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory, the loop
 #              profile-base, profile-large  the kernels that take a SWEP update's time
 #              operations                   what an update of the base model launches at each ZeRO stage, in bf16
-#              compile                      the base model, compiled
 #              fp32, tf32                   the base model in float32, then with its matrix products in TF32
 #              stacked                      the passes of prior_aug one after the other, and as one batch
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
 #              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
-#              undropped, packing           the base model without dropout of attention weights; then also without padding
+#              undropped                    the base model without dropout of attention weights
+#              varlen                       a test: the kernel for packed windows beside attention window by window
+#              packing                      undropped, and without padding
+#              compile                      the base model, compiled
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
 [ $# -ge 3 ] || fail "usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]"
@@ -65,15 +67,14 @@ pending base profile-base operations compile fp32 tf32 stacked undropped packing
 pending large profile-large && shape large "${large[@]}"
 bench base 240 base $updates  # beside the published procedure, which is in fp32
 bench large 240 large $updates --methods mle swep:split swep:joint
-bench profile-base 60 base 10 --profile --methods swep:split
-bench profile-large 60 large 10 --profile --methods swep:split
-bench operations 120 base 10 --operations
-bench compile 300 base $updates --set train.compile=true --methods mle swep:split
-bench fp32 60 base 10 --methods mle swep:split --set train.precision=fp32
+bench profile-base 120 base 10 --profile --methods swep:split
+bench profile-large 120 large 10 --profile --methods swep:split
+bench operations 240 base 10 --operations
+bench fp32 120 base 10 --methods mle swep:split --set train.precision=fp32
 if rehearsing; then
   skip tf32 "it needs a GPU"
 else
-  bench tf32 60 base 10 --methods mle swep:split --set train.precision=tf32
+  bench tf32 120 base 10 --methods mle swep:split --set train.precision=tf32
 fi
 bench stacked 120 base $updates --methods prior_aug:split prior_aug:joint prior_aug:stacked
 train mle 2 "${new_wiki[@]}" --set method.name=mle
@@ -84,8 +85,18 @@ for number in 1 2; do
   train deterministic-$number 2 "${new_wiki[@]}" --set train.deterministic=true --set train.max_updates=100 \
     --set data.max_eval_examples=64
 done
-step deterministic 10 cmp "$out"/runs/deterministic-{1,2}/model/model.safetensors
-bench undropped 60 base $updates --methods mle swep:split --set model.attention_dropout=0
-bench packing 60 base $updates --methods mle swep:split --set model.attention_dropout=0 --set train.packing=true
+if is_done deterministic-1 && is_done deterministic-2; then
+  step deterministic 10 cmp "$out"/runs/deterministic-{1,2}/model/model.safetensors
+else
+  skip deterministic "its two runs are not done"
+fi
+bench undropped 120 base $updates --methods mle swep:split --set model.attention_dropout=0
+if rehearsing; then
+  skip varlen "it needs a GPU"
+else
+  step varlen 120 "$PYTHON" -m pytest tests/models/test_packing.py::test_the_varlen_kernel_equals_windows_one_by_one
+fi
+bench packing 120 base $updates --methods mle swep:split --set model.attention_dropout=0 --set train.packing=true
+bench compile 300 base $updates --set train.compile=true --methods mle swep:split
 scores
 finish

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
+from swep_ds.kernels.tools import bench
 from swep_ds.sweeps.sweep import read_sweep
 from tests import test_readme
+from tests.support import scripts
 from tests.support.fork_server import ROOT, run_script
 from tests.support.stand_in_python import stand_in
 from tests.support.tiny_run import prepare, squad
@@ -77,7 +81,6 @@ def test_a_step_has_a_limit(tmp_path):
 def test_a_call_has_a_limit_and_the_next_one_goes_on(tmp_path):
     body = """
         AT_THE_END=0
-        step quick 60 true
         [ -z "${CALL_SECONDS:-}" ] || SECONDS=998  # two are left
         step slow 60 sleep ${NAP:-0}
         step next 60 true
@@ -86,8 +89,38 @@ def test_a_call_has_a_limit_and_the_next_one_goes_on(tmp_path):
     assert code == 75
     # on a busy machine the two seconds pass before it starts
     assert states.pop("slow") in ("stopped: resumes at the next start", "waits for the next start")
-    assert states == {"quick": "done", "next": "waits for the next start"}
-    assert steps(tmp_path, body)[:2] == (0, dict.fromkeys(["quick", "slow", "next"], "done"))
+    assert states == {"next": "waits for the next start"}
+    assert steps(tmp_path, body)[:2] == (0, dict.fromkeys(["slow", "next"], "done"))
+
+
+@pytest.mark.parametrize(
+    ("left", "most", "ran", "starts"),
+    [
+        (600, 1200, True, True),
+        (599, 1200, True, False),
+        (1, 1200, False, True),  # else a start shorter than half of the limit would never run it
+        (0, 1200, False, False),
+        (-1, 1200, True, False),
+    ],
+)
+def test_a_step_starts_if_half_of_its_limit_is_left(left, most, ran, starts):
+    script = f'. {SCRIPTS}/gpu_steps.sh; ran={"1" * ran}; enough "$1" "$2"'
+    assert (run(["bash", "-c", script, "-", str(left), str(most)]).returncode == 0) == starts
+
+
+def test_a_long_step_waits_and_a_short_one_behind_it_runs(tmp_path):
+    body = "step quick 60 true\nSECONDS=900\nstep long 60 true\nstep short 1 true"
+    code, states, out = steps(tmp_path, body, CALL_SECONDS="1000")
+    assert (code, states) == (75, {"quick": "done", "long": "waits for the next start", "short": "done"})
+    assert not (out / "long.log").exists()
+
+
+def test_a_log_keeps_what_earlier_starts_wrote(tmp_path):
+    for number in (1, 2):
+        _, _, out = steps(tmp_path, f"step a 60 sh -c 'echo {number}; exit 1'")
+    first, again, second = (out / "a.log").read_text().replace("\n\n", "\n").splitlines()
+    assert (first, second) == ("1", "2")
+    assert again.startswith("== started again, ")
 
 
 def test_a_signal_ends_the_step_and_keeps_the_figures(tmp_path):
@@ -179,11 +212,13 @@ def test_the_commands_that_prepare_run_at_every_start(tmp_path):
             ended = run([SCRIPTS / "gpu_prepare.sh", tmp_path / "out", tmp_path], PYTHON=str(python))
             assert ended.returncode == 0, ended.stdout + ended.stderr
     commands.check()
-    first, second = commands.words[:7], commands.words[7:]
+    first, second = commands.words[:8], commands.words[8:]
     assert sorted(first) == sorted(second)
     assert first[0][:3] == ["-m", "pip", "install"]
-    compile(first[2][1], "kernels", "exec")
-    stages = {words[words.index("--ds_config") + 1] for words in first[3:]}
+    compile(first[1][1], "packages", "exec")
+    assert "--preflight" in first[2]
+    compile(first[3][1], "kernels", "exec")
+    stages = {words[words.index("--ds_config") + 1] for words in first[4:]}
     assert stages == {f"ds_configs/zero{stage}.json" for stage in range(4)}
 
 
@@ -198,13 +233,38 @@ def test_the_commands_of_the_kernels(tmp_path):
     assert "skipped: it needs a GPU" in (tmp_path / "out" / "rehearsal" / "steps.txt").read_text()
 
 
-def test_nothing_is_measured_after_a_wrong_kernel(tmp_path):
+def test_a_test_that_fails_stops_no_measurement(tmp_path):
     with stand_in(tmp_path, lambda words: (int(words[0] == "-m"), "")) as python:
         ended = run([SCRIPTS / "gpu_kernels.sh", tmp_path / "out"], PYTHON=str(python))
     assert ended.returncode == 1
     states = dict(line.split()[:4:3] for line in ended.stdout.splitlines() if " s  " in line)
     assert states["test"] == "FAILED:"
-    assert states["bfloat16"] == states["host"] == "skipped:"
+    assert states["bfloat16"] == states["host"] == states["report"] == "done"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench_kernels --dtype bfloat16 --width 768",
+        "bench_kernels --host",
+        "bench_kernels --noise_ablation",
+        "tune_kernels --width 768",
+    ],
+)
+def test_a_wrong_kernel_stops_each_measurement(monkeypatch, command):
+    """`bench.check` raises for a wrong result (tests/kernels/test_bench.py); here: before anything is timed."""
+    pytest.importorskip("triton")
+
+    def wrong(*_):
+        raise RuntimeError("is wrong at d = 768")
+
+    for name, value in (("is_available", True), ("current_device", 0), ("get_device_name", "a GPU")):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(bench, "check", wrong)
+    for name in ("seconds", "measure", "host_times", "noise_ablation"):
+        monkeypatch.setattr(bench, name, lambda *_, **__: pytest.fail("something was timed"))
+    with pytest.raises(RuntimeError, match="is wrong at d = 768"):
+        scripts.run(*command.split())
 
 
 def test_the_commands_of_training(tmp_path, inputs):
@@ -216,7 +276,12 @@ def test_the_commands_of_training(tmp_path, inputs):
     commands.check()
     assert ended.stdout.count(" done") == 17
     skipped = [line.split()[0] for line in ended.stdout.splitlines() if "skipped: it needs a GPU" in line]
-    assert skipped == ["tf32"]
+    assert skipped == ["tf32", "varlen"]
+    order = [Path(words[words.index("--json") + 1]).stem for words in commands.words if "--json" in words]
+    assert (order[0], order[-1]) == ("base", "compile")
+    text = (SCRIPTS / "gpu_training.sh").read_text()
+    [file, test] = re.search(r"tests/\S+::\w+", text)[0].split("::")
+    assert f"\ndef {test}(" in (ROOT / file).read_text()
     measured = {Path(words[words.index("--json") + 1]).stem: words for words in commands.words if "--json" in words}
     assert "--operations" in measured["operations"]
     assert [word for word in measured["stacked"] if word.startswith("prior_aug:")][-1] == "prior_aug:stacked"
@@ -238,6 +303,54 @@ def test_the_commands_of_the_experiment(tmp_path, inputs):
     _, cells = read_sweep("learned_noise_gpu", tmp_path)
     assert len(cells) == 8 * 16
     assert cells[0].recipe.data.max_eval_examples is None
+
+
+MPS = """#!/bin/sh
+echo "$CUDA_MPS_PIPE_DIRECTORY ${1:-$(cat)}" >>"$0.calls"
+[ -z "$1" ] && echo 4711
+exit 0
+"""
+
+
+@pytest.mark.parametrize("there", ["works", "has no server", "missing", "is another's"])
+def test_runs_share_the_gpu_by_mps_if_it_works(tmp_path, inputs, there):
+    def answer(words):
+        return (int(there == "has no server" and "ones" in words[-1]), "")
+
+    encoder, data, _ = inputs
+    control = tmp_path / "nvidia-cuda-mps-control"
+    if there != "missing":
+        control.write_text(MPS)
+        control.chmod(0o755)
+    own = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"} if there == "is another's" else {"CUDA_MPS_PIPE_DIRECTORY": ""}
+    with stand_in(tmp_path, answer) as python:
+        ended = run(
+            [SCRIPTS / "gpu_science.sh", encoder, data, tmp_path / "out"],
+            **own,
+            **{"REHEARSE": "", "PYTHON": str(python), "JOBS": "3", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    shared, turns = ("MPS: 3 runs at a time share" in ended.stdout, "3 runs at a time take turns" in ended.stdout)
+    assert (shared, turns) == (there == "works", there in ("has no server", "missing"))
+    calls = Path(f"{control}.calls")
+    made = [line.split(maxsplit=1) for line in calls.read_text().splitlines()] if calls.exists() else []
+    asked = {"works": ["-d", "get_server_list", "quit -t 5"], "has no server": ["-d", "quit -t 5"]}
+    assert [words for _, words in made] == asked.get(there, [])
+    assert len({folder for folder, _ in made}) <= 1
+    assert not any(Path(folder).exists() for folder, _ in made)
+
+
+def test_large_models_are_planned_for_the_gpus_memory(tmp_path, inputs):
+    asked = []
+
+    def answer(words):
+        asked.append(words)
+        return (0, "79.179\n") if "total_memory" in words[-1] else (0, "    swep-ds train --recipe xl_encoder\n")
+
+    with stand_in(tmp_path, answer) as python:
+        ended = run([SCRIPTS / "gpu_large.sh", tmp_path / "out", inputs[2]], REHEARSE="", PYTHON=str(python))
+    plans = [words for words in asked if "--plan" in words]
+    assert [words[words.index("--plan") + 1] for words in plans] == ["1x79.179"] * 3, ended.stdout + ended.stderr
 
 
 @pytest.mark.slow
