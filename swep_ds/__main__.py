@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import shlex
 import sys
 
 from swep_ds.commands import cli
@@ -43,6 +44,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _unknown(name: str) -> str:
+    words = sys.argv[1:]
+    if words and words[0].startswith("-"):
+        text = shlex.join(word for word in words if word not in COMMANDS)
+        raise InputError(f"options follow a command: swep-ds {name if name in COMMANDS else 'train'} {text}")
     from swep_ds.settings import suggest  # reads YAML, which takes time to import
 
     raise InputError(f"{name}: no such command{suggest(name, COMMANDS)}")

@@ -81,7 +81,7 @@ class TrainSection(Section):
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
     schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
     weight_decay: float = Field(0.0, ge=0)  # for all parameters, decoupled from the gradient
-    optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32 or autocast
+    optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32, tf32 or autocast
     adam_betas: tuple[Beta, ...] = Field(
         (0.9, 0.999), min_length=2, max_length=2
     )  # decay rates of the gradient's and its square's mean

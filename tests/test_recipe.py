@@ -98,7 +98,7 @@ def test_an_ablation_changes_one_setting_of_the_papers_setup(name, settings):
 
 
 def test_synthetic_asks_for_its_data():
-    with pytest.raises(InputError, match=r"pretrain\.train is required: .* --set pretrain\.train="):
+    with pytest.raises(InputError, match=r"^--recipe synthetic: pretrain\.train is required: give --set pretrain\."):
         Recipe.load("synthetic")
 
 
@@ -251,12 +251,12 @@ def test_an_override_below_a_value(path):
         ("sed=1", "sed is not a field; did you mean 'seed'?"),
         ("beta=1", "beta is not a field; did you mean 'method.beta'?"),
         ("train.max_length=64", "train.max_length is not a field; did you mean 'data.max_length'?"),
-        ("data.max_lenght=1", "data.max_lenght is not a field; did you mean 'max_length'?"),
-        ("train.learnin_rate=1", "train.learnin_rate is not a field; did you mean 'learning_rate'?"),
-        ("model.nam=1", "model.nam is not a field; did you mean 'name'?"),
-        ("eval.nbest=1", "eval.nbest is not a field; did you mean 'n_best'?"),
-        ("tracking.projects=1", "tracking.projects is not a field; did you mean 'project'?"),
-        ("pretrain.epocs=1", "pretrain.epocs is not a field; did you mean 'epochs'?"),
+        ("data.max_lenght=1", "data.max_lenght is not a field; did you mean 'data.max_length'?"),
+        ("train.learnin_rate=1", "train.learnin_rate is not a field; did you mean 'train.learning_rate'?"),
+        ("model.nam=1", "model.nam is not a field; did you mean 'model.name'?"),
+        ("eval.nbest=1", "eval.nbest is not a field; did you mean 'eval.n_best'?"),
+        ("tracking.projects=1", "tracking.projects is not a field; did you mean 'tracking.project'?"),
+        ("pretrain.epocs=1", "pretrain.epocs is not a field; did you mean 'pretrain.epochs'?"),
         ("zzzz.a=1", "; known are data, eval, method, model, pretrain, seed, task, tracking, train"),
         ("method.name=sweb", "method.name: 'sweb' is not a method; did you mean 'swep'?"),
         ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (swep has); it takes none"),
@@ -341,14 +341,17 @@ def test_a_setting_of_several_other_methods_names_them(path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        *(({section: ...}, f"{section} is required") for section in ("model", "method", "data")),
+        *(
+            ({field.partition(".")[0]: ...}, f"{field} is required: give --set {field}=..., or set it in your recipe")
+            for field in ("model.name", "method.name", "data.train")
+        ),
         ({"method": {"beta": 1}}, "method.name is required: one of mle, prior_aug, swep"),
         ({"method": "swep"}, "write it as a section: method: {name: swep}"),
         ({"data": None}, "data: is empty: write it as a section: data: {train: ...}"),
         ({"data": {"train": "t"}}, "data.eval names nothing"),
         (
             {"data": {"eval": {"x": "y"}}},
-            "data.train is required: give it in the recipe or with --set data.train=...",
+            "data.train is required: give --set data.train=..., or set it in your recipe",
         ),
     ],
 )

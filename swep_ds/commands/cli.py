@@ -28,10 +28,24 @@ class Parser(argparse.ArgumentParser):
             import argcomplete
 
             argcomplete.autocomplete(self)
-        return super().parse_args(*arguments, **options)
+        namespace, unknown = self.parse_known_args(*arguments, **options)
+        if unknown and "--recipe" in self._option_string_actions and unknown[0] in names_of("recipes")():
+            raise InputError(f"unrecognized arguments: {' '.join(unknown)}; did you mean --recipe {unknown[0]}?")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace
+
+    def _check_value(self, action: argparse.Action, value) -> None:
+        """A wrong choice: argparse lists all of them, a second time where the name of the argument does."""
+        if action.choices is None or value in action.choices:
+            return
+        from swep_ds.settings import suggest  # reads YAML, which takes time to import
+
+        named = action if action.option_strings else None
+        raise argparse.ArgumentError(named, f"invalid choice: {value!r}{suggest(str(value), action.choices)}")
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}: --help lists the options")
+        raise InputError(message if message.endswith("?") else f"{message}: --help lists the options")
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -7,7 +7,7 @@
 
 With `# yaml-language-server: $schema=recipe.schema.json` as the first line of a recipe, an editor with a YAML language
 server completes and explains its fields.
-Exit codes: 0 done; 2 bad input (one line says what and how to fix it).
+Exit codes: 0: done. 2: bad input (one line says what and how to fix it).
 """
 
 import argparse
@@ -19,14 +19,14 @@ from pathlib import Path
 
 from swep_ds.commands.cli import Parser, names_of
 from swep_ds.errors import InputError, printable
-from swep_ds.files import PACKAGE, read_text
-from swep_ds.settings import suggest
+from swep_ds.files import PACKAGE, read_text, user_path
+from swep_ds.settings import open_fields, read_whole, suggest, validate
 from swep_ds.settings.schema import describe, for_editors
 
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    name = options.add_argument("name", nargs="?", metavar="NAME", help="a recipe or a sweep; with --fields a recipe")
+    name = options.add_argument("name", nargs="?", metavar="NAME", help="a recipe or a sweep, or the path of one")
     name.completer = lambda **_: [*names_of("recipes")(), *names_of("sweeps")()]
     what = options.add_mutually_exclusive_group()
     what.add_argument("--fields", action="store_true", help="explain every field of the recipe (default: quickstart)")
@@ -63,7 +63,10 @@ def list_all() -> None:
 
 
 def print_file(name: str) -> None:
-    files = [file for named in files_by_kind().values() for file in named.values() if file.stem == name]
+    if (path := user_path(name, "NAME")).suffix:
+        files = [path]
+    else:
+        files = [file for named in files_by_kind().values() for file in named.values() if file.stem == name]
     if not files:
         names = {name for named in files_by_kind().values() for name in named}
         raise InputError(f"NAME {printable(name)}: no such recipe or sweep{suggest(name, names)}")
@@ -72,11 +75,16 @@ def print_file(name: str) -> None:
 
 def explain(name: str) -> None:
     """Prints every field of a recipe, as its JSON schema describes it."""
-    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
+    from swep_ds.recipe import RECIPES, Recipe  # imports PyTorch, for seconds
 
-    recipe = Recipe.load(name, option="NAME")
+    path, tree = read_whole(name, RECIPES, "NAME", Recipe)
+    left_open = open_fields(Recipe, tree)
+    for section, field in left_open:
+        tree.setdefault(section, {})[field] = "required"
+    recipe = validate(Recipe, tree, path)
     for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
-        print(f"{field.name}: {json.dumps(field.value, ensure_ascii=False)}")
+        is_open = tuple(field.name.split(".")) in left_open
+        print(f"{field.name}: {'required' if is_open else json.dumps(field.value, ensure_ascii=False)}")
         print(f"    {field.type}; default: {field.default}")
         if field.meaning:  # another package's method may leave it out
             print(textwrap.fill(field.meaning, 120, initial_indent="    ", subsequent_indent="    "))
@@ -92,6 +100,8 @@ def schema_of(kind: str) -> dict:
 
 def recipes() -> None:
     arguments = parser().parse_args()
+    if arguments.schema and arguments.name:
+        raise InputError(f"NAME {printable(arguments.name)}: --schema is for all files alike: leave out NAME")
     if arguments.schema:
         print(json.dumps(schema_of(arguments.schema), indent=2, ensure_ascii=False))
     elif arguments.fields:

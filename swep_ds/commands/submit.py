@@ -7,7 +7,7 @@ The options after `--` are those of `swep-ds train` or `swep-ds sweep`. They are
 --dry_run prints all that would be submitted. A job that is asked to stop (by SIGUSR1: shortly before its time limit, or
 by `scancel --signal=USR1 JOB`) saves and queues again, and so does one that dies of a signal or with its node, at most
 --max_restarts times; docs/clusters.md says what each exit code does.
-Exit codes: 0 submitted; 2 bad input (one line says what and how to fix it).
+Exit codes: 0: submitted. 2: bad input (one line says what and how to fix it).
 """
 
 import argparse
@@ -25,18 +25,22 @@ from swep_ds.sweeps import slurm
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    options.add_argument("kind", choices=["train", "sweep"])
+    options.add_argument("kind", choices=["train", "sweep"], help="what to submit")
     options.add_argument("--nodes", type=at_least(1), default=1, help="nodes of a run (default: 1)")
     tasks = options.add_mutually_exclusive_group(required=True)
     tasks.add_argument("--gpus_per_node", type=at_least(1), help="ranks per node, each with a GPU")
     tasks.add_argument("--cpu_ranks_per_node", type=at_least(1), help="ranks per node, for a run without GPUs")
     options.add_argument("--cpus_per_rank", type=at_least(1), help="cores of each rank (default: the cluster's)")
     options.add_argument("--time", help="limit of each start, such as 12:00:00 (default: the partition's)")
-    options.add_argument("--partition", help="default: the cluster's")
+    options.add_argument("--partition", help="partition of the nodes (default: the cluster's)")
     options.add_argument("--parallel", type=at_least(1), help="for a sweep: runs at a time (default: no limit)")
     options.add_argument("--max_restarts", type=at_least(0), default=20, help="restarts of a job (default: 20)")
     options.add_argument(
-        "--sbatch", action="append", default=[], metavar="OPTION", help="another option, as --sbatch=--qos=x"
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="an extra sbatch option, such as --sbatch=--qos=high; may be repeated",
     )
     options.add_argument("--dry_run", action="store_true", help="print what would be submitted, and submit nothing")
     return options
@@ -101,10 +105,11 @@ def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path)
 
 def submit() -> None:
     words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
+    if words and "--" not in words:
+        kind = parser().parse_known_args(words)[0].kind
+        raise InputError(f"put the options of `swep-ds {kind}` after `--`")
+    split = words.index("--") if words else 0
     arguments, options = parser().parse_args(words[:split]), words[split + 1 :]
-    if split == len(words):
-        raise InputError(f"put the options of `swep-ds {arguments.kind}` after `--`")
     if arguments.parallel and arguments.kind == "train":
         raise InputError("--parallel is for sweeps: a training is one job")
     slurm.check_time(arguments.time, arguments.sbatch)

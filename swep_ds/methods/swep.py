@@ -56,8 +56,8 @@ class SwepSettings(Settings):
     divergence_weight: float = Field(0.0, ge=0)  # weighs R-Drop's symmetric KL between clean and noisy predictions
     # nats a window, or a token with kl_reduction mean; beta then starts at `beta` and holds the KL there: kl_control.py
     kl_target: float | None = Field(None, gt=0)
-    noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # the noise generator's; None = train.learning_rate
-    # clips the noise generator's gradient and the model's by the norm of each; None = by their common norm (the
+    noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # the noise generator's; null = train.learning_rate
+    # clips the noise generator's gradient and the model's by the norm of each; null = by their common norm (the
     # published code); 0 = the generator's is not clipped
     noise_max_grad_norm: float | None = Field(None, ge=0)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -128,6 +128,22 @@ def weight_files(source: str, label: str) -> list[Path]:
     return [folder / name for name in shards]
 
 
+def check_cache(repository: str, label: str) -> None:
+    """Raises InputError: the hub is switched off, and nothing of the model was fetched before. What is not a hub id
+    passes."""
+    if not constants.is_offline_mode():
+        return
+    try:
+        snapshot_download(repository, local_files_only=True)
+    except HFValidationError:
+        pass
+    except LocalEntryNotFoundError:
+        raise InputError(
+            f"{label}: not a folder, and not in the hub's cache (HF_HUB_OFFLINE is set): name a local folder, or fetch "
+            "it once without HF_HUB_OFFLINE"
+        ) from None
+
+
 def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     """The config of a hub id or a local folder; `option` is the option or field that the user named it with.
     Raises InputError: there is no model, it needs its own code, or its config.json is malformed or not safe to use."""
@@ -136,6 +152,7 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     if not Path(name, "config.json").is_file():
         fault, fix = "neither a model on the hub that can be reached nor a local folder with a config.json", "name one"
         if not Path(name).is_dir():
+            check_cache(name, label)
             check_hub(name, "config.json", label)
     with reading(label, fault, fix):
         settings, _ = PreTrainedConfig.get_config_dict(name)

@@ -12,7 +12,7 @@ from swep_ds.data.cache import checksum
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
 from swep_ds.files import check_hub, user_path
-from swep_ds.models.folders import check_folder, load_config, model_files, reading
+from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, reading
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
@@ -54,6 +54,7 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     if Path(source, "config.json").is_file():
         load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
     if not Path(source).is_dir():
+        check_cache(source, label)
         check_hub(source, "tokenizer_config.json", label)
     fix = "give a hub id that can be reached or a local folder with tokenizer files"
     with reading(label, "no tokenizer to load there", fix):

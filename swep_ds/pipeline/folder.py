@@ -204,8 +204,8 @@ class RunFolder:
                 )
         elif resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
-        elif differing := differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe)):
-            raise InputError(f"{where}: holds another run ({differing}): name another folder")
+        elif differing := differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5):
+            raise InputError(f"{where}: holds another run: name another folder ({differing})")
 
     def _foreign(self, recipe: Recipe) -> list[str]:
         """Names of entries that a start cannot have left if it ended before it wrote its recipe."""

@@ -2,8 +2,8 @@
 
 Nothing is trained, and no weights are read: the model is built from its config on the meta device. Tokenizer and
 training data are read as in a run. All bytes are estimates: model states follow DeepSpeed's allocations
-(`planning.memory`), activations are counted in a forward without data (`planning.activations`). The plan says what
-cannot be known here, and continues.
+(`planning.memory`), activations are counted in a forward without data (`planning.activations`). Without a tokenizer or
+data, which may be on another machine, the plan says what is not known, and continues.
 """
 
 import math
@@ -22,7 +22,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from swep_ds.console import Console
 from swep_ds.data.batches import Batch
+from swep_ds.data.readers import QUICKSTART
 from swep_ds.errors import InputError, printable
+from swep_ds.files import user_path
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import load_config
@@ -245,7 +247,7 @@ def _say_data(
 ) -> int:
     """Prints what is known of the data; returns the tokens of the longest window.
 
-    Raises InputError: `train.average_last` of these updates is not two.
+    Raises InputError: data that is on this machine is malformed, or `train.average_last` of these updates is not two.
     """
     try:
         if tokenizer is None:
@@ -255,6 +257,8 @@ def _say_data(
         training, _ = load_examples(recipe.model_copy(update={"data": data}))
         features = prepare.training_features(recipe, tokenizer, training)
     except InputError as error:
+        if tokenizer is not None and all(map(_is_here, filter(None, (recipe.data.train, recipe.data.augmented)))):
+            raise
         say(f"updates and tokens: not known, because {error}")
         return recipe.data.max_length
     batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
@@ -268,6 +272,10 @@ def _say_data(
         f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
     )
     return int(np.max([lengths.max() for lengths in seen]))
+
+
+def _is_here(source: str) -> bool:
+    return source.startswith(QUICKSTART) or user_path(source, "data source").exists()
 
 
 def _batch(recipe: Recipe, count: int, length: int) -> Batch:

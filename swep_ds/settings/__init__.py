@@ -1,6 +1,6 @@
 """Typed settings from YAML: sections, `extends`, `--set`, and errors that name the file, the field and the fix."""
 
-from swep_ds.settings.messages import FieldFault, join, shown, suggest
+from swep_ds.settings.messages import FieldFault, join, open_fields, shown, suggest
 from swep_ds.settings.reading import inherit, lay_sections, load, parse_yaml, read_settings, read_whole
 from swep_ds.settings.sections import Section, differences, flatten, validate, without
 
@@ -13,6 +13,7 @@ __all__ = [
     "join",
     "lay_sections",
     "load",
+    "open_fields",
     "parse_yaml",
     "read_settings",
     "read_whole",

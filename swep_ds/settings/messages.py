@@ -51,6 +51,8 @@ def explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
         case "model_type" | "model_attributes_type":
             return f"{field}: {_no_section(field, error['input'], model, advise)}"
         case "missing" if isinstance(error["loc"][-1], str):
+            if _has_option(model, advise) and len(location) == 1 and (sections := _sections(field, model)):
+                field = f"{field}.{_first_field(sections[0])}"
             return f"{field} is required: {_required(field, model, advise)}"
         case "union_tag_invalid":
             name = shown(error["input"].get("name"), str)
@@ -58,13 +60,15 @@ def explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
         case "union_tag_not_found":
             return f"{field}.name is required: one of {', '.join(kinds)}"
         case "list_type" | "tuple_type":
-            return f"{field}: {value} is not a list: write it as {location[-1]}: [A, B]"
+            by_option = f", or --set '{field}=[A, B]'" * _has_option(model, advise)
+            return f"{field}: {value} is not a list: write it as {location[-1]}: [A, B]{by_option}"
         case "too_short":
             return f"{field}: {value} has too few values: give at least {error['ctx']['min_length']}"
         case "too_long":
             return f"{field}: {value} has too many values: give at most {error['ctx']['max_length']}"
         case "dict_type":
-            return f"{field}: {value} is not a mapping: write it as {location[-1]}: {{NAME: VALUE}}"
+            by_option = f", or {option(f'{field}.NAME', 'VALUE')}" * _has_option(model, advise)
+            return f"{field}: {value} is not a mapping: write it as {location[-1]}: {{NAME: VALUE}}{by_option}"
         case "literal_error":
             choices = [choice.strip("'\"") for choice in re.split(", | or ", error["ctx"]["expected"])]
             return f"{field}: {value} is not known{suggest(shown(error['input'], str), choices)}"
@@ -89,10 +93,28 @@ def explain(error: Any, model: type[BaseModel], advise: Advice) -> str:
 
 
 def _required(field: str, model: type[BaseModel], advise: Advice) -> str:
-    kind = model.__name__.lower()
     if advise is argument:
         return f"give {advise(field, '...')}"
-    return f"give it in the {kind}" + f" or with {advise(field, '...')}" * (kind == "recipe")
+    if _has_option(model, advise):
+        return f"give {advise(field, '...')}, or set it in your recipe"  # --recipe may name a shipped one
+    return f"give it in the {model.__name__.lower()}"
+
+
+def _has_option(model: type[BaseModel], advise: Advice) -> bool:
+    """Whether --set gives the field: it gives those of recipes alone."""
+    return advise is option and model.__name__ == "Recipe"
+
+
+def open_fields(model: type[BaseModel], tree: dict[str, Any]) -> list[tuple[str, str]]:
+    """(section, field) of each required field that the settings leave open, in sections that are required or given."""
+    return [
+        (section, name)
+        for section, info in model.model_fields.items()
+        if info.is_required() or section in tree
+        for part in _sections(section, model)[:1]
+        for name, field in part.model_fields.items()
+        if field.is_required() and isinstance(given := tree.get(section, {}), dict) and name not in given
+    ]
 
 
 def _suggest_field(location: Sequence[str], model: type[BaseModel]) -> str:
@@ -106,7 +128,7 @@ def _suggest_field(location: Sequence[str], model: type[BaseModel]) -> str:
     if owners:
         return f"; did you mean {' or '.join(map(repr, owners))}?"
     here = next(iter(_sections(parents[0], model)), model) if parents else model
-    return suggest(name, here.model_fields)
+    return suggest(name, here.model_fields, "".join(f"{parent}." for parent in parents))
 
 
 def kinds_of(model: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
@@ -123,8 +145,13 @@ def _sections(name: str, model: type[BaseModel]) -> list[type[BaseModel]]:
     return [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
 
 
+def _first_field(section: type[BaseModel]) -> str:
+    """The field that a section is begun with: a required section's required one."""
+    return next(iter(section.model_fields))
+
+
 def _no_section(field: str, value: Any, model: type[BaseModel], advise: Advice) -> str:
-    name = next(iter(_sections(field, model)[0].model_fields))
+    name = _first_field(_sections(field, model)[0])
     given = shown(value, str) if kinds_of(model, field) and isinstance(value, str) else "..."
     what = "is empty" if value is None else f"{shown(value)} is not a section"
     if advise is argument:
@@ -149,7 +176,7 @@ def shown(value: Any, write: Callable[[Any], str] = repr) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def suggest(name: str, candidates) -> str:
-    """The end of a message about an unknown name: the nearest known name, or else all of them."""
+def suggest(name: str, candidates, before: str = "") -> str:
+    """The end of a message about an unknown name: the nearest known name, with `before` it, or else all of them."""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(candidates))}"
+    return f"; did you mean {before + close[0]!r}?" if close else f"; known are {', '.join(sorted(candidates))}"

@@ -116,11 +116,12 @@ def load(
     unions = {section for section in model.model_fields if kinds_of(model, section)}
     names = {f"{section}.name" for section in unions}
     base, layer = copy.deepcopy(tree), {}
-    for override in sorted(overrides, key=lambda text: text.partition("=")[0] not in unions | names):
+    for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in unions | names):
         _apply(tree, override, names)
         _apply(layer, override, names)
     check_layer(base, layer, tree)
-    return validate(model, tree, path, base=base if overrides else None, given_by=given_by)
+    place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # nobody should edit a shipped file
+    return validate(model, tree, place, base=base if overrides else None, given_by=given_by)
 
 
 def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:
@@ -217,7 +218,7 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
 
 def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     field, separator, text = override.partition("=")
-    override = shown(override, str)
+    field, override = field.strip(), shown(override, str)
     *parents, leaf = field.split(".")
     if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
         raise InputError(f"--set {override}: write it as section.field=value")

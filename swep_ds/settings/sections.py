@@ -112,7 +112,7 @@ def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = 
 def validate(
     model: type[S],
     tree: dict[str, Any],
-    path: Path,
+    path: Path | str,
     arguments: Collection[str] | None = None,
     base: dict[str, Any] | None = None,
     given_by: str = "--set",
@@ -120,7 +120,7 @@ def validate(
     """`tree` as typed settings.
 
     Args:
-        path: the file that the settings were read from, for messages.
+        path: the file that the settings were read from, or how the user named it, for messages.
         arguments: the sections that a call in Python gave in place of the file's; None = no such call.
         base: the settings before some were given by `given_by`; None = none were.
 

@@ -143,7 +143,7 @@ def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tupl
         if stage or train.precision in ("bf16", "fp16"):
             faults.append(
                 "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
-                "DeepSpeed hands an optimizer flat pieces of them: take --ds_config zero0 in fp32 or autocast, or adamw"
+                "DeepSpeed hands an optimizer flat pieces: take --ds_config zero0 and fp32, tf32 or autocast, or adamw"
             )
     elif optimizer is not None:
         params = optimizer.get("params", {})

@@ -147,7 +147,7 @@ def test_a_recipe_is_made_of_keyword_arguments_alone():
         (lambda: sd.Recipe.make("quickstart", method=sd.Swep), "^Recipe: method: SwepSettings is a class: call it"),
         (
             lambda: sd.Recipe.make("quickstart", train={"epoch": 1}),
-            "^Recipe: train.epoch is not a field; did you mean 'epochs'",
+            "^Recipe: train.epoch is not a field; did you mean 'train.epochs'",
         ),
         (
             lambda: sd.Recipe.make("quickstart", method="mle"),
@@ -178,4 +178,4 @@ def test_a_fault_of_the_file_names_it_and_one_of_the_arguments_does_not(tmp_path
     assert of_arguments == "Recipe: seed: -1: must be greater than or equal to 0"
     missing, unknown = of_the_file.removeprefix("/mine.yaml: ").split("; ", 1)
     assert missing == "method is required: give method=..."
-    assert unknown == "train.epocs is not a field; did you mean 'epochs'?"
+    assert unknown == "train.epocs is not a field; did you mean 'train.epochs'?"

@@ -47,6 +47,12 @@ def test_a_command_is_called_by_its_full_name(swep_ds, name):
     ("words", "said"),
     [
         (["trian"], "error: trian: no such command; did you mean 'train'?\n"),
+        (["--recipe", "quickstart"], "error: options follow a command: swep-ds train --recipe quickstart\n"),
+        (["--plan", "train"], "error: options follow a command: swep-ds train --plan\n"),
+        (["analyze", "heat", "RUN"], "error: invalid choice: 'heat'; did you mean 'heatmap'?\n"),
+        (["evaluate", "--scorer", "sqad"], "error: argument --scorer: invalid choice: 'sqad'; did you mean 'squad'?\n"),
+        (["train", "--epochs", "3"], "error: unrecognized arguments: --epochs 3: --help lists the options\n"),
+        (["train", "quickstart"], "error: unrecognized arguments: quickstart; did you mean --recipe quickstart?\n"),
         (["plan", "8by80"], "error: --plan 8by80: write it as NUMBERxGIB"),
         (["preflight", "--plan"], "error: unrecognized arguments: --plan: --help lists the options\n"),
         (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),

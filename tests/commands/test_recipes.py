@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import sys
 
 import pytest
@@ -42,12 +43,17 @@ def test_a_name_prints_its_files(printed):
     assert text.endswith((RECIPES / "official.yaml").read_text())
     both = printed("quickstart")
     assert all((folder / "quickstart.yaml").read_text() in both for folder in (RECIPES, SWEEPS))
+    path = str(RECIPES / "official.yaml")
+    assert printed(path) == text
+    assert printed(path, "--fields") == printed("official", "--fields")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["ofical"], "^NAME ofical: no such recipe or sweep; did you mean 'official'?"),
+        (["ofical.yaml"], "^ofical.yaml: no such file"),
+        (["official", "--schema"], "^NAME official: --schema is for all files alike: leave out NAME"),
         (["paper_bert", "--fields"], "^NAME paper_bert: no such recipe; known are"),
     ],
 )
@@ -77,6 +83,13 @@ def test_fields_are_printed_with_value_type_default_and_meaning(printed):
     text = printed("official", "--fields")
     assert 'data.windows_without_answer: "cls"\n    cls | drop; default: "cls"\n    extractive: train them' in text
     assert "method.beta: 2.0\n    number, at least 0; default: 1.0\n" in text
+
+
+@pytest.mark.parametrize("name", [file.stem for file in FILES["recipe"]])
+def test_a_field_that_a_recipe_leaves_open_is_printed_as_required(printed, name):
+    left_open = {"new_wikipedia": {"model.name", "data.train"}, "synthetic": {"pretrain.train"}}.get(name, set())
+    lines = printed(name, "--fields").splitlines()
+    assert {line.removesuffix(": required") for line in lines if re.fullmatch(r"[\w.]+: required", line)} == left_open
 
 
 class Fixed(Section):

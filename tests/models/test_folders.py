@@ -1,8 +1,10 @@
 """What can be in the place of a model's folder or its files."""
 
 import os
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from transformers.utils import import_utils
 
@@ -62,6 +64,21 @@ def test_a_name_that_cannot_be_looked_up(name):
         message = refused(loader, name)
         assert message.startswith(f"{option} {printable(name[:100])}")
         assert len(message) < 1000
+
+
+def test_a_model_that_was_never_fetched_is_told_offline(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    for loader in (load_tokenizer, load_config):
+        assert refused(loader, "me/model") == (
+            "model.name me/model: not a folder, and not in the hub's cache (HF_HUB_OFFLINE is set): name a local "
+            "folder, or fetch it once without HF_HUB_OFFLINE"
+        )
+    kept = tmp_path / "models--me--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
+    load_tokenizer("me/model")
+    load_config("me/model")
 
 
 def test_a_file_in_place_of_a_folder(folder):

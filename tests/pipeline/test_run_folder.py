@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -405,7 +406,13 @@ def test_another_run_that_began_while_this_one_waited_keeps_its_folder(tmp_path,
         (tmp_path / "recipe.yaml").write_text(recipe(seed=9).dump())
 
     monkeypatch.setattr(run_folder, "_lock", write_meanwhile)
-    assert "holds another run (seed 9 there, 0 here)" in message(tmp_path)
+    assert message(tmp_path).endswith("holds another run: name another folder (seed 9 there, 0 here)")
+
+
+def test_of_a_run_that_differs_in_much_five_settings_are_named(used):
+    said = message(used, Recipe.load("official"))
+    assert said.count(" there, ") == 5
+    assert re.search(r"; and \d+ more\)$", said)
 
 
 @pytest.mark.parametrize("kind", NO_FILES)

@@ -76,7 +76,7 @@ def test_a_hub_that_fails_is_not_taken_for_a_model_without_a_reading(monkeypatch
     [
         (READ | {"data": {"max_length": "long"}}, "data.max_length: 'long'"),
         (READ | {"eval": {"beams": 0}}, "eval.beams: 0"),
-        (READ | {"data": {"doc_strid": 3}}, "data.doc_strid is not a field; did you mean 'doc_stride'?"),
+        (READ | {"data": {"doc_strid": 3}}, "data.doc_strid is not a field; did you mean 'data.doc_stride'?"),
         ({"data": {}}, "eval is required"),
         ([], "not a JSON object"),
         ("{", "not JSON"),

@@ -39,7 +39,7 @@ def test_bad_settings_are_one_line_and_exit_code_2(folder):
     ended = execute([*PYTHON, *arguments(folder, "never", "train.epocs=1")], check=False)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
-    assert "train.epocs is not a field; did you mean 'epochs'?" in error_line(ended.stderr)
+    assert "train.epocs is not a field; did you mean 'train.epochs'?" in error_line(ended.stderr)
     assert not (folder / "never").exists()
 
 

@@ -59,6 +59,21 @@ def test_parameters_updates_and_tokens(capsys, folder, grouped):
     assert f"4 x {max(mask.shape[1] for mask in epoch)} tokens" in text
 
 
+def test_grouping_by_length_saves_padding(folder):
+    """And a recipe can do without, as the published code does."""
+    shares = []
+    for grouped in ("true", "false"):
+        overrides = ["train.micro_batch_size=4", "train.max_updates=null", f"train.group_by_length={grouped}"]
+        recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
+        tokenizer = load_tokenizer(recipe.model.name)
+        batches = training_batches(
+            recipe, tokenizer, training_features(recipe, tokenizer, load_examples(recipe)[0]), 0, 1
+        )
+        masks = [batches[update].attention_mask for update in range(batches.updates_per_epoch)]
+        shares.append(1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks))
+    assert shares[0] < shares[1] - 0.05
+
+
 def test_a_config_alone_will_do(capsys, folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
     text = printed(capsys, folder, gpus(1, 1000), f"model.name={tmp_path}")
@@ -90,6 +105,16 @@ def test_data_out_of_reach_is_said(capsys, folder):
     text = printed(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
     assert re.search(r"updates and tokens: not known, because .*nowhere", text)
     assert "take zero0" in text
+
+
+@pytest.mark.parametrize("field", ["data.train", "data.augmented"])
+def test_data_that_is_here_and_malformed_is_refused(capsys, folder, tmp_path, field):
+    (tmp_path / "bad.json").write_text("{")
+    sets = [f"{field}={tmp_path / 'bad.json'}", "method.name=ssmba"]
+    if field == "data.train":
+        sets.append(f"data.augmented={folder / 'train.json'}")
+    with pytest.raises(InputError, match=rf"^{field}: {tmp_path}/bad\.json: not JSON"):
+        printed(capsys, folder, gpus(1, 1000), *sets)
 
 
 def peaks(text: str) -> dict[str, float]:
@@ -251,7 +276,7 @@ def test_devices_that_are_none(text):
     ("arguments", "message"),
     [
         (["--plan", "8x"], "error: --plan 8x: write it as NUMBERxGIB"),
-        (["--plan", "8x80", "--set", "model.name=no/such"], "error: model.name no/such: neither a model on the hub"),
+        (["--plan", "8x80", "--set", "model.name=no/such"], "error: model.name no/such: not a folder, and not in the"),
         (["--plan", "8x80", "--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
     ],
 )

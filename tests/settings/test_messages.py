@@ -50,10 +50,17 @@ def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path)
         ("model.name={a: b}", "model.name: {'a': 'b'} is not text"),
         ("train.epochs=", "train.epochs: is empty: give a value"),
         ("data.train_fraction=", "data.train_fraction: is empty: give a value"),
-        ("data.eval=3", "data.eval: 3 is not a mapping: write it as eval: {NAME: VALUE}"),
-        ("train.adam_betas=0.9", "train.adam_betas: 0.9 is not a list: write it as adam_betas: [A, B]"),
+        (
+            "data.eval=3",
+            "data.eval: 3 is not a mapping: write it as eval: {NAME: VALUE}, or --set data.eval.NAME=VALUE",
+        ),
+        (
+            "train.adam_betas=0.9",
+            "train.adam_betas: 0.9 is not a list: write it as adam_betas: [A, B], or --set 'train.adam_betas=[A, B]'",
+        ),
         ("train.adam_betas=[0.9]", "train.adam_betas: [0.9] has too few values: give at least 2"),
         ("train.adam_betas=[0.9, 0.9, 0.9]", "train.adam_betas: [0.9, 0.9, 0.9] has too many values: give at most 2"),
+        (" train.epochs = -1", "train.epochs: -1: must be greater than 0"),
         ("train.adam_epsilon=-1", "train.adam_epsilon: -1: must be greater than 0"),
     ],
 )

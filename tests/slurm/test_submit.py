@@ -113,6 +113,8 @@ CPU = ["--cpu_ranks_per_node", "1"]
     ("words", "said"),
     [
         (["train", *CPU], r"put the options of `swep-ds train` after `--`"),
+        (["train", *CPU, "--recipe", "quickstart"], r"put the options of `swep-ds train` after `--`"),
+        ([], "the following arguments are required: kind"),
         (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
         (["train", *CPU, "--gpus_per_node", "1", "--", *RUN], "not allowed with argument"),
         (["train", "--gpus_per_node", "0", "--", *RUN], "--gpus_per_node: 0 must be at least 1"),
@@ -120,7 +122,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
         (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
         (["train", *CPU, "--", *RUN, "--reciep", "x"], "unrecognized arguments: --reciep x"),
         (["train", *CPU, "--", *RUN, "--recipe", "quikstart"], "--recipe quikstart: no such recipe; did you mean"),
-        (["train", *CPU, "--", *RUN, "--set", "train.epocs=1"], "did you mean 'epochs'"),
+        (["train", *CPU, "--", *RUN, "--set", "train.epocs=1"], "did you mean 'train.epochs'"),
         (
             ["train", *CPU, "--", "--ds_config", "zero9"],
             "--ds_config zero9: no such file: give a path, or a shipped one: zero0,",

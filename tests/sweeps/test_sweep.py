@@ -250,7 +250,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             {**MINIMAL, "recipe": "quickstrat"},
             "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickstart'",
         ),
-        ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'epochs'?"),
+        (
+            {**MINIMAL, "set": {"train.epocs": 1}},
+            "variants.MLE: .*train.epocs is not a field; did you mean 'train.epochs'?",
+        ),
         (
             {"variants": {"MLE": {"method.name": "mle"}, "Bad": {"method.name": "swepp"}}},
             "variants.Bad: .*'swepp' is not a method; did you mean 'swep'?",
@@ -271,7 +274,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
             "across.x and across.y both set data.eval",
         ),
-        ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean 'epochs'"),
+        (
+            {**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}},
+            "variants.MLE, across.x.a: .*did you mean 'train.epochs'",
+        ),
         (
             {**TWO, "primary": ["SWEP", "Swep", "f1", "shifted"]},
             "primary compares 'SWEP' with 'Swep': name two of MLE; SWEP",
