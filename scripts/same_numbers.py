@@ -52,7 +52,7 @@ PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_ber
 # a softmax does not change when all its inputs shift: the gradients of these are rounding errors, which Adam scales up
 WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
 NOT_COMPARED = re.compile("seconds|per_second|memory|^versions|^inputs|^provenance")
-LONGEST = 1500  # s that a start may take; a machine may be busy
+MAX_SECONDS = 1500  # s that a start may take; a machine may be busy
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
 DONE, STOPPED = 0, 75  # exit codes of scripts/train.py
 SENTENCES = """The monastery was founded in 1204 by an abbot from the northern valley . Who built the old bridge over
@@ -216,7 +216,7 @@ def launch(start: Start, tree: Path, folder: Path) -> list[int]:
         if not pids[-1]:
             become(start, rank, port, tree, folder)
     metrics, stops, codes = folder / start.folder / "metrics.jsonl", start.stops, {}
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + MAX_SECONDS
     while len(codes) < len(pids):
         time.sleep(0.01)
         pid, status = os.waitpid(-1, os.WNOHANG)

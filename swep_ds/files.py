@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from swep_ds.errors import InputError, Unreadable, parsing, printable, reason
 
 HUB_SECONDS = 10.0  # for the hub to answer
-LONGEST_NAME = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
+MAX_FILE_NAME_BYTES = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
 
 
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
@@ -119,8 +119,8 @@ def check_output(option: str, path: Path | None) -> None:
         raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
     if path.exists() and not path.is_file():
         raise InputError(f"{option} {path}: is not a file: name one")
-    if len(os.fsencode(path.name)) > LONGEST_NAME:
-        raise InputError(f"{option} {path}: its name is longer than {LONGEST_NAME} bytes: shorten it")
+    if len(os.fsencode(path.name)) > MAX_FILE_NAME_BYTES:
+        raise InputError(f"{option} {path}: its name is longer than {MAX_FILE_NAME_BYTES} bytes: shorten it")
     check_output_folder(option, path.parent)
 
 

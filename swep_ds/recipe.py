@@ -29,7 +29,7 @@ AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `tr
 # settings that change neither the trained model nor its scores
 NEUTRAL = ("tracking", "train.log_every", "train.stall_seconds")
 NEUTRAL += ("train.keep_checkpoints", "train.on_checkpoint_failure")
-LONGEST_NAME = 200  # bytes of a data set's name, which becomes predictions/NAME.json
+MAX_NAME_BYTES = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
 # Bounds that no run reaches; above them numbers overflow or a run never ends
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -391,8 +391,8 @@ def check_data_set_names(names: Sequence[str]) -> None:
     for name in names:
         if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
             raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
-        if len(name.encode()) > LONGEST_NAME:
-            raise ValueError(f"the name {shown(name)} becomes a file name: shorten it to {LONGEST_NAME} bytes")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"the name {shown(name)} becomes a file name: shorten it to {MAX_NAME_BYTES} bytes")
         other = taken.setdefault(_on_disk(name), name)
         if other != name:
             raise ValueError(f"{other!r} and {name!r} would share a file where case does not count: rename one")

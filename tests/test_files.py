@@ -14,7 +14,7 @@ from swep_ds.analysis import runs
 from swep_ds.errors import InputError, Stopped, parsing
 from swep_ds.evaluation.results import read_results
 from swep_ds.files import (
-    LONGEST_NAME,
+    MAX_FILE_NAME_BYTES,
     check_output,
     check_output_folder,
     is_locked,
@@ -206,12 +206,12 @@ def test_a_path_that_cannot_be_looked_up_is_one_line_that_names_the_option(name)
 def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
     check_output("--output", None)
     check_output_folder("--output", None)
-    longest = tmp_path / ("x" * LONGEST_NAME)
+    longest = tmp_path / ("x" * MAX_FILE_NAME_BYTES)
     check_output("--output", longest)
     write_atomically(longest, "")
     check_output_folder("--output", tmp_path / "a" / "b" / "c")
     with pytest.raises(InputError, match="longer than 240 bytes"):
-        check_output("--output", tmp_path / ("x" * (LONGEST_NAME + 1)))
+        check_output("--output", tmp_path / ("x" * (MAX_FILE_NAME_BYTES + 1)))
     with pytest.raises(InputError, match="there is no folder"):
         check_output("--output", tmp_path / "a" / "file")
     with pytest.raises(InputError, match="is not a file"):

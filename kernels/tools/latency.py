@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 LATENCIES = (500, 700, 900)
 """Nanoseconds from a load's turn at the memory to its data."""
-REGISTERS, SCHEDULERS, MOST_WARPS, MOST_PROGRAMS = 65536, 4, 64, 32
+REGISTERS, SCHEDULERS, MAX_WARPS, MAX_PROGRAMS = 65536, 4, 64, 32
 """An SM of sm_80, sm_90 or sm_100: registers, schedulers, and the warps and programs that fit at most."""
 LAUNCH = 200
 """Cycles from the last instruction of a program to the first of the next in its place."""
@@ -109,7 +109,7 @@ def access(opcode: str) -> tuple[str, int]:
 def resident_warps(registers: int, warps: int) -> int:
     """Warps on an SM for programs of `warps` warps with so many registers a thread, which come in blocks of 8."""
     fit = SCHEDULERS * (REGISTERS // SCHEDULERS // (32 * 8 * -(-registers // 8)))
-    return warps * min(min(fit, MOST_WARPS) // warps, MOST_PROGRAMS)
+    return warps * min(min(fit, MAX_WARPS) // warps, MAX_PROGRAMS)
 
 
 def loads_in_flight(path: list[Step]) -> int:

@@ -26,8 +26,8 @@ KINDS = {
     "right": "Right",
 }
 AROUND = 110  # characters of the text that are shown before and after an answer
-LONGEST_WORD = 30  # characters; text may have no spaces
-MOST_PLACES = 50  # at most so many occurrences of one text in another are examined
+MAX_WORD = 30  # characters; text may have no spaces
+MAX_PLACES = 50  # at most so many occurrences of one text in another are examined
 
 
 @dataclass(frozen=True)
@@ -203,17 +203,17 @@ def excerpt(item: Answered) -> list[Piece]:
 def _places(text: str, context: str) -> Iterator[tuple[int, int]]:
     if text.strip():
         matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
-        yield from (match.span() for match in islice(matches, MOST_PLACES))
+        yield from (match.span() for match in islice(matches, MAX_PLACES))
 
 
 def _widened(span: tuple[int, int], context: str) -> tuple[int, int]:
     """The span with `AROUND` characters on both sides, up to a space if there is one near."""
     begin, end = max(0, span[0] - AROUND), min(len(context), span[1] + AROUND)
-    space_before = context.rfind(" ", max(0, begin - LONGEST_WORD), begin) if begin else -1
-    space_after = context.find(" ", end, end + LONGEST_WORD)
-    if end + LONGEST_WORD >= len(context) and space_after < 0:
+    space_before = context.rfind(" ", max(0, begin - MAX_WORD), begin) if begin else -1
+    space_after = context.find(" ", end, end + MAX_WORD)
+    if end + MAX_WORD >= len(context) and space_after < 0:
         space_after = len(context)
-    return space_before + 1 if space_before >= 0 or begin <= LONGEST_WORD else begin, max(end, space_after)
+    return space_before + 1 if space_before >= 0 or begin <= MAX_WORD else begin, max(end, space_after)
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

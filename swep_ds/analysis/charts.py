@@ -18,7 +18,7 @@ from swep_ds.analysis.plotting import new_figure
 
 POINTS = 400  # a line with more is averaged in blocks
 INCHES = (5.2, 2.9)
-MOST_MARKS = 30  # a line with more points has no marks
+MAX_MARKS = 30  # a line with more points has no marks
 INK = "#010203"  # replaced by the page's text colour in the SVG
 COLOURS = ("#010204", "#010205", "#010206", "#010207")  # replaced by --line-1 to --line-4
 DASHES = ("-", "--", "-.", ":")
@@ -117,7 +117,7 @@ def svg(chart: Chart) -> str:
         for number, (label, (updates, values)) in enumerate(chart.curves.items()):
             turn, index = divmod(number, len(COLOURS))  # every turn pairs the dashes with other colours
             dashes = DASHES[(index + turn) % len(DASHES)]
-            marker = "o" if len(values) <= MOST_MARKS else ""
+            marker = "o" if len(values) <= MAX_MARKS else ""
             axes.plot(updates, values, dashes, color=COLOURS[index], label=label, lw=1.8, marker=marker, ms=3)
         if chart.level:
             name, value = chart.level

@@ -29,9 +29,9 @@ from scipy.special import nctdtr, stdtr, stdtrit
 
 from swep_ds.evaluation.calibration import LEVEL
 
-LEAST_SEEDS = 3  # fewer give no interval
+MIN_SEEDS = 3  # fewer give no interval
 MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
-MOST_SEEDS = 10_000
+MAX_SEEDS = 10_000
 
 
 class Estimate(NamedTuple):
@@ -117,13 +117,13 @@ def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
         sd: standard deviation of the difference from seed to seed, in points; `difference` in points.
 
     Raises:
-        ValueError: more than `MOST_SEEDS`, or `sd` or `difference` is not above 0.
+        ValueError: more than `MAX_SEEDS`, or `sd` or `difference` is not above 0.
     """
     if sd <= 0 or difference <= 0:
         raise ValueError("sd and difference must be above 0")
-    for seeds in range(2, MOST_SEEDS + 1):
+    for seeds in range(2, MAX_SEEDS + 1):
         df, shift = seeds - 1, difference / sd * seeds**0.5
         critical = stdtrit(df, 0.5 + LEVEL / 200)
         if 1 - nctdtr(df, shift, critical) >= power:  # the other tail has next to nothing
             return seeds
-    raise ValueError(f"more than {MOST_SEEDS:,} seeds: lower the power or look for a larger difference")
+    raise ValueError(f"more than {MAX_SEEDS:,} seeds: lower the power or look for a larger difference")

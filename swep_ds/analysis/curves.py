@@ -12,7 +12,7 @@ from pathlib import Path
 from swep_ds.analysis.formats import HEADS
 from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
 from swep_ds.analysis.table import Block, Table
-from swep_ds.files import LONGEST_NAME
+from swep_ds.files import MAX_FILE_NAME_BYTES
 from swep_ds.sweeps.sweep import slug
 
 PANEL = (3.1, 2.5)  # inches
@@ -50,7 +50,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     groups = list(_groups(table["blocks"]))
     for axis, title, blocks in groups:
         is_only = sum(axis == other for other, _, _ in groups) == 1
-        name = "-".join(slug(part) for part in ("curve", axis, *([] if is_only else [title])))[:LONGEST_NAME]
+        name = "-".join(slug(part) for part in ("curve", axis, *([] if is_only else [title])))[:MAX_FILE_NAME_BYTES]
         for metric, head in HEADS.items():
             files += save(plot(axis, title, blocks, metric), folder, f"{name}-{head.lower()}")
     return files

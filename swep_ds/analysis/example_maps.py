@@ -17,8 +17,8 @@ from swep_ds.recipe import Recipe
 
 EACH = 2  # questions of a data set, half of them answered right
 AROUND = 20  # words of the text that are shown before and after the answer
-MOST = 24  # in all
-LARGEST = 10**9  # parameters of a model that is loaded for heat maps
+MAX_MAPS = 24  # in all
+MAX_PARAMETERS = 10**9  # parameters of a model that is loaded for heat maps
 TRIED = 50  # questions of a data set that are looked at for windows with the answer
 
 
@@ -35,10 +35,10 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
     if not answered:
         return HeatMaps()
     try:
-        if (size := _parameters(folder / "model")) > LARGEST:
+        if (size := _parameters(folder / "model")) > MAX_PARAMETERS:
             return HeatMaps(
-                missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above {LARGEST:,}. "
-                "`swep-ds analyze` makes them."
+                missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above "
+                f"{MAX_PARAMETERS:,}. `swep-ds analyze` makes them."
             )
         run = SavedRun.load(folder)
     except InputError as error:
@@ -47,13 +47,13 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
         return HeatMaps(missing=f"{recipe.method.name} has no perturbation that can be looked at after training.")
     maps, incomplete = {}, []
     for name, questions in answered.items():
-        if len(maps) * EACH < MOST and (pairs := _draw(run, questions, EACH)):
+        if len(maps) * EACH < MAX_MAPS and (pairs := _draw(run, questions, EACH)):
             maps[name] = pairs
         if (count := len(maps.get(name, []))) < min(EACH, len(questions)):
             incomplete.append(f"{count} of {name}")
     texts = [words for pairs in maps.values() for _, words in pairs]
     scale = limits(texts) if texts else (0.0, 1.0)
-    note = f"Only {', '.join(incomplete)}: at most {MOST} are drawn, and only where one window holds the answer."
+    note = f"Only {', '.join(incomplete)}: at most {MAX_MAPS} are drawn, and only where one window holds the answer."
     drawn = [
         (name, [(question, Markup(fragment(words, scale, AROUND))) for question, words in pairs])
         for name, pairs in maps.items()

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 ANSWERS = {"gold": "gold answer", "guess": "model's own guess"}
 NOISES = ("learned", "shuffled", "prior")
-FEWEST = 4  # lines of metrics.jsonl; with fewer the interval is too wide to say anything
+MIN_LINES = 4  # lines of metrics.jsonl; with fewer the interval is too wide to say anything
 
 
 class Change(NamedTuple):
@@ -44,7 +44,7 @@ class NoiseEffect(NamedTuple):
 
 
 def noise_effect(lines: Sequence[Mapping[str, Any]], *, trained_shuffled: bool = False) -> NoiseEffect | None:
-    """From metrics.jsonl; None where fewer than `FEWEST` lines of the second half hold the comparison.
+    """From metrics.jsonl; None where fewer than `MIN_LINES` lines of the second half hold the comparison.
 
     Args:
         trained_shuffled: the run trained with the shuffled noise, so the statement begins with that.
@@ -52,7 +52,7 @@ def noise_effect(lines: Sequence[Mapping[str, Any]], *, trained_shuffled: bool =
     names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in NOISES]
     known = [line for line in lines if all(_is_finite(line.get(name)) for name in names)]
     known = [line for line in known if 2 * line["update"] > lines[-1]["update"]]
-    if len(known) < FEWEST:
+    if len(known) < MIN_LINES:
         return None
     nll = {name: np.array([line[name] for line in known]) for name in names}
     learned, shuffled = (

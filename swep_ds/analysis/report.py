@@ -30,7 +30,7 @@ WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answer
 OPEN_DOMAINS, OPEN_MAPS = 3, 2  # data sets whose answers, and whose heat maps, are not folded
 MORE = 4  # answers of each kind and data set that are folded
 OPEN_CHARTS = ("Loss", "Validation", "Deviation of the noise")  # the first two of these are not folded
-LONGEST = 400  # characters that are shown of a text
+MAX_SHOWN = 400  # characters that are shown of a text
 
 
 class Report(NamedTuple):
@@ -243,7 +243,7 @@ def _render(content: Mapping[str, Any]) -> str:
     return jinja.get_template(TEMPLATE).render(content)
 
 
-def _printable(text: str, longest: int = LONGEST) -> str:
+def _printable(text: str, longest: int = MAX_SHOWN) -> str:
     """The text without control characters and lone surrogates, cut to `longest`."""
     shown = "".join(c if c.isprintable() or c.isspace() or ord(c) > 0xFF else "�" for c in text[:longest])
     more = f" … ({len(text):,} characters)" if len(text) > longest else ""

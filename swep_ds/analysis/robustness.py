@@ -21,7 +21,7 @@ from swep_ds.settings import Section, load
 
 LINES = Path(__file__).parent / "lines"
 ABOVE = "above_line"  # beside exact_match and f1 in a set's scores
-LEAST_RUNS, LEAST_SPREAD = 8, 10.0  # a fitted line takes as many runs, over as many points of F1 in domain
+MIN_RUNS, MIN_SPREAD = 8, 10.0  # a fitted line takes as many runs, over as many points of F1 in domain
 PANEL = (3.4, 3.1)  # inches
 
 
@@ -84,10 +84,10 @@ def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
     alike = [scores for scores, sets in zip(runs, tested, strict=True) if sets == most]
     x = np.array([scores[in_domain]["f1"] for scores in alike])
     same = "" if count == len(runs) else " on the same data"
-    if count < LEAST_RUNS or np.ptp(x) < LEAST_SPREAD:
+    if count < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
         return None, (
-            f"Points above the line of in-domain F1: n/a ({count} runs of {row}{same}, but a line takes {LEAST_RUNS}, "
-            f"with F1 over {LEAST_SPREAD:g} points in domain; --line names a published line)."
+            f"Points above the line of in-domain F1: n/a ({count} runs of {row}{same}, but a line takes {MIN_RUNS}, "
+            f"with F1 over {MIN_SPREAD:g} points in domain; --line names a published line)."
         )
     fits = {}
     for name, _ in shifted:

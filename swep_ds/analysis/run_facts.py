@@ -14,7 +14,7 @@ from swep_ds.files import read_lines
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder, batch_of_rank
 from swep_ds.recipe import Recipe
 
-MOST_RANKS = 16  # with more ranks, only those with a note are shown
+MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
 WAITING = 0.1  # a rank waits for data above this share of an update
 
@@ -122,7 +122,7 @@ def ranks(health: Sequence[HealthLine], *, local_forward: bool) -> list[dict[str
         notes += [f"not finite at update {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else "")] if bad else []
         memory = max(line.memory_mib[rank] for line in lines)
         rows.append({"rank": rank, "seconds": (step, data, forward), "memory_mib": memory, "notes": ", ".join(notes)})
-    return [row for row in rows if row["notes"] or 1 < world <= MOST_RANKS]
+    return [row for row in rows if row["notes"] or 1 < world <= MAX_RANKS_SHOWN]
 
 
 def command(folder: Path, recipe: Recipe, results: Results | None) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swep_ds.analysis.crossed import LEAST_SEEDS, LEVEL, Estimate, effective_clusters, estimate
+from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, Estimate, effective_clusters, estimate
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run
 
@@ -22,7 +22,7 @@ Rows = Mapping[str, Sequence[Run]]
 class Difference(NamedTuple):
     """The difference of a row to the base, in points: EM and F1 [2]."""
 
-    crossed: Estimate | None  # None: fewer than `LEAST_SEEDS` seeds in common, or not even two paragraphs
+    crossed: Estimate | None  # None: fewer than `MIN_SEEDS` seeds in common, or not even two paragraphs
     bootstrap: np.ndarray | None  # [2, 2]: low and high; None: not even two paragraphs
 
 
@@ -66,7 +66,7 @@ def _difference(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarr
     if any(effective_clusters(clusters) < 2 for _, clusters in sets):  # they say nothing of other texts
         return Difference(None, None)
     crossed = None
-    if len(sets[0][0]) >= LEAST_SEEDS:
+    if len(sets[0][0]) >= MIN_SEEDS:
         crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters) for values_SQ2, clusters in sets])
     return Difference(crossed, interval(samples))
 

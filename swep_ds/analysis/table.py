@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from swep_ds.analysis import significance
-from swep_ds.analysis.crossed import LEAST_SEEDS, LEVEL, MARGIN, holm
+from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, holm
 from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trained_on
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
@@ -282,7 +282,7 @@ def _difference_notes(base: str) -> list[str]:
         f"Differences are to {base}, in points, seed by seed over the n seeds in common; SD is from seed to seed. The "
         f"{LEVEL} % interval is for other seeds and other questions: crossed over both, questions by article where "
         f"there are {ARTICLES} of them, else by paragraph, or by question where a set asks the same of many texts; it "
-        f"takes {LEAST_SEEDS} seeds.",
+        f"takes {MIN_SEEDS} seeds.",
         "p is adjusted by Holm for all differences of the block but the sweep's primary one. Bold: p below "
         f"{1 - LEVEL / 100:.2f}. No difference: certainly smaller than {MARGIN} points (two one-sided tests at "
         f"{100 - LEVEL} %).",

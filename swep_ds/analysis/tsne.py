@@ -16,7 +16,7 @@ from swep_ds.errors import InputError
 
 SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last hidden state)"}
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}
-FEWEST = 10  # tokens
+MIN_TOKENS = 10  # tokens
 PERPLEXITY = 30.0
 LABELLED = 12  # tokens with their text, at most: those that move farthest
 
@@ -28,7 +28,7 @@ def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, see
     part of them. The perplexity is 30, or a third of the points if that is less.
 
     Raises:
-        InputError: scikit-learn is not installed, a method without perturbation, or fewer than `FEWEST` tokens.
+        InputError: scikit-learn is not installed, a method without perturbation, or fewer than `MIN_TOKENS` tokens.
     """
     try:
         from sklearn.manifold import TSNE
@@ -45,8 +45,8 @@ def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, see
             for when, embeddings in (("before", before), ("after", perturbed.embeddings)):
                 for space, values in (("word", embeddings), ("contextual", run.hidden(embeddings, batch))):
                     vectors[space, when].append(values[0, positions].cpu().numpy())
-    if len(tokens) < FEWEST:
-        raise InputError(f"t-SNE needs {FEWEST} tokens, and there are {len(tokens)}: name more questions")
+    if len(tokens) < MIN_TOKENS:
+        raise InputError(f"t-SNE needs {MIN_TOKENS} tokens, and there are {len(tokens)}: name more questions")
     kept = np.arange(len(tokens))
     if len(tokens) > max_tokens:
         kept = np.sort(np.random.default_rng(seed).choice(len(tokens), max_tokens, replace=False))

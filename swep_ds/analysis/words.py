@@ -17,7 +17,7 @@ from swep_ds.pipeline.folder import RunFolder
 
 SHARES = ["words_changed", "words_changed_clean"]
 COLUMNS = ["run", "method", "seed", "update", *SHARES]
-MOST_MARKS = 40  # a line with more points has no marks
+MAX_MARKS = 40  # a line with more points has no marks
 
 
 def curves(folders: Sequence[Path]) -> pd.DataFrame:
@@ -65,7 +65,7 @@ def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> N
     labels = _labels(table)
     for number, (run, lines) in enumerate(table.groupby("run", sort=False)):
         colour, marker = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
-        marker = marker if len(lines) <= MOST_MARKS else None
+        marker = marker if len(lines) <= MAX_MARKS else None
         for share, label, style in (
             ("words_changed", labels[run], {"marker": marker, "markersize": 4, "lw": 1.8}),
             ("words_changed_clean", f"{labels[run]}, before perturbation", {"ls": (0, (4, 3)), "lw": 1.2}),

@@ -16,7 +16,7 @@ from swep_ds.errors import InputError
 
 # Several MRQA sets put [SEP] after titles, which a BERT tokenizer would read as its own separator.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")
-MOST_NAMED = 100  # questions of a file that a message names
+MAX_NAMED = 100  # questions of a file that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class _Faults:
         _, *others = self.labels
         if not others:
             raise self.first
-        named = ", ".join(others[:MOST_NAMED])
-        rest = f" and {len(others) - MOST_NAMED} others" if len(others) > MOST_NAMED else ""
+        named = ", ".join(others[:MAX_NAMED])
+        rest = f" and {len(others) - MAX_NAMED} others" if len(others) > MAX_NAMED else ""
         raise InputError(
             f"{self.first}; {len(others)} more of this file's questions have faults: {named}{rest}"
         ) from None

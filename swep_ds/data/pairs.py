@@ -25,7 +25,7 @@ from swep_ds.files import check_output, open_input, parse_json, write_atomically
 NO_ANSWER = "answer not in the context"
 BLANK = "blank question, context or answer"
 NO_TEXT = "half a surrogate pair in question, context or answer"
-LONGEST_LINE = 2**26  # bytes
+MAX_LINE_BYTES = 2**26  # bytes
 Pair = tuple[str, str, str, int]  # question, context, answer, the answer's first character in the context
 
 
@@ -67,13 +67,13 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
 
 
 def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
-    """Raises InputError at a line that is not UTF-8, or longer than `LONGEST_LINE`, whose rest it does not read."""
+    """Raises InputError at a line that is not UTF-8, or longer than `MAX_LINE_BYTES`, whose rest it does not read."""
     for number in itertools.count(1):
-        line = file.readline(LONGEST_LINE)
+        line = file.readline(MAX_LINE_BYTES)
         if not line:
             return
-        if len(line) == LONGEST_LINE:
-            raise InputError(f"{source}: line {number} is not a generated pair: it has over {LONGEST_LINE >> 20} MiB")
+        if len(line) == MAX_LINE_BYTES:
+            raise InputError(f"{source}: line {number} is not a generated pair: it has over {MAX_LINE_BYTES >> 20} MiB")
         with parsing(f"{source}: line {number} is not UTF-8 text", "name a file of generated pairs"):
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         yield text

@@ -24,7 +24,7 @@ COLUMNS += ("detected_answers",)  # tells MRQA's rows
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # `most_unpacked`
-LONGEST_HEADER, LONGEST_NUMBER = 4096, 19  # characters of a text table's first line, and of an offset
+MAX_HEADER, MAX_DIGITS = 4096, 19  # characters of a text table's first line, and of an offset
 
 Rows = Iterator[tuple[str, dict[str, Any]]]  # each with its place, "row 7"
 
@@ -55,7 +55,7 @@ def memory_rows(source: str, table: pa.Table) -> Rows:
 def csv_delimiter(text: str) -> str | None:
     """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line does not name the
     columns question and context."""
-    header = text[:LONGEST_HEADER].partition("\n")[0]
+    header = text[:MAX_HEADER].partition("\n")[0]
     for delimiter in ",;\t":
         if {"question", "context"} <= {name.strip(' "\r') for name in header.split(delimiter)}:
             return delimiter
@@ -97,7 +97,7 @@ def csv_answers(where: str, row: dict[str, Any]) -> dict[str, Any]:
             row[name] = parse_json(text, f"{where}: {name}", unique_keys=False)
         elif name == "answers" and name in row:
             row[name] = [text] if text else []
-        elif text and text.isdecimal() and len(text) < LONGEST_NUMBER:
+        elif text and text.isdecimal() and len(text) < MAX_DIGITS:
             row[name] = int(text)
     return row
 

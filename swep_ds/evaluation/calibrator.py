@@ -28,8 +28,8 @@ N_BEST = 5  # answers to a question that are kept, and that features are made of
 FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, N_BEST + 1)))
 FEATURES += ("log_question", "log_context", "log_answer")  # lengths in characters
 FOLDS = 5
-LEAST = 20  # right answers, and wrong ones
-MOST_ODDS = 1e6  # the probability 0 or 1 has this log odds' exponential
+MIN_OF_EACH = 20  # right answers, and wrong ones
+MAX_ODDS = 1e6  # the probability 0 or 1 has this log odds' exponential
 RIDGE = 1.0  # penalty on half the squared weights of standardised features
 KINDS = ("softmax", "temperature", "features")
 
@@ -79,7 +79,7 @@ def features(example: Example, candidates: Sequence[Candidate]) -> list[float]:
 
 
 def _log_odds(probability: float) -> float:
-    least = 1 / (1 + MOST_ODDS)
+    least = 1 / (1 + MAX_ODDS)
     kept = min(max(probability, least), 1 - least)
     return math.log(kept / (1 - kept))
 
@@ -94,7 +94,7 @@ class TooFew(NamedTuple):
     def __str__(self) -> str:
         return (
             f"confidences are softmax probabilities: {self.right} right and {self.wrong} wrong answers about "
-            f"{self.texts} texts are too few to calibrate them, which takes {LEAST}, {LEAST} and {FOLDS}"
+            f"{self.texts} texts are too few to calibrate them, which takes {MIN_OF_EACH}, {MIN_OF_EACH} and {FOLDS}"
         )
 
 
@@ -109,7 +109,7 @@ def fit(
     """
     right_N = np.asarray(right_N, dtype=float)
     few = TooFew(int(right_N.sum()), int((1 - right_N).sum()), len(set(clusters_N)))
-    if min(few.right, few.wrong) < LEAST or few.texts < FOLDS:
+    if min(few.right, few.wrong) < MIN_OF_EACH or few.texts < FOLDS:
         return few
     fold_N = _folds(clusters_N)
     log_loss = {kind: _cross_validated(kind, features_NF, right_N, fold_N) for kind in KINDS}

@@ -19,7 +19,7 @@ from swep_ds.data.readers import Example
 from swep_ds.evaluation.spans import Null
 
 LOWEST = -1e30  # in place of a log probability that is not a finite number: its answer never wins
-SMALLEST = 1e-30  # probability of any answer beside an empty one that has all of it, but for rounding
+MIN_PROBABILITY = 1e-30  # probability of any answer beside an empty one that has all of it, but for rounding
 
 
 class GeneratedAnswer(NamedTuple):
@@ -64,7 +64,7 @@ class GeneratedAnswers:
         """The empty answer by example id: its log probability, probability and log odds."""
         nulls = {}
         for row, log_p in sorted(self._null.items()):
-            odds = log_p - math.log(max(-math.expm1(log_p), SMALLEST))
+            odds = log_p - math.log(max(-math.expm1(log_p), MIN_PROBABILITY))
             nulls[self.examples[row].id] = Null(log_p, math.exp(log_p), odds)
         return nulls
 

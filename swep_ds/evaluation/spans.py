@@ -28,8 +28,8 @@ from swep_ds.data.readers import Example
 
 LOW = 0xFFFFFFFF  # the low 32 bits
 NEVER = np.float32(-np.inf)
-LARGEST = float(np.finfo(np.float32).max)
-LOWEST = -4 * LARGEST  # below any span's score
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+LOWEST = -4 * MAX_FLOAT32  # below any span's score
 OFFSETS = ("offset_start", "offset_end")  # columns: each context token's characters
 BLANK = np.array([chr(point).isspace() for point in range(0x3001)] + [False])  # by code point; there are none above
 
@@ -152,10 +152,10 @@ def log_normaliser(
 
     def weights(logits_BT: Tensor, begin_B: np.ndarray, end_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """exp(logit - the window's highest), 0 outside; and the highest."""
-        score_BT = logits_BT.cpu().double().numpy().clip(-LARGEST, LARGEST)  # inf - inf would be NaN
+        score_BT = logits_BT.cpu().double().numpy().clip(-MAX_FLOAT32, MAX_FLOAT32)  # inf - inf would be NaN
         inside_BT = (position_T >= begin_B[:, None]) & (position_T < end_B[:, None]) & ~np.isnan(score_BT)
-        score_BT = np.where(inside_BT & (score_BT > -LARGEST), score_BT, -np.inf)
-        highest_B = np.maximum(score_BT.max(axis=1), -LARGEST)
+        score_BT = np.where(inside_BT & (score_BT > -MAX_FLOAT32), score_BT, -np.inf)
+        highest_B = np.maximum(score_BT.max(axis=1), -MAX_FLOAT32)
         return np.exp(score_BT - highest_B[:, None]), highest_B
 
     start_BT, start_B = weights(start_logits_BT, own_begin_B, own_end_B)
@@ -233,7 +233,7 @@ class SpanDecoder:
         for row, log_sum in zip(columns["example"].tolist(), log_sums, strict=True):
             self._log_sums[row] = float(np.logaddexp(self._log_sums.get(row, -np.inf), log_sum))
         if self.null:
-            null_2B = logits[:, :, 0].double().nan_to_num(nan=-LARGEST).clamp(-LARGEST, LARGEST)
+            null_2B = logits[:, :, 0].double().nan_to_num(nan=-MAX_FLOAT32).clamp(-MAX_FLOAT32, MAX_FLOAT32)
             for row, null in zip(columns["example"].tolist(), null_2B.sum(0).tolist(), strict=True):
                 self._null_scores[row] = min(self._null_scores.get(row, null), null)
         self._parts.append((columns["example"][window], score, *characters))
@@ -266,7 +266,7 @@ class SpanDecoder:
     def _probabilities(self, example: np.ndarray, score: np.ndarray) -> np.ndarray:
         """The probabilities [C], float64, of candidates with these scores [C] of these examples [C]."""
         log_sum = np.array([self._log_sum(row) for row in example.tolist()])
-        finite = score.astype(np.float64).clip(-2 * LARGEST, 2 * LARGEST)  # two infinite logits add up to inf
+        finite = score.astype(np.float64).clip(-2 * MAX_FLOAT32, 2 * MAX_FLOAT32)  # two infinite logits add up to inf
         return np.exp(np.minimum(0.0, finite - log_sum))
 
     def n_best(self, count: int | None = None) -> dict[str, list[Answer]]:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, gaussian, uniform
 
-LEAST = 1e-6  # share of the nll below which the divergence is called nothing
+MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothing
 
 
 class R3fSettings(Settings):
@@ -40,7 +40,7 @@ class R3f(Method):
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         added = 2 * self.settings.divergence_weight * means["divergence"]
-        if added > LEAST * means["nll_clean"]:
+        if added > MIN_SHARE * means["nll_clean"]:
             return None
         return (
             f"the divergence adds {added:.1e} to the loss, so R3F hardly differs from MLE: the noise is small, and "

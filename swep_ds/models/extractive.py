@@ -19,7 +19,7 @@ from swep_ds.models.outputs import QAModel, QAOutput
 
 # Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
 # and for a batch of a single window. That is PyTorch's own limit, and all models of a process share it.
-MOST_GRAPHS = 64
+MAX_GRAPHS = 64
 
 
 class ExtractiveQA(QAModel):
@@ -113,8 +113,8 @@ class ExtractiveQA(QAModel):
 
 def _compile(model: PreTrainedModel) -> None:
     """Compiles the model in place, so that parameter names stay, and as one graph: PyTorch then raises where it would
-    fall back to eager execution, at what it cannot compile and beyond MOST_GRAPHS."""
-    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    fall back to eager execution, at what it cannot compile and beyond MAX_GRAPHS."""
+    torch._dynamo.config.recompile_limit = MAX_GRAPHS
     with torch.no_grad():
         # the first call that asks for hidden states installs transformers' hooks, under a lock that cannot be compiled
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), output_hidden_states=True)
@@ -128,6 +128,6 @@ def _refusals(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     except faults.FailOnRecompileLimitHit as error:
-        raise InputError(f"train.compile: {kind} takes more than {MOST_GRAPHS} graphs: set it to false") from error
+        raise InputError(f"train.compile: {kind} takes more than {MAX_GRAPHS} graphs: set it to false") from error
     except faults.TorchDynamoException as error:
         raise InputError(f"train.compile: PyTorch cannot compile {kind} ({reason(error)}): set it to false") from error

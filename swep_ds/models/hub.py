@@ -17,7 +17,7 @@ from swep_ds.models.folders import check_cache, check_folder, load_config, model
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
 UNUSED_IDS = 100_000  # a vocabulary may leave so many out; the tokenizers library iterates over all of them
-LEAST_KNOWN = 0.5  # share of a text's characters
+MIN_KNOWN = 0.5  # share of a text's characters
 
 
 def resolve_model(name: str, option: str = "model.name") -> str:
@@ -133,7 +133,7 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
         data: how the user named the texts, as in "data.train".
 
     Raises:
-        InputError: less than `LEAST_KNOWN` of their characters, spaces aside, are known.
+        InputError: less than `MIN_KNOWN` of their characters, spaces aside, are known.
     """
     known = total = 0
     for text in (text[:1000] for text in texts):
@@ -144,7 +144,7 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
                 covered.update(range(begin, end))
         letters = {place for place, letter in enumerate(text) if not letter.isspace()}
         known, total = known + len(covered & letters), total + len(letters)
-    if known < LEAST_KNOWN * total:
+    if known < MIN_KNOWN * total:
         raise InputError(
             f"{label}: its tokenizer knows {known / total:.0%} of the first texts of {data}: name a model for this "
             "language, in a folder with the model's own tokenizer files"

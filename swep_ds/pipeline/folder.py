@@ -36,8 +36,8 @@ FILES = (RECIPE, BATCH, DS_CONFIG, "metrics.jsonl", "health.jsonl", "wandb_id", 
 FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
 REPLACED = ("model", ".model.unfinished", ".model.old")  # as a whole
 FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", *BY_TEST, *REPLACED)
-DEEPEST = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
-MOST_RANKS = 4096  # up to which a message lists numbers of ranks
+LONGEST_PATH = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
+MAX_RANKS_LISTED = 4096  # up to which a message lists numbers of ranks
 # A network file system may hold a dead node's lock for a minute or two; a run that Slurm restarts waits for that.
 LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 2.0
 Number = Annotated[int, Field(gt=0, le=2**31)]
@@ -91,7 +91,7 @@ class GlobalBatch:
             )
         share, rest = divmod(self.windows, world_size)
         if rest:
-            fit = [str(n) for n in range(1, min(self.windows, MOST_RANKS) + 1) if self.windows % n == 0]
+            fit = [str(n) for n in range(1, min(self.windows, MAX_RANKS_LISTED) + 1) if self.windows % n == 0]
             raise InputError(
                 f"the run began with a global batch of {self.windows}, which {world_size} ranks cannot share evenly: "
                 f"start it on {', '.join(fit)} rank(s), or start a new run with another --output_dir"
@@ -172,7 +172,7 @@ class RunFolder:
             InputError: another process, another run or other files are in the folder, it cannot be written to, or
                 there is no such checkpoint.
         """
-        user_path(str(self.path / DEEPEST), "--output_dir")
+        user_path(str(self.path / LONGEST_PATH), "--output_dir")
         self._check_owner(recipe, resume)
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._lock = _lock(self.path)

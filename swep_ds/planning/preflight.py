@@ -41,7 +41,7 @@ FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that 
 ENDS = 2**16  # bytes at a file's head and tail that are compared
 SHARED_SECONDS = 5.0  # until a file that another node has written must be visible
 SHOWN = 4  # hosts, or values of one subject
-LONGEST = 60  # characters of a list of ranks
+MAX_LIST_CHARACTERS = 60  # characters of a list of ranks
 LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
 
 
@@ -237,6 +237,6 @@ def _ranks(group: Sequence[int], hosts: Sequence[str]) -> str:
     names = list(dict.fromkeys(hosts[rank] for rank in group))
     shown = ", ".join(names[:SHOWN]) + (f", ... {len(names)} hosts" if len(names) > SHOWN else "")
     numbers = ranks_of(group)
-    if len(numbers) > LONGEST:
-        numbers = f"{numbers[:LONGEST].rpartition(',')[0]}, ... {len(group)} in all"
+    if len(numbers) > MAX_LIST_CHARACTERS:
+        numbers = f"{numbers[:MAX_LIST_CHARACTERS].rpartition(',')[0]}, ... {len(group)} in all"
     return f"{numbers} ({shown})"

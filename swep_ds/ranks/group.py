@@ -36,7 +36,7 @@ from swep_ds.ranks.launcher import free_port
 from swep_ds.ranks.rendezvous import meet
 from swep_ds.ranks.signals import exit_single_rank, request
 
-LONGEST_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
+MAX_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
 
 T = TypeVar("T")
@@ -161,9 +161,9 @@ def _join(launch: Launch) -> None:
 
 
 def wait_long() -> None:
-    """Lets the collectives of all existing groups wait for `LONGEST_WAIT`."""
+    """Lets the collectives of all existing groups wait for `MAX_WAIT`."""
     for group in list(distributed_c10d._world.pg_map):
-        distributed_c10d._set_pg_timeout(LONGEST_WAIT, group)
+        distributed_c10d._set_pg_timeout(MAX_WAIT, group)
 
 
 def _connect(launch: Launch) -> None:

@@ -37,7 +37,7 @@ MESSAGES = 250
 CONNECT_SECONDS = 30.0
 GRACE_SECONDS = 1.0  # from a first fault to the end of all ranks: others may follow, and the cause may come second
 LEAVE_SECONDS = 10.0  # for rank 0 to answer a rank that ends
-LONGEST = 4096  # bytes of a message
+MAX_MESSAGE_BYTES = 4096  # bytes of a message
 SHOWN = 8  # faults in a message
 
 
@@ -162,7 +162,7 @@ class Stream:
             raise EOFError
         *lines, self._in = (self._in + data).split(b"\n")
         messages = [json.loads(line) for line in lines]
-        if len(self._in) > LONGEST or not all(isinstance(message, dict) for message in messages):
+        if len(self._in) > MAX_MESSAGE_BYTES or not all(isinstance(message, dict) for message in messages):
             raise ValueError
         return messages
 

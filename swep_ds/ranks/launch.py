@@ -23,8 +23,8 @@ CHOICES = {
     "SWEP_KERNELS": ("auto", "torch", "triton"),
     "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL"),
 }
-MOST = 10**9 - 1
-MOST_RANKS = 10**6
+MAX_NUMBER = 10**9 - 1
+MAX_RANKS = 10**6
 RESOLVE_SECONDS = 30.0  # for the name of rank 0's host to resolve: a Kubernetes pod gets its own once it runs
 
 
@@ -64,7 +64,7 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
     """
     env, ranks = os.environ if env is None else env, None
     try:
-        of_slurm = "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS, default=1) > 1
+        of_slurm = "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, MAX_RANKS, default=1) > 1
         if not of_slurm and "RANK" not in env and "WORLD_SIZE" not in env:
             return Launch(0, 0, 1, None, None, None)
         ranks = rank, local, world, job = _slurm_ranks(env) if of_slurm else _ranks(env)
@@ -91,7 +91,7 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:
             f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
             "`deepspeed`, `torchrun` or `srun`, or unset RANK and WORLD_SIZE for one process"
         )
-    world = _number(env, "WORLD_SIZE", 1, MOST_RANKS)
+    world = _number(env, "WORLD_SIZE", 1, MAX_RANKS)
     rank = _number(env, "RANK", 0, world - 1, "WORLD_SIZE")
     size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "WORLD_SIZE"  # torchrun sets the former
     local = _number(env, "LOCAL_RANK", 0, _number(env, size, 1, world, "WORLD_SIZE") - 1, size)
@@ -100,7 +100,7 @@ def _ranks(env: Mapping[str, str]) -> tuple[int, int, int, str | None]:
 
 
 def _slurm_ranks(env: Mapping[str, str]) -> tuple[int, int, int, str]:
-    world = _number(env, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS)
+    world = _number(env, "SLURM_STEP_NUM_TASKS", 1, MAX_RANKS)
     rank = _number(env, "SLURM_PROCID", 0, world - 1, "SLURM_STEP_NUM_TASKS")
     local = _number(env, "SLURM_LOCALID", 0, world - 1, "SLURM_STEP_NUM_TASKS")
     return rank, local, world, f"Slurm {env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
@@ -184,7 +184,7 @@ def check_libraries() -> None:
 
 
 def _number(
-    env: Mapping[str, str], name: str, least: int, most: int = MOST, of: str = "", *, default: int | None = None
+    env: Mapping[str, str], name: str, least: int, most: int = MAX_NUMBER, of: str = "", *, default: int | None = None
 ) -> int:
     """A whole number from `least` to `most`; the variable `of` sets that limit."""
     text = env.get(name)
@@ -194,7 +194,7 @@ def _number(
         return default
     if re.fullmatch(r"\d{1,10}", text, re.ASCII) and least <= int(text) <= most:
         return int(text)
-    limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
+    limits = f"of at least {least}" if most == MAX_NUMBER else f"from {least} to {most}"
     _refuse(name, text, f"must be a whole number {limits}{f' ({of} is {env[of]})' if of else ''}")
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from swep_ds.errors import printable
 
-MOST_FAULTS = 20  # listed per file
+MAX_FAULTS_LISTED = 20  # listed per file
 Advice = Callable[[str, str], str]  # how to give a field, by its dotted name, a value
 
 
@@ -29,9 +29,9 @@ def argument(field: str, value: str) -> str:
 
 
 def join(messages: Sequence[str]) -> str:
-    """Messages on one line, of which at most `MOST_FAULTS` are shown."""
-    more = f"; and {len(messages) - MOST_FAULTS} more" if len(messages) > MOST_FAULTS else ""
-    return f"{'; '.join(messages[:MOST_FAULTS])}{more}"
+    """Messages on one line, of which at most `MAX_FAULTS_LISTED` are shown."""
+    more = f"; and {len(messages) - MAX_FAULTS_LISTED} more" if len(messages) > MAX_FAULTS_LISTED else ""
+    return f"{'; '.join(messages[:MAX_FAULTS_LISTED])}{more}"
 
 
 def explain(error: Any, model: type[BaseModel], advise: Advice) -> str:

@@ -20,9 +20,9 @@ from swep_ds.files import read_text, user_path
 from swep_ds.settings.messages import kinds_of, shown, suggest
 from swep_ds.settings.sections import S, Section, validate
 
-MOST_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
-DEEPEST = 100  # levels of YAML; Python's limit on recursion is for other code to raise
-MOST_PARENTS = 10  # sections above a field that --set names
+MAX_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
+MAX_DEPTH = 100  # levels of YAML; Python's limit on recursion is for other code to raise
+MAX_PARENTS = 10  # sections above a field that --set names
 CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
 
 
@@ -34,7 +34,7 @@ def parse_yaml(text: str, what: str) -> Any:
 
     Raises InputError: not YAML, a repeated key, nested too deep, or more than a megabyte, with aliases unfolded.
     """
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
     # beside YAMLError, PyYAML raises whatever a date like 2019-13-45 or a list as a key does
     with parsing(f"{what}: not YAML", "correct it, or quote the value"):
@@ -44,7 +44,7 @@ def parse_yaml(text: str, what: str) -> Any:
             node = loader.get_single_node()
             if node is None:
                 return None
-            if _size(node, {}) > MOST_CHARACTERS:
+            if _size(node, {}) > MAX_CHARACTERS:
                 raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
             return loader.construct_document(node)
         except RecursionError:
@@ -57,7 +57,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if self.depth > DEEPEST:
+        if self.depth > MAX_DEPTH:
             raise RecursionError
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -220,7 +220,7 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     field, separator, text = override.partition("=")
     field, override = field.strip(), shown(override, str)
     *parents, leaf = field.split(".")
-    if not separator or not all([*parents, leaf]) or len(parents) > MOST_PARENTS:
+    if not separator or not all([*parents, leaf]) or len(parents) > MAX_PARENTS:
         raise InputError(f"--set {override}: write it as section.field=value")
     value = parse_yaml(text, f"--set {override}")
     if isinstance(value, str) and "e" in value.lower():

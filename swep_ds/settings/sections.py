@@ -11,8 +11,8 @@ from swep_ds.errors import InputError
 from swep_ds.settings.messages import Advice, FieldFault, argument, explain, join, option, shown
 from swep_ds.settings.schema import add_meanings
 
-LONGEST_TEXT = 4096  # characters of a value; Linux takes no longer path
-LARGEST = 10**30  # pydantic cannot compare, nor Python print, integers of any length
+MAX_TEXT = 4096  # characters of a value; Linux takes no longer path
+MAX_INTEGER = 10**30  # pydantic cannot compare, nor Python print, integers of any length
 
 
 class _Settings(type(BaseModel)):
@@ -55,8 +55,8 @@ def _fault(leaf: Any, types: set[Any]) -> str | None:
         return f"{leaf} is not a number: write one"
     if not isinstance(leaf, str):
         return None
-    if len(leaf) > LONGEST_TEXT:
-        return f"text of {len(leaf):,} characters: shorten it to {LONGEST_TEXT:,}"
+    if len(leaf) > MAX_TEXT:
+        return f"text of {len(leaf):,} characters: shorten it to {MAX_TEXT:,}"
     # control characters, halves of surrogate pairs, separators of lines and paragraphs
     wrong = next((c for c in leaf if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
     if wrong is None:
@@ -149,7 +149,7 @@ def validate(
 def _validated(model: type[S], tree: dict[str, Any], advise: Advice) -> tuple[S | None, list[tuple[tuple, str]]]:
     """The settings, or the location and the message of each fault."""
     for name, value in flatten(tree).items():
-        if any(isinstance(leaf, int) and abs(leaf) > LARGEST for leaf in leaves(value)):
+        if any(isinstance(leaf, int) and abs(leaf) > MAX_INTEGER for leaf in leaves(value)):
             return None, [(tuple(name.split(".")), f"{shown(name, str)}: has more than 30 digits: correct it")]
     try:
         return model.model_validate(tree), []

@@ -45,8 +45,8 @@ Settings = dict[str, Any]  # dotted name -> value
 # or, where that has train.average, "VARIANT, unaveraged": its last weights
 Primary = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
-MOST_RUNS = 10_000
-LONGEST_FOLDER = 200  # bytes of a run's folder name; NAME.log is beside the folder
+MAX_RUNS = 10_000
+MAX_FOLDER_BYTES = 200  # bytes of a run's folder name; NAME.log is beside the folder
 
 
 class Sweep(Section):
@@ -299,8 +299,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     for override in overrides:
         _check_override(override, sweep, path)
     count = math.prod(map(len, (sweep.seeds, sweep.variants, *sweep.across.values())))
-    if count > MOST_RUNS:
-        raise InputError(f"{path}: variants x across x seeds are {count:,} runs: leave at most {MOST_RUNS:,}")
+    if count > MAX_RUNS:
+        raise InputError(f"{path}: variants x across x seeds are {count:,} runs: leave at most {MAX_RUNS:,}")
     cells = []
     for seed, (labels, point), variant in itertools.product(sweep.seeds, list(sweep.points()), sweep.variants):
         settings = {"tracking.group": path.stem} | _merge(_merge(sweep.set, point), sweep.variants[variant])
@@ -313,7 +313,7 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
-        if len(name) > LONGEST_FOLDER:
+        if len(name) > MAX_FOLDER_BYTES:
             raise InputError(f"{place}: the folder {name} is too long a name: shorten them")
         cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, sweep.primary))
     _check_cells(cells, path)

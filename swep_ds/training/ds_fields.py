@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from swep_ds.settings import messages
 
 AUTO = "auto"
-LARGEST = 2**63 - 1  # C++ has 64 bits for a tensor's size or a counter
+MAX_INT64 = 2**63 - 1  # C++ has 64 bits for a tensor's size or a counter
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list"}
 # A block is a mapping of its fields, or DeepSpeed's own model of it, with the fields of the installed version.
 FIELDS: dict[str, Any] = {
@@ -69,13 +69,13 @@ FIELDS: dict[str, Any] = {
 # smallest and largest number, where DeepSpeed does not check it or checks it only when it uses it
 RANGES = {
     "gradient_predivide_factor": (1e-6, 1e6),
-    "steps_per_print": (1, LARGEST),
+    "steps_per_print": (1, MAX_INT64),
     "aio.block_size": (1, 2**30),
     **dict.fromkeys(("aio.queue_depth", "aio.intra_op_parallelism", "aio.thread_count"), (1, 2**20)),
-    "flops_profiler.profile_step": (1, LARGEST),
+    "flops_profiler.profile_step": (1, MAX_INT64),
     "flops_profiler.top_modules": (1, 2**20),
     "flops_profiler.recompute_fwd_factor": (0, 2**10),
-    "fp16.hysteresis": (1, LARGEST),
+    "fp16.hysteresis": (1, MAX_INT64),
     "fp16.initial_scale_power": (0, 64),
     "fp16.loss_scale": (0, 2**64),
 }
@@ -179,7 +179,7 @@ def _value_faults(field: str, value: Any, kinds: list[Any]) -> list[str]:
     elif float not in kinds and value != int(value):
         wanted = "a whole number"
     else:
-        low, high = RANGES.get(field, (-LARGEST, LARGEST))
+        low, high = RANGES.get(field, (-MAX_INT64, MAX_INT64))
         wanted = None if low <= value <= high else f"a number from {low} to {high}"
     return [f"{field} is {shown(value)}: write {wanted}"] if wanted else []
 

@@ -227,7 +227,7 @@ def test_what_is_missing_is_left_out_and_said(run):
 
 
 def test_a_large_model_is_not_loaded_again(run, monkeypatch):
-    monkeypatch.setattr(example_maps, "LARGEST", 1000)
+    monkeypatch.setattr(example_maps, "MAX_PARAMETERS", 1000)
     shutil.rmtree(run / "predictions")
     (run / "predictions").mkdir()
     (run / "predictions" / "squad.json").write_text('{"r1": "1204"}')

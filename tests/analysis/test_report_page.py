@@ -19,7 +19,7 @@ from tests.support.report_runs import Page, write_runs
 
 DOMAINS = ("encyclopedia", "news", "forum", "reviews", "biomedicine")
 NAMES = ("exact_match", "f1")
-LONGEST = 6200  # pixels of a page 1400 wide: seven screens
+MAX_HEIGHT = 6200  # pixels of a page 1400 wide: seven screens
 STYLE = Path(report.__file__).with_name("report.css.jinja")
 
 
@@ -136,7 +136,7 @@ def test_in_a_browser_nothing_overlaps_or_scrolls_sideways(page, tmp_path, width
     assert shown["overlaps"] == []
     assert shown["faint"] == []
     if width == 1400:
-        assert shown["height"] <= LONGEST
+        assert shown["height"] <= MAX_HEIGHT
 
 
 @pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium is installed")

@@ -233,14 +233,16 @@ def test_half_precision_logits_are_added_in_float32():
     assert decoder.n_best()["id0"][0].score == 257.0
 
 
-LARGEST = float(np.finfo(np.float32).max)
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @settings(deadline=None)
 @given(
     logits=st.lists(
         st.lists(
-            st.sampled_from([-math.inf, -LARGEST, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, LARGEST]), min_size=5, max_size=5
+            st.sampled_from([-math.inf, -MAX_FLOAT32, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, MAX_FLOAT32]),
+            min_size=5,
+            max_size=5,
         ),
         min_size=2,
         max_size=2,

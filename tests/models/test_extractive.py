@@ -84,7 +84,7 @@ def one_graph(tmp_path, monkeypatch) -> ExtractiveQA:
     """A compiled model that may take one graph, which runs without compiling any C++."""
     limit = torch._dynamo.config.recompile_limit
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
-    monkeypatch.setattr(extractive, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(extractive, "MAX_GRAPHS", 1)
     tiny_models.model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
     torch._dynamo.reset()
     yield tiny_models.load(tmp_path, compiled=True)

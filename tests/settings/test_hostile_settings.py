@@ -11,7 +11,7 @@ from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import Section, parse_yaml, validate
-from swep_ds.settings.reading import MOST_CHARACTERS
+from swep_ds.settings.reading import MAX_CHARACTERS
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.bad_input import refused
 from tests.support.hostile import NO_FILES
@@ -55,7 +55,7 @@ def path(tmp_path):
         ("a: &a {b: *a}", "its aliases unfold"),
         (DEEP, "nested too deep: flatten it"),
         (f"a: {DIGITS}", "not YAML"),
-        ("x" * (MOST_CHARACTERS + 1), "too many for settings"),
+        ("x" * (MAX_CHARACTERS + 1), "too many for settings"),
         ("a: !!python/object/apply:os.system [id]", "not YAML"),
         ("? [a]\n: b", "not YAML"),
         ("a: \x07", "not YAML"),

@@ -22,7 +22,7 @@ from swep_ds.ranks import signals as stop_signals
 from swep_ds.recipe import Recipe
 from tests.support.ports import free_port
 
-LONGEST = 600  # s, of a run
+MAX_SECONDS = 600  # s, of a run
 
 
 def meet(faults: list[str]) -> None:
@@ -30,7 +30,7 @@ def meet(faults: list[str]) -> None:
         if fault == "raise":
             raise ZeroDivisionError("of the test")
         if fault == "wait":
-            time.sleep(2 * LONGEST)
+            time.sleep(2 * MAX_SECONDS)
         else:
             os.kill(os.getpid(), signal.Signals[fault])
             while signal.Signals[fault] in stop_signals.SIGNALS and not stop_signals.request.number:
@@ -46,7 +46,7 @@ def train(asked: dict, folder: Path, rank: int) -> None:
             meet(faults[1:])
 
     ranks.step_listeners.append(listen)
-    stop_signals.JOIN_SECONDS = LONGEST
+    stop_signals.JOIN_SECONDS = MAX_SECONDS
     stop_signals.REPEAT_SECONDS = asked.get("repeat_seconds", stop_signals.REPEAT_SECONDS)
     if faults[0] == "imports":
         meet(faults[1:])
@@ -84,7 +84,7 @@ def make(asked: dict, folder: Path) -> dict:
         elif pid:
             codes[children[pid]] = os.waitstatus_to_exitcode(status)
             continue
-        late = time.monotonic() - began > LONGEST
+        late = time.monotonic() - began > MAX_SECONDS
         for pid, rank in children.items():
             warned = pid in stopped and any(is_called_silent(rank, file) for file in errors)
             if rank not in codes and (late or warned):

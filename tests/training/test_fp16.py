@@ -18,7 +18,7 @@ from swep_ds.training.loop import _read_engine, run_update
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
 
-MOST, POWER = 20, 18  # a scale that overflows at first
+UPDATES, POWER = 20, 18  # a scale that overflows at first
 SET = ["train.precision=fp16", "train.average=ema", "train.average_decay=0.6", "method.kl_target=4000"]
 SET += ["method.noise_learning_rate=5e-3", "method.noise_max_grad_norm=0.3"]
 
@@ -45,11 +45,11 @@ def test_a_skipped_update_changes_no_weight_counts_in_the_mean_and_has_no_norm(f
     recipe = Recipe.load(str(folder / "recipe.yaml"), SET)
     with process_group():
         job = prepare.prepare(recipe, str(file))
-        engine = build_engine(job.objective, job.config, recipe.train, MOST)
-        average, parts = WeightAverage.of(engine, recipe.train, MOST), job.objective.parts("split")
-        batches, skips, scale = iter(job.batches[update] for update in range(MOST)), [], 2.0**POWER
+        engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
+        average, parts = WeightAverage.of(engine, recipe.train, UPDATES), job.objective.parts("split")
+        batches, skips, scale = iter(job.batches[update] for update in range(UPDATES)), [], 2.0**POWER
         weights, before = [], weights_of(engine)
-        for update in range(MOST):
+        for update in range(UPDATES):
             run_update(engine, batches, 1, MicroStep(update), parts)
             average.add(update + 1)
             numbers, now = _read_engine(engine, "fp16"), weights_of(engine)
