@@ -350,7 +350,8 @@ class Recipe(Section):
 def _check_source_domain(
     base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any], *, in_python: bool = False
 ) -> None:
-    """Where a `layer` over a recipe changes data.train, is the first test set, the source domain, still the recipe's?
+    """Checks that the source domain, which is the first test set, still fits where a `layer` (a file, --set or a call)
+    replaces data.train.
 
     Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
     layer adds others: the only domain that was trained on could count as out of domain.

@@ -113,8 +113,11 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
 
 
 class _Measured(NamedTuple):
-    """By data set and, of several others than the first, `MEAN`: EM and F1 in percent [2], and, where there are any,
-    their means over resampled questions [RESAMPLES, 2]."""
+    """EM and F1 by data set. If there are two or more shifted sets, the key `MEAN` has their mean.
+
+    scores: in percent, [2].
+    samples: the same over resampled questions, [RESAMPLES, 2]; only for sets whose answers are known.
+    """
 
     scores: dict[str, np.ndarray]
     samples: dict[str, np.ndarray]

@@ -67,8 +67,8 @@ class Predictions:
         return {id_: null.odds for id_, null in self.nulls.items()}
 
     def declining(self, threshold: float | None) -> "Predictions":
-        """These, with the null answer first for each question whose null odds exceed the threshold, and elsewhere where
-        it is among the n best. With None no question is declined."""
+        """The same predictions, after the decision to decline. Where a question's null odds exceed the threshold, the
+        null answer comes first; elsewhere it is kept only if it is among the n best. None declines no question."""
         n_best = {
             id_: with_null(answers, self.nulls.get(id_), threshold)[:N_BEST] for id_, answers in self.n_best.items()
         }

@@ -43,8 +43,8 @@ class SetScore(Checked):
 
 
 class CalibratedScore(SetScore):
-    """With calibration (`calibration.py`), which results of earlier versions lack, and of a data set with unanswerable
-    questions what SQuAD v2.0's scorer adds."""
+    """A set's scores with two optional parts. Results of earlier versions lack the calibration (`calibration.py`). Only
+    data sets with unanswerable questions have what SQuAD v2.0's scorer adds."""
 
     ece: Percent | None = None
     aurc: Percent | None = None

@@ -67,9 +67,9 @@ class Scorer:
     def score(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, float | int]:
         """Scores a data set: `predictions` maps question id to answer, `golds` question id to accepted answers.
 
-        Returns "exact_match" and "f1" in percent of the questions in `golds`, and "total", their number (>= 1). Where
-        some have no answer, also those of the questions with one (`has_answer_...`) and without (`no_answer_...`).
-        Predictions for other ids are ignored.
+        Returns "exact_match" and "f1" in percent of the questions in `golds`, and "total", their number (>= 1). If some
+        questions have no answer, it also returns the scores of those that have one (`has_answer_...`) and of the others
+        (`no_answer_...`). Predictions for other ids are ignored.
         """
         scores = self.by_question(predictions, golds)
         parts = {"": list(golds)}
