@@ -60,7 +60,7 @@ for model in "${models[@]}"; do
     for later in "${after[@]}"; do skip "$later" "there is no plan"; done
     continue
   fi
-  command=$(grep '^    swep-ds train ' "$out/$name-plan.log" | tail -n 1)
+  command=$(tac "$out/$name-plan.log" | sed '/^== started again/q' | grep -m 1 '^    swep-ds train ')
   if [ -z "$command" ]; then
     for later in "${after[@]}"; do skip "$later" "the model fits with no ds_config ($(tail -n 1 "$out/$name-plan.log"))"; done
     continue

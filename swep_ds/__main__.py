@@ -46,8 +46,9 @@ def parser() -> argparse.ArgumentParser:
 def _unknown(name: str) -> str:
     words = sys.argv[1:]
     if words and words[0].startswith("-"):
-        text = shlex.join(word for word in words if word not in COMMANDS)
-        raise InputError(f"options follow a command: swep-ds {name if name in COMMANDS else 'train'} {text}")
+        place = max((place for place, word in enumerate(words) if word in COMMANDS), default=None)
+        command = "train" if place is None else words.pop(place)
+        raise InputError(f"options follow a command: swep-ds {command} {shlex.join(words)}")
     from swep_ds.settings import suggest  # reads YAML, which takes time to import
 
     raise InputError(f"{name}: no such command{suggest(name, COMMANDS)}")

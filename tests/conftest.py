@@ -16,7 +16,6 @@ _datasets_cache = tempfile.mkdtemp(prefix="swep_ds-tests-")
 atexit.register(shutil.rmtree, _datasets_cache, ignore_errors=True)
 # of the job or the shell that starts the tests, if any
 INHERITED = ("SLURM", "SBATCH_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "SWEP_")
-INHERITED += ("TRITON_INTERPRET",)
 for _name in [name for name in os.environ if name.startswith(INHERITED)]:
     del os.environ[_name]
 # before anything imports deepspeed or datasets; the runs that tests start inherit them

@@ -5,7 +5,6 @@ line are what a method for robustness should add (Taori et al., NeurIPS 2020). T
 both axes. It is fitted to the base row's runs if there are enough with different F1 in domain, or read from a file.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -70,30 +69,26 @@ def published(name_or_path: str) -> Line:
 def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
     """The line through a row's runs, or None; and a note that says why it is missing, else "".
 
-    Runs of several models may have been tested on different data; the line is that of the largest group with the same.
-
     Args:
         runs: by run the scores of its data sets, the source domain first.
         row: the row's name, for `source` and the note.
     """
-    tested = [tuple((name, score["total"]) for name, score in scores.items()) for scores in runs]
-    [(most, count)] = Counter(tested).most_common(1) or [((), 0)]
-    if len(most) < 2:
+    tested = {tuple((name, score["total"]) for name, score in scores.items()) for scores in runs}
+    if all(len(sets) < 2 for sets in tested):
         return None, ""
-    (in_domain, _), *shifted = most
-    alike = [scores for scores, sets in zip(runs, tested, strict=True) if sets == most]
-    x = np.array([scores[in_domain]["f1"] for scores in alike])
-    same = "" if count == len(runs) else " on the same data"
-    if count < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
-        return None, (
-            f"Points above the line of in-domain F1: n/a ({count} runs of {row}{same}, but a line takes {MIN_RUNS}, "
-            f"with F1 over {MIN_SPREAD:g} points in domain; --line names a published line)."
-        )
+    missing = "Points above the line of in-domain F1: n/a ({}; --line names a published line)."
+    if len(tested) > 1:
+        return None, missing.format(f"runs of {row} were tested on different data")
+    [[(in_domain, _), *shifted]] = tested
+    x = np.array([scores[in_domain]["f1"] for scores in runs])
+    if len(x) < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
+        needed = f"a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
+        return None, missing.format(f"{len(x)} runs of {row}, but {needed}")
     fits = {}
     for name, _ in shifted:
-        slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in alike], 1).tolist()
+        slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()
         fits[name] = Fit(slope=slope, intercept=intercept)
-    source = f"least squares over {'the ' if not same else ''}{count} runs of {row}{same}"
+    source = f"least squares over the {len(x)} runs of {row}"
     return Line(source=source, in_domain=in_domain, fitted_over=(x.min().item(), x.max().item()), shifted=fits), ""
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
-from swep_ds.files import read_json
+from swep_ds.files import read_json, user_path
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, UNAVERAGED, RunFolder
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten, without
@@ -309,7 +309,7 @@ def _unlike_majority(
 def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
     """For each run, the reason to exclude it if a file that it read held something else for most runs that it is
     compared with, else "". These are the runs of a model that name the same file or the same test set, and, whatever
-    they name, the runs of a row. What has no checksum, such as a hub id, is compared by its name, within a row."""
+    they name, the runs of a row. A hub id has no checksum, and is compared by its name, within a row."""
     seen: dict[Hashable, list[str]] = {}
 
     def read(run: Run) -> Iterator[tuple[str, str, list[Hashable]]]:
@@ -321,8 +321,10 @@ def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
             else:
                 yield name, checksum, [(name, named.get(name), run.ref.block[0]), (name, _row(run))]
         for name in SOURCES:
-            if name not in run.results.inputs:
-                yield name, str(named.get(name)), [(name, "by its name", _row(run))]
+            source = str(named.get(name))
+            # a path without a checksum is one of an earlier version's results, and differs from host to host
+            if name not in run.results.inputs and not user_path(source, name).is_absolute():
+                yield name, source, [(name, "by its name", _row(run))]
 
     for run in runs:
         for _, content, places in read(run):

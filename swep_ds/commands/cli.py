@@ -36,12 +36,12 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _check_value(self, action: argparse.Action, value) -> None:
-        """A wrong choice: argparse lists all of them, a second time where the name of the argument does."""
+        """A wrong choice: argparse lists all of them, a second time where they are sub-commands, which name nothing."""
         if action.choices is None or value in action.choices:
             return
         from swep_ds.settings import suggest  # reads YAML, which takes time to import
 
-        named = action if action.option_strings else None
+        named = None if isinstance(action, argparse._SubParsersAction) else action
         raise argparse.ArgumentError(named, f"invalid choice: {value!r}{suggest(str(value), action.choices)}")
 
     def error(self, message: str) -> NoReturn:

@@ -69,11 +69,13 @@ class KLController:
     def observe(self, kl: Tensor) -> None:
         """The KL of the update that used the present `beta`, 0-dim. One that is not finite, as where fp16 overflows,
         counts as the mean so far."""
-        kl = torch.where(kl.isfinite(), kl.double(), self.mean)
+        finite = kl.isfinite()
+        kl = torch.where(finite, kl.double(), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING
         begins_above = (self.recent == 0) & (kl > self.target)
         before = torch.where(begins_above, kl, self.recent)
-        self.recent = before + (torch.minimum(kl, BURST * before.clamp(min=self.target)) - before) / RECENT
+        recent = before + (torch.minimum(kl, BURST * before.clamp(min=self.target)) - before) / RECENT
+        self.recent = torch.where(finite | (before > 0), recent, before)  # the first finite KL says where it begins
         error, trend = self._error(), (self.mean / self.recent).log()
         waits = (error.abs() > FAR) & (error * (error + PACE * trend) < 0) & (self.recent > 0)
         ascent = ASCENT * (self.mean / self.target - 1).clamp(max=1)

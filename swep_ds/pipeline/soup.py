@@ -72,7 +72,6 @@ class Ingredient:
         """What all ingredients must share: file, and values by field."""
         recipe = self.recipe
         yield self.run / RECIPE, {"task": recipe.task, "model.name": recipe.model.name}
-        yield RunFolder(self.run).results, {"inputs.model.name, its checksum": self.results.inputs.get("model.name")}
         config = flatten(load_config(str(self.model), f"{self.run}: its model").to_dict())
         yield self.model / "config.json", {name: v for name, v in config.items() if name not in NOT_COMPUTED}
         yield self.model / TOKENIZER, {"CRC-32": zlib.crc32(read_bytes(self.model / TOKENIZER))}
@@ -125,6 +124,9 @@ def _check_alike(ingredients: Sequence[Ingredient]) -> None:
         for (file, traits), (first_file, first_traits) in zip(other.traits(), expected, strict=True):
             if differing := differences(first_traits, traits, most=1):
                 raise InputError(f"{file}: is unlike {first_file} ({differing}): {FIX}")
+        read, first_read = (run.results.inputs.get("model.name") for run in (other, first))
+        if read and first_read and read != first_read:  # a hub id and results of earlier versions have none
+            raise InputError(f"{other.run}: started from other weights of model.name than {first.run}: {FIX}")
 
 
 def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str], None]) -> None:

@@ -368,7 +368,7 @@ def _check_primary(cells: Sequence[Cell], path: Path) -> None:
 
 def _check_override(override: str, sweep: Sweep, path: Path) -> None:
     """Raises InputError for an override of a seed, or of what distinguishes variants or points."""
-    name = override.partition("=")[0]
+    name = override.partition("=")[0].strip()
     if name == "seed":
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
     for part, named in sweep.parts().items():

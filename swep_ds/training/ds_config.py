@@ -190,8 +190,8 @@ def _silent_faults(config: dict[str, Any]) -> list[str]:
             "remove it"
         )
     if stage == 3 and config.get("gradient_predivide_factor", 1) != 1:
-        # with as many ranks, stage 3 divides by the factor and does not multiply by it again
-        faults.append("gradient_predivide_factor: ZeRO-3 then computes gradients that are too small: remove it")
+        # divides by the factor and, with as many ranks, does not multiply again; with reduce_scatter it asserts
+        faults.append("gradient_predivide_factor: at ZeRO-3 gradients may then be too small, or it fails: remove it")
     for name, least in OFFLOADS.items():
         block = zero.get(name)
         if not block or block.get("device") == "none":

@@ -152,12 +152,6 @@ def other_start(run: Path) -> None:
     recipe.write_text(recipe.read_text().replace("name: /", "name: /other/"))
 
 
-def other_bytes(run: Path) -> None:
-    results = run / "results.json"
-    inputs = json.loads(results.read_text()).get("inputs", {})
-    change_json(results, inputs=inputs | {"model.name": "0" * 32})
-
-
 def other_tokenizer(run: Path) -> None:
     tiny.byte_bpe().save_pretrained(run / "model")
 
@@ -174,7 +168,6 @@ def other_windows(run: Path) -> None:
         (other_dtype, "model", f"{WEIGHT} 'F32 ["),
         (other_name, "model", f"{WEIGHT}"),
         (other_start, "recipe.yaml", "model.name '/"),
-        (other_bytes, "results.json", "inputs.model.name, its checksum "),
         (other_tokenizer, "model/tokenizer.json", "CRC-32 "),
         (other_windows, "model/reading.json", "data.doc_stride 32 there, 8 here"),
         (lambda run: change_json(run / CONFIG, hidden_act="relu"), CONFIG, "hidden_act 'gelu' there, 'relu' here"),
@@ -186,6 +179,15 @@ def test_what_is_unlike_the_first_run_is_refused(runs, tmp_path, change, file, s
     assert message.startswith(f"{runs[2] / file}: is unlike {runs[0] / file} ({said}")
     assert message.endswith("): leave that run out")
     assert not (tmp_path / "soup").exists()
+
+
+def test_weights_that_changed_under_the_same_name_are_refused(runs, tmp_path):
+    for run, checksum in zip(runs, ("a", "a", "b"), strict=True):
+        change_json(run / "results.json", inputs={"model.name": checksum})
+    message = refused(make_soup, runs, tmp_path / "soup")
+    assert message == f"{runs[2]}: started from other weights of model.name than {runs[0]}: leave that run out"
+    change_json(runs[2] / "results.json", inputs={})  # of an earlier version
+    make_soup(runs, tmp_path / "soup")
 
 
 def test_what_is_not_a_soup_is_refused(runs, tmp_path):

@@ -313,6 +313,7 @@ def test_bad_sweeps_are_one_line(tmp_path, fields, said):
     [
         ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
         ("method.name=swep", "variants.B sets method.name: change it there"),
+        ("method.name =swep", "variants.B sets method.name: change it there"),
         ("method={name: swep}", "variants.B sets method.name: change it there"),
         ("train.adam_betas.x=1", "variants.B sets train.adam_betas: change it there"),
         ("data.train_fraction=1", "across.share.10 % sets data.train_fraction: change it there"),

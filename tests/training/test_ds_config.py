@@ -157,7 +157,11 @@ ADAFACTOR = {"optimizer": "adafactor"}
         (zero(stage=1, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
         (zero(stage=2, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
         (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from weights rounded to"),
-        (zero(stage=3, reduce_scatter=False) | {"gradient_predivide_factor": 2.0}, {}, "gradients that are too small"),
+        (
+            zero(stage=3, reduce_scatter=False) | {"gradient_predivide_factor": 2.0},
+            {},
+            "at ZeRO-3 gradients may then be too small",
+        ),
         (zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}), {}, "offload_optimizer.ratio: DeepSpeed then"),
     ],
     ids=lambda value: str(value)[:40],

@@ -375,7 +375,7 @@ def test_bf16_is_close_to_fp32(finished, reference, stage):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished, stage):
     mine, whole = (metrics(finished[name, 1]) for name in (f"controlled-zero{stage}-bf16", "zero0-controlled"))
-    for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):
+    for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):  # bf16 resolves 0.8 %
         np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.02)
 
 
@@ -456,7 +456,8 @@ def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weig
     assert "\n- Weights: their " in (run / "model" / "README.md").read_text()
     assert "\n- Weights: their " not in (run / "unaveraged" / "model" / "README.md").read_text()
     # most differ from the last weights by more than the tolerance of 3e-5; with this epsilon Adam moves some little
-    assert np.median([float((value - weights[-1][name]).abs().max()) for name, value in mean.items()]) > 2e-4
+    trained = [name for name in mean if not name.endswith(WITHOUT_GRADIENT)]
+    assert np.median([float((mean[name] - weights[-1][name]).abs().max()) for name in trained]) > 2e-4
 
 
 def test_without_its_average_a_run_is_one_without(finished):
