@@ -18,7 +18,7 @@ from pathlib import Path
 from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, printable
 from swep_ds.files import DS_CONFIG, ds_config_path, read_text, shipped
 from swep_ds.sweeps import slurm
 
@@ -106,8 +106,9 @@ def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path)
 def submit() -> None:
     words = sys.argv[1:]
     if words and "--" not in words:
-        kind = parser().parse_known_args(words)[0].kind
-        raise InputError(f"put the options of `swep-ds {kind}` after `--`")
+        arguments, unknown = parser().parse_known_args(words)
+        place = f"{printable(' '.join(unknown))}: " if unknown else ""
+        raise InputError(f"{place}put the options of `swep-ds {arguments.kind}` after `--`")
     split = words.index("--") if words else 0
     arguments, options = parser().parse_args(words[:split]), words[split + 1 :]
     if arguments.parallel and arguments.kind == "train":

@@ -113,7 +113,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
     ("words", "said"),
     [
         (["train", *CPU], r"put the options of `swep-ds train` after `--`"),
-        (["train", *CPU, "--recipe", "quickstart"], r"put the options of `swep-ds train` after `--`"),
+        (["train", *CPU, "--recipe", "quickstart"], r"--recipe quickstart: put the options of `swep-ds train` after"),
         ([], "the following arguments are required: kind"),
         (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
         (["train", *CPU, "--gpus_per_node", "1", "--", *RUN], "not allowed with argument"),
