@@ -120,7 +120,7 @@ def load(
         _apply(tree, override, names)
         _apply(layer, override, names)
     check_layer(base, layer, tree)
-    place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # nobody should edit a shipped file
+    place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
     return validate(model, tree, place, base=base if overrides else None, given_by=given_by)
 
 

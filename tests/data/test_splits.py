@@ -134,8 +134,8 @@ SPLITS = pytest.mark.parametrize(
 
 @SPLITS
 def test_a_text_that_is_in_two_articles_is_on_one_side(split):
-    """Title and text of a table's rows, where a title stands in the first row of each text alone; and three articles in
-    a row that share a text with the next."""
+    """Rows of a table that gives a title only in the first row of each text; and three articles in a row, each of which
+    shares a text with the next."""
     pairs = [(name, text) for text in ("aa", "bb", "cc") for name in (f"title {text}", text)]
     pairs += [("x", "x"), ("y", "x"), ("y", "y"), ("z", "y"), ("z", "z")]
     examples = [Example(f"q{i}", f"{i}?", text, ("a",), None, name) for i, (name, text) in enumerate(pairs)]
