@@ -209,7 +209,7 @@ class _Descriptor(io.FileIO):
 
 
 def protect() -> None:
-    """Replaces stdout and stderr by `Screen`s, and has warnings logged on one line each."""
+    """Replaces stdout and stderr by `Screen`s, and has warnings logged on one line each, as "warning: ..."."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if isinstance(stream, Screen):
@@ -248,4 +248,4 @@ def _occupy(descriptor: int) -> None:
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return on_one_line(super().format(record))
+        return on_one_line(f"{record.levelname.lower()}: {super().format(record)}")

@@ -229,7 +229,7 @@ def test_a_warning_is_one_line_whatever_the_name_in_it():
     script = "import logging, swep_ds.commands.cli\n"
     script += "logging.getLogger('swep_ds').warning('data set %s: skipped', 'a\\nb\\x1b[2J')\n"
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=HANGS)
-    assert ended.stderr == b"data set a\\nb\\x1b[2J: skipped\n"
+    assert ended.stderr == b"warning: data set a\\nb\\x1b[2J: skipped\n"
     assert logging.lastResort is not None
 
 

@@ -32,7 +32,9 @@ class Parser(argparse.ArgumentParser):
         if unknown and "--recipe" in self._option_string_actions and unknown[0] in names_of("recipes")():
             raise InputError(f"unrecognized arguments: {' '.join(unknown)}; did you mean --recipe {unknown[0]}?")
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            sets = "--set" in self._option_string_actions and unknown[0].startswith("--")
+            field = ": --set SECTION.FIELD=VALUE sets a field of the recipe" if sets else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{field}")
         return namespace
 
     def _check_value(self, action: argparse.Action, value) -> None:
