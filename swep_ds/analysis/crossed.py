@@ -113,6 +113,8 @@ def holm(p: Sequence[float]) -> list[float]:
 def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
     """The least number of seeds at which a paired t-test finds a difference with this power, two-sided at 5 %.
 
+    It is at least `MIN_SEEDS`, since a table gives no interval for fewer.
+
     Args:
         sd: standard deviation of the difference from seed to seed, in points; `difference` in points.
 
@@ -121,7 +123,7 @@ def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
     """
     if sd <= 0 or difference <= 0:
         raise ValueError("sd and difference must be above 0")
-    for seeds in range(2, MAX_SEEDS + 1):
+    for seeds in range(MIN_SEEDS, MAX_SEEDS + 1):
         df, shift = seeds - 1, difference / sd * seeds**0.5
         critical = stdtrit(df, 0.5 + LEVEL / 200)
         if 1 - nctdtr(df, shift, critical) >= power:  # the other tail has next to nothing

@@ -216,7 +216,7 @@ def _difference(
 
     Returns:
         {"mean", "std": from seed to seed, or None (one seed), "n": seeds, "low", "high" and "p": of the crossed
-        interval, "no_difference": whether it is certainly smaller than `MARGIN`, "bootstrap_low" and "bootstrap_high"};
+        interval, "no_difference": whether it is smaller than `MARGIN` by its test, "bootstrap_low" and "bootstrap_high"};
         None where there is no interval.
     """
     scores, base_scores = (
@@ -249,7 +249,10 @@ def _add_primary(block: Block, rows: Mapping[str, Sequence[Run]], primary: Prima
 
 
 def _adjust(block: Block, base: str | None) -> None:
-    """Adds "holm", p adjusted for all differences of the block but the primary ones, and "significant"."""
+    """Adds "holm", p adjusted for all differences of the block but the primary one, and "significant".
+
+    A table of several sweeps may have several primary comparisons in a block: these are adjusted with the others.
+    """
     shifted = [column for column in block["columns"][1:] if column != OUT_OF_DOMAIN]
     tested_as = (
         {OUT_OF_DOMAIN: shifted[0]} if len(shifted) == 1 else {}
@@ -259,21 +262,22 @@ def _adjust(block: Block, base: str | None) -> None:
         """The same for both directions of a comparison."""
         return frozenset((row, base)), tested_as.get(column, column), metric
 
-    primaries = [test_of(*(entry[key] for key in ("row", "base", "column", "metric"))) for entry in block["primary"]]
-    every, tests = list(block["primary"]), {}
+    every = [
+        (test_of(*(entry[key] for key in ("row", "base", "column", "metric"))), entry) for entry in block["primary"]
+    ]
+    primaries = {test for test, _ in every}
     for row in block["rows"]:
         for column, by_metric in row["differences"].items():
-            for metric, entry in by_metric.items():
-                every.append(entry)
-                test = test_of(row["name"], base, column, metric)
-                if entry["p"] is not None and test not in primaries:
-                    tests.setdefault(test, []).append(entry)
-    for entry in every:
+            every += [(test_of(row["name"], base, column, metric), entry) for metric, entry in by_metric.items()]
+    alone, tests = primaries if len(primaries) == 1 else set(), {}
+    for test, entry in every:
         entry["holm"] = entry["p"]
+        if entry["p"] is not None and test not in alone:
+            tests.setdefault(test, []).append(entry)
     for entries, p in zip(tests.values(), holm([entries[0]["p"] for entries in tests.values()]), strict=True):
         for entry in entries:
             entry["holm"] = p
-    for entry in every:
+    for _, entry in every:
         entry["significant"] = entry["holm"] is not None and entry["holm"] < 1 - LEVEL / 100
 
 
@@ -283,9 +287,9 @@ def _difference_notes(base: str) -> list[str]:
         f"{LEVEL} % interval is for other seeds and other questions: crossed over both, questions by article where "
         f"there are {ARTICLES} of them, else by paragraph, or by question where a set asks the same of many texts; it "
         f"takes {MIN_SEEDS} seeds.",
-        "p is adjusted by Holm for all differences of the block but the sweep's primary one. Bold: p below "
-        f"{1 - LEVEL / 100:.2f}. No difference: certainly smaller than {MARGIN} points (two one-sided tests at "
-        f"{100 - LEVEL} %).",
+        "p is adjusted by Holm for all differences of the block but the sweep's primary one, which is adjusted, too, "
+        f"where sweeps with other primary ones are beside it. Bold: p below {1 - LEVEL / 100:.2f}. No difference: "
+        f"smaller than {MARGIN} points (two one-sided tests at {100 - LEVEL} %, not adjusted for their number).",
         f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
         "these trained models. It knows nothing of other seeds.",
     ]

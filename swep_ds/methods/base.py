@@ -123,7 +123,7 @@ class Pass:
     name: "clean", "noisy" ...; the log's `nll_<name>`.
     weight: weight of this pass's negative log-likelihood in the loss.
     perturb: changes the word embeddings first; None = leaves them.
-    kl_weight: weight of the perturbation's KL in the loss.
+    kl_weight: weight of the perturbation's KL in the loss of a pass that trains.
     divergence_weight: weight of the symmetric KL between this pass's answer distributions and those of the pass before
         it (`models.outputs.symmetric_divergence`).
     hidden_distance_weight: weight of the squared distance between this pass's hidden states and those of the pass
@@ -140,6 +140,10 @@ class Pass:
     keeps_hidden: bool = False
     repeats_dropout: bool = False
     hidden_distance_weight: float = 0.0
+
+    def __post_init__(self):
+        if not self.trains and (isinstance(self.kl_weight, Tensor) or self.kl_weight):
+            raise ValueError(f"pass {self.name!r}: a KL needs a pass that trains: give its nll or a divergence a weight")
 
     @property
     def compares(self) -> bool:

@@ -26,14 +26,17 @@ from swep_ds.models.outputs import QAOutput
 
 
 def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
-    """Permutes each window's values [N, T, K] among its tokens; padding, on the right, stays.
+    """Permutes each window's values [N, T, K] among its tokens; padding stays.
 
     The permutation is keyed by (seed, draw, window), whatever the batch and its padding.
     """
     positions = torch.arange(values_NTK.shape[1], device=values_NTK.device)
     # ~seed: the noise is made of the words of the seed itself. `words_changed` uses word 0
     lots_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[2][..., 0]
-    order_NT = lots_NT.masked_fill(batch.attention_mask == 0, 2**32).argsort(dim=1, stable=True)
+    padding_NT = batch.attention_mask == 0
+    order_NT = lots_NT.masked_fill(padding_NT, 2**32).argsort(dim=1, stable=True)
+    places_NT = padding_NT.long().argsort(dim=1, stable=True)  # the tokens' columns, then the padding's
+    order_NT = torch.empty_like(order_NT).scatter_(1, places_NT, order_NT)
     return values_NTK.gather(1, order_NT[..., None].expand_as(values_NTK))
 
 

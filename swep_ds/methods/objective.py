@@ -130,7 +130,8 @@ class Objective(nn.Module):
                 kl_N = noise.kl.detach().sum(1)
                 statistics["kl_per_token"] = (kl_N * batch.token_weight).sum()
                 statistics["kl_per_window"] = (kl_N * batch.weight).sum()
-                statistics["beta"] = loss.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
+                if pass_.weight > 0:
+                    statistics["beta"] = loss.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
             if step.measure and noise.measure is not None:
                 statistics |= _means(noise.measure(), batch)
         return loss, carried, statistics

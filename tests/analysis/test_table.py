@@ -1,5 +1,7 @@
 """Tables of many runs: figures against NumPy and against tables worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -160,6 +162,23 @@ def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others
         assert entry["holm"] == differences["out-of-domain mean"]["exact_match"]["holm"] == entry["p"]
         assert differences["nyt"]["exact_match"]["holm"] == entry["p"]  # the only shifted set
         assert differences["squad"]["f1"]["holm"] == pytest.approx(min(1, 3 * differences["squad"]["f1"]["p"]))
+
+
+def test_primary_comparisons_of_several_sweeps_are_adjusted_with_the_others(tmp_path):
+    fields = {"variants": {"MLE": {}, "SWEP": {"method.name": "swep"}}, "seeds": [0, 1, 2]}
+    primary = ("SWEP", "MLE", "f1", "nyt")
+    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, primary=list(primary), **fields):
+        right = 9 if cell.variant == "MLE" else 14
+        fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right + cell.seed})
+    refs = find_runs([tmp_path / "runs"])
+    refs[-1] = replace(refs[-1], primary=("SWEP", "MLE", "exact_match", "nyt"))  # as of another sweep
+    [block] = table.make(refs)["blocks"]
+    assert [entry["metric"] for entry in block["primary"]] == ["f1", "exact_match"]
+    differences = block["rows"][1]["differences"]
+    entries = [differences[column][metric] for column in ("squad", "nyt") for metric in table.METRICS]
+    assert [entry["holm"] for entry in entries] == pytest.approx(holm([entry["p"] for entry in entries]))
+    for entry in block["primary"]:
+        assert entry["holm"] == differences["nyt"][entry["metric"]]["holm"] > entry["p"]
 
 
 def test_a_primary_comparison_may_be_that_of_the_last_weights_of_runs_with_an_average(tmp_path):

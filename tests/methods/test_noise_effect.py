@@ -177,6 +177,10 @@ def test_a_windows_shuffle_depends_on_its_key_alone():
     assert torch.equal(shuffle(pad(values[[2, 0]], (0, 0, 0, 5)), wider, key)[:, :12], whole[[2, 0]])
     for other in (NoiseKey(SEED, UPDATE + 1), NoiseKey(SEED + 1, UPDATE)):
         assert not torch.equal(shuffle(values, batch, other), whole)
+    left = batch._replace(attention_mask=batch.attention_mask.flip(1))  # padding on the left
+    for row, mask in zip(shuffle(values, left, key)[:, :, 0], left.attention_mask.bool(), strict=True):
+        assert torch.equal(row[~mask], torch.arange(12.0)[~mask] + row[0] - row[0] % 12)
+        assert torch.equal(row[mask].sort().values % 12, torch.arange(12.0)[mask])
     alike = batch._replace(attention_mask=torch.ones_like(batch.attention_mask))
     orders = shuffle(values - values[:, :1], alike, key)[:, :, 0]
     assert len({tuple(row) for row in orders.tolist()}) == 4  # every window has an order of its own

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
-from swep_ds.methods.base import MicroStep, PassState
+from swep_ds.methods.base import MicroStep, Pass, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models import packing
 from swep_ds.training.engine import run_idle_networks
@@ -26,6 +26,31 @@ def random_noise_net(module: Objective) -> None:
     torch.manual_seed(2)
     for parameter in module.method.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+
+
+def test_a_kl_needs_a_pass_that_trains():
+    assert Pass("noisy", 0.0, kl_weight=1.0, divergence_weight=1.0).trains
+    for weight in (1.0, torch.tensor(0.0)):
+        with pytest.raises(ValueError, match="a KL needs a pass that trains"):
+            Pass("noisy", 0.0, kl_weight=weight)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_passes_without_gradient_leave_those_of_autocast_whole(separate):
+    """Weights that autocast has cast for a pass without gradient would give later passes none."""
+    module, batch = objective("swep", separate_hidden_pass=separate).float(), tiny_batches.batch()
+    batch = batch._replace(weight=batch.weight.float(), token_weight=batch.token_weight.float())
+    found = []
+    for enabled in (False, True):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for loss, _, _ in split(module, batch, measure=True):
+                loss.backward()
+        found.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, expected in found[0].items():
+        if expected.norm() > 1e-3:
+            assert torch.nn.functional.cosine_similarity(found[1][name].ravel(), expected.ravel(), 0) > 0.9, name
 
 
 def paper_loss(module: Objective, batch: Batch, draw: int, *, lam, beta, alpha, reduction="sum") -> torch.Tensor:
