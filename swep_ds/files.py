@@ -234,6 +234,8 @@ def is_locked(path: Path) -> bool:
         fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS refuses an exclusive lock on a file opened to read
     except BlockingIOError:
         return True
+    except OSError:  # a file system without locks, on which no run starts
+        return False
     finally:
         os.close(number)
     return False

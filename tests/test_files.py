@@ -79,6 +79,15 @@ def test_a_lock_is_seen_while_it_is_held(tmp_path):
     assert not is_locked(path)
 
 
+def test_where_there_are_no_locks_none_is_held(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(38, "Function not implemented")
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not is_locked(tmp_path / "lock")
+
+
 def test_lines_of_updates_are_read_as_far_as_they_are_any(tmp_path):
     path = tmp_path / "lines.jsonl"
     assert read_lines(path) == []

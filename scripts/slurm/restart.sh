@@ -11,7 +11,7 @@ if ((restarts > SWEP_DS_MAX_RESTARTS)); then # includes Slurm's own restarts aft
     exit 1
 fi
 # sbatch passes on its environment. If that is a rank's, every task would believe that it is that rank.
-unset RANK LOCAL_RANK WORLD_SIZE MASTER_PORT SWEP_DS_LOCAL_ID
+unset RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT SWEP_DS_LOCAL_ID
 # When a rank ends, the others end by themselves; one that is left after a minute hangs. Killing them at the first exit
 # code would hide that code behind the signal.
 export SLURM_KILL_BAD_EXIT=0 SLURM_WAIT=60

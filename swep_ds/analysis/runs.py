@@ -16,13 +16,10 @@ from swep_ds.files import read_json, user_path
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, UNAVERAGED, RunFolder
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten, without
+from swep_ds.sweeps.conditions import conditions
 from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe, unaveraged
 
 MODEL = "model"  # the axis whose labels head the table's blocks
-# fields of a resolved ds_config that the recipe decides, or that do not affect training
-DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer"}
-DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown", "timers"}
-SIZES = ("_bucket_size", "_param_persistence_threshold")  # ZeRO's sizes, which default to the model's hidden size
 # settings in which runs of one row may differ
 NOT_OF_THE_ROW = (*NEUTRAL, "seed", "model.name", "train.checkpoint_every", "eval.batch_size")
 SOURCES = ("model.name", "data.train", "data.augmented", "pretrain.train")  # compared by the files that they name
@@ -238,25 +235,6 @@ def _read_run(ref: RunRef) -> Run:
     results = read_results(file)
     batch = RunFolder(ref.folder).global_batch(recipe, results.world_size)
     return Run(ref, recipe, results, conditions(ref.folder), batch)
-
-
-def conditions(folder: Path) -> dict[str, Any]:
-    """What a run's ds_config decides for all runs of a table, flat.
-
-    Raises:
-        InputError: the run's `ds_config.json` is missing or is not JSON.
-    """
-    file = folder / "ds_config.json"
-    try:
-        config = read_json(file)
-        if not isinstance(config, dict):
-            raise InputError(f"{file}: is not a JSON object")
-    except Unreadable:
-        raise
-    except InputError as error:
-        raise InputError(f"{error}: delete the run's folder and run it again") from None
-    decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
-    return {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
 
 
 def _test_conditions(run: Run) -> dict[str, Any]:

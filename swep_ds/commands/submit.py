@@ -73,7 +73,7 @@ def training(options: list[str]) -> tuple[list[str], list[str], Path]:
     recipe = Recipe.load(arguments.recipe, arguments.set)
     ds_config_path(arguments.ds_config or DS_CONFIG)
     folder = train_command.run_folder(arguments, recipe).absolute()
-    chosen = [f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log"]
+    chosen = [f"--job-name={folder.name}", f"--output={_in_pattern(folder)}.slurm-%j.log"]
     return chosen, with_folder(options, arguments, folder), folder.parent
 
 
@@ -85,17 +85,22 @@ def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str
     arguments = sweep_command.parser().parse_args(options)
     if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("leave out --jobs, --ranks, --cell and --table: the array replaces them")
-    folder, cells, _ = sweep_command.read(arguments)
+    folder, cells, command = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]
     if not unfinished:
         raise InputError(f"--output_dir {folder}: all {len(cells)} runs of the sweep are done: see --table")
     array = ",".join(unfinished) + (f"%{parallel}" if parallel else "")
-    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
-    from swep_ds.sweeps.sweep import check_inputs, digest_of
+    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={_in_pattern(folder)}/slurm-%A_%a.log"]
+    from swep_ds.sweeps.sweep import digest_of
 
-    check_inputs(cells)
+    sweep_command.check(cells, command, None)
     return chosen, [*with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
+
+
+def _in_pattern(folder: Path) -> str:
+    """The folder in a file name of sbatch, where % begins a pattern."""
+    return str(folder).replace("%", "%%")
 
 
 def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:

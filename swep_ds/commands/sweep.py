@@ -52,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
-    """(the sweep's folder, its cells, the script and the options that they share; no script for --table)."""
+    """(the sweep's folder, its cells, the script and the options that they share, the ds_config last; for --table
+    none)."""
     from swep_ds.sweeps.sweep import read_sweep  # imports PyTorch, for seconds
 
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
@@ -68,12 +69,20 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
     return folder, cells, [str(shipped("scripts") / "train.py"), "--recipe", chosen.recipe, "--ds_config", ds_config]
 
 
+def check(cells: list["Cell"], command: list[str], ranks: int | None) -> None:
+    """Raises InputError if the finished runs read other files, or trained otherwise, than those that `command` starts."""
+    from swep_ds.sweeps.conditions import check_conditions, check_inputs
+
+    check_inputs(cells)
+    check_conditions(cells, command[-1], ranks)
+
+
 def sweep() -> None:
     arguments = parser().parse_args()
     if arguments.srun and max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --ranks")
     folder, cells, command = read(arguments)
-    from swep_ds.sweeps.sweep import check_inputs, describe, digest_of
+    from swep_ds.sweeps.sweep import describe, digest_of
 
     if arguments.cells and arguments.cells != digest_of(cells):
         raise InputError(
@@ -83,14 +92,14 @@ def sweep() -> None:
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
+    ranks = None if arguments.srun else arguments.ranks
     if not arguments.table:
-        check_inputs(cells)
+        check(cells, command, ranks)
     describe(cells, folder)
     failed, stopped = [], False
     if not arguments.table:
         from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
 
-        ranks = None if arguments.srun else arguments.ranks
         sharing = arguments.runs_per_device
         failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=sharing)
     if arguments.cell is not None:

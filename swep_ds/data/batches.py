@@ -145,7 +145,12 @@ class TrainingBatches(torch.utils.data.Dataset):
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
         # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
         whole, part = divmod(epochs * (1 - 1e-12), 1)
-        counts = [self._updates_of(epoch) for epoch in range(int(whole) + 1)]
+        counts, most = [], math.inf if max_updates is None else max_updates
+        while len(counts) <= whole and most > 0:  # with max_tokens each epoch has to be cut to be counted
+            counts.append(self._updates_of(len(counts)))
+            most -= counts[-1]
+        if len(counts) <= whole:  # max_updates end the run in a whole epoch
+            part = 1.0
         self._begins = np.cumsum([0, *counts[:-1]])  # updates before each epoch
         self.updates_per_epoch = counts[0]  # with max_tokens those of the first epoch; others have about as many
         self.updates = int(self._begins[-1]) + math.ceil(part * counts[-1])

@@ -4,8 +4,11 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +17,8 @@ from datasets import Dataset
 from swep_ds.errors import InputError, parsing, reason
 from swep_ds.files import open_input, read_json
 
+UNFINISHED = ".unfinished-"  # begins the name of a folder in which windows are written
+ABANDONED_SECONDS = 86400.0  # since its last change: its process was killed
 CACHE_FIX = "make room there or give permission, or name another folder in HF_DATASETS_CACHE (or HF_HOME)"
 
 logger = logging.getLogger(__name__)
@@ -25,7 +30,8 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
     folder = cached.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        _delete_abandoned(folder)
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as temporary:
             windows, facts = Path(temporary, "windows"), Path(temporary, "facts")
             rows = 0
             with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
@@ -44,6 +50,14 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
             os.replace(facts, cached.with_suffix(".json"))
     except OSError as error:
         raise InputError(f"{folder}: tokenised windows cannot be written ({reason(error)}): {CACHE_FIX}") from error
+
+
+def _delete_abandoned(folder: Path) -> None:
+    """Deletes what processes left that were killed, or stopped, while they wrote windows."""
+    for left in folder.glob(f"{UNFINISHED}*"):
+        with suppress(FileNotFoundError):  # its process ends just now, or another one deletes it
+            if time.time() - max(path.stat().st_mtime for path in (left, *left.iterdir())) > ABANDONED_SECONDS:
+                shutil.rmtree(left)
 
 
 def _holds(cached: Path, digest: str) -> bool:

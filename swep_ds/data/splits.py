@@ -57,11 +57,12 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
     ordered = sorted(counts)
     if len(ordered) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
-    held: set[str] = set()
+    held, questions = set[str](), 0
     for index in np.random.default_rng(0).permutation(len(ordered))[:-1]:
-        if sum(counts[name] for name in held) >= fraction * len(examples):
+        if questions >= fraction * len(examples):
             break
         held.add(ordered[index])
+        questions += counts[ordered[index]]
     sides: tuple[list[Example], list[Example]] = [], []
     for example, name in zip(examples, names, strict=True):
         sides[name in held].append(example)

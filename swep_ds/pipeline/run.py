@@ -38,7 +38,7 @@ from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import DS_CONFIG, PRETRAIN, RECIPE, UNAVERAGED, GlobalBatch, RunFolder, check_alike
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
-from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
+from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -73,6 +73,8 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
     say = Console(quiet=not ranks.is_main()).print
     with RunFolder(output_dir) as folder:
         tags, split = _take(folder, recipe, resume)
+        if ranks.world_size() > 1:
+            check_shared(output_dir)
         if not tags:
             ranks.from_rank0(folder.check_not_finished)
         start = recipe.model.name

@@ -8,7 +8,6 @@ import hashlib
 import os
 import platform
 import re
-import secrets
 import statistics
 import time
 from collections import Counter
@@ -34,12 +33,12 @@ from swep_ds.files import PACKAGE, ds_config_path, shipped, user_path
 from swep_ds.models.hub import resolve_model
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
+from swep_ds.ranks.writing import find_fault
 from swep_ds.recipe import Recipe
 
 Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
 ENDS = 2**16  # bytes at a file's head and tail that are compared
-SHARED_SECONDS = 5.0  # until a file that another node has written must be visible
 SHOWN = 4  # hosts, or values of one subject
 MAX_LIST_CHARACTERS = 60  # characters of a list of ranks
 LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
@@ -53,7 +52,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
-    report |= {f"output_dir {output_dir}": try_output(output_dir)}
+    report |= {f"output_dir {output_dir}": find_fault(output_dir) or "writable, shared"}
     hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)
     say(summary(hosts, reports))
     say(time_collectives())
@@ -147,33 +146,6 @@ def fingerprint(files: Iterable[Path], root: Path) -> str:
     except OSError as error:
         return f"unreadable ({error.filename}: {error.strerror})"
     return f"{count} file(s), {total:,} bytes, {digest.hexdigest()[:8]}" if count else "missing (an empty folder)"
-
-
-def try_output(folder: Path) -> str:
-    """Collective. Every rank writes a file and looks for rank 0's; all files and new folders are removed again."""
-    token = ranks.gather(secrets.token_hex(8))[0]
-    rank_0_file, this_file = (folder / f".preflight-{token}-{rank}" for rank in (0, ranks.rank()))
-    new_folders = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
-    fault = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        this_file.touch()
-    except OSError as error:
-        fault = f"not writable ({error.strerror})"
-    if not ranks.gather(fault)[0]:
-        deadline = time.monotonic() + SHARED_SECONDS
-        while not (visible := os.path.exists(rank_0_file)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if not visible:
-            fault = fault or "not shared (a file that rank 0 wrote there cannot be seen)"
-    ranks.gather(None)  # all have looked
-    with suppress(OSError):  # the folder is not writable
-        this_file.unlink(missing_ok=True)
-    ranks.gather(None)  # all files are gone
-    for path in new_folders:
-        with suppress(OSError):  # another rank was faster
-            path.rmdir()
-    return fault or "writable, shared"
 
 
 # What a collective costs

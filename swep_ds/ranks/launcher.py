@@ -24,7 +24,7 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
         sharing: at most so many runs share a device.
 
     Raises:
-        InputError: there are fewer devices than processes.
+        InputError: there are fewer devices than processes, or several ranks would get devices that have no numbers.
     """
     if ranks is None:
         return [{}] * jobs
@@ -41,6 +41,11 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
             f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
         )
     devices = visible_devices(variable, count)
+    if ranks > 1 and not all(name.isdecimal() for name in devices):
+        raise InputError(
+            f"{variable} {','.join(devices)}: DeepSpeed's launcher, which starts several ranks, takes numbers only: "
+            "give numbers, or start with torchrun or srun"
+        )
     chosen = [{variable: ",".join(devices[group * ranks : (group + 1) * ranks])} for group in range(groups)]
     return [chosen[job % groups] | (threads if sharing > 1 else {}) for job in range(jobs)]
 

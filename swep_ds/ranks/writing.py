@@ -1,15 +1,20 @@
-"""Writing files: if it fails on any rank, all ranks end with one line that says why."""
+"""Writing files: if it fails on any rank, all ranks end with one line that says why. And where all ranks can write."""
 
+import os
+import secrets
 import socket
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from safetensors import SafetensorError
 
 from swep_ds import ranks
-from swep_ds.errors import RunExit, WriteFailed
+from swep_ds.errors import InputError, RunExit, WriteFailed
 
+SHARED_SECONDS = 5.0  # until a file that another node has written must be visible
 T = TypeVar("T")
 
 
@@ -38,3 +43,47 @@ def write_on_all_ranks(step: Callable[[], T] | None, path: Path) -> T | None:
 def write_on_rank0(step: Callable[[], T], path: Path) -> T | None:
     """`write_on_all_ranks` with a step on rank 0 only. Returns its value there, None on the other ranks."""
     return write_on_all_ranks(step if ranks.is_main() else None, path)
+
+
+def find_fault(folder: Path) -> str | None:
+    """What keeps this rank from sharing a folder with rank 0: "not writable (...)", "not shared (...)", or None.
+
+    Collective. Every rank writes a file and looks for rank 0's; all files and new folders are removed again.
+    """
+    token = ranks.gather(secrets.token_hex(8))[0]
+    rank_0_file, this_file = (folder / f".preflight-{token}-{rank}" for rank in (0, ranks.rank()))
+    new_folders = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    fault = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        this_file.touch()
+    except OSError as error:
+        fault = f"not writable ({error.strerror})"
+    if not ranks.gather(fault)[0]:
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not (visible := os.path.exists(rank_0_file)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not visible:
+            fault = fault or "not shared (a file that rank 0 wrote there cannot be seen)"
+    ranks.gather(None)  # all have looked
+    with suppress(OSError):  # the folder is not writable
+        this_file.unlink(missing_ok=True)
+    ranks.gather(None)  # all files are gone
+    for path in new_folders:
+        with suppress(OSError):  # another rank was faster
+            path.rmdir()
+    return fault
+
+
+def check_shared(folder: Path) -> None:
+    """Raises InputError on all ranks if one of them cannot write into `folder`, or does not see rank 0's files there.
+    Collective.
+
+    At ZeRO 1 to 3 every rank writes its part of a checkpoint: on separate disks no checkpoint would be whole.
+    """
+    for rank, fault in enumerate(ranks.gather(find_fault(folder))):
+        if fault is not None:
+            raise InputError(
+                f"--output_dir {folder}: {fault} on rank {rank}, host {ranks.host(rank)}: name a folder on a file "
+                "system that all nodes share"
+            )

@@ -116,9 +116,10 @@ def run_queue(
                     running.remove(job)
                     free.append(job.environment)
                     code, cell = job.close(), job.cell
-                    if code == 0 and cell.results() is not None:
+                    if cell.results() is not None:
                         seconds = round(time.monotonic() - job.began)
-                        console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}")
+                        after = f", exit code {code} after its results" if code else ""
+                        console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}{after}")
                     elif cell.still_running():  # by another process, which took the lock after `still_running` above
                         console.print(f"{cell.name}: skipped, {cell.fault()}")
                     else:

@@ -11,6 +11,10 @@ from swep_ds.errors import InputError
 
 LEAD_SECONDS = 120  # from the signal to the limit, in scripts/slurm/*.sbatch
 EARLY_SECONDS = 60  # Slurm may send the signal earlier by this
+# Inside another job the environment describes that job: its cores and their binding, its memory, its ranks. sbatch would
+# pass it on. And sbatch prefers its variables to the #SBATCH lines of a script.
+OF_ANOTHER_JOB = re.compile("(SLURM|SRUN|PMI|PMIX)_.*|SBATCH_(SIGNAL|REQUEUE|NO_REQUEUE|OPEN_MODE|EXPORT)")
+OF_THE_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
 def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
@@ -71,10 +75,11 @@ def _minutes(text: str) -> int | None:
 def submit(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
     """Runs an sbatch command and returns the job's number; creates `folder` for its log, which Slurm does not.
     Raises InputError: there is no sbatch, or it refuses the job."""
+    kept = {k: v for k, v in os.environ.items() if k in OF_THE_SITE or not OF_ANOTHER_JOB.fullmatch(k)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
-        ended = subprocess.run(command, env=os.environ | environment, **streams)
+        ended = subprocess.run(command, env=kept | environment, **streams)
     except FileNotFoundError:
         raise InputError("sbatch: no such command: submit on a machine of a Slurm cluster, or use --dry_run") from None
     except OSError as error:

@@ -32,7 +32,6 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import BATCH, UNAVERAGED
-from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate, without
 
@@ -234,30 +233,6 @@ def _ending(attempt: Sequence[str]) -> str:
     *output, exit_line = attempt
     errors = [line for line in output if line.startswith(("error: ", "stopped: "))]
     return f"{exit_line.lstrip('# ')}: {[*output, *errors][-1]}"
-
-
-def check_inputs(cells: Sequence[Cell]) -> None:
-    """Raises InputError if a file that a finished run has read, and an unfinished one will, holds something else now: a
-    table would compare them. Files that are gone cannot be compared."""
-    wanted = {files for cell in cells if cell.results() is None for files in input_files(cell.recipe).values()}
-    sums: dict[tuple[Path, ...], str] = {}
-    changed: dict[str, list[str]] = {}  # what changed -> the runs
-    for cell in cells:
-        before = (cell.results() or {}).get("inputs")
-        if not wanted or not isinstance(before, dict):  # of an earlier version
-            continue
-        for name, files in input_files(cell.recipe).items():
-            if name in before and files in wanted:
-                sums[files] = sums.get(files) or content_checksum(files)
-                if sums[files] != before[name]:
-                    path = files[0] if len(files) == 1 else files[0].parent
-                    changed.setdefault(f"{name} {path}", []).append(cell.name)
-    if changed:
-        what, names = next(iter(changed.items()))
-        raise InputError(
-            f"{what}: has changed since {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} "
-            "read it: restore it, name another --output_dir, or delete the folders of those runs"
-        )
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:

@@ -286,6 +286,22 @@ def test_padding_is_below_three_percent_on_lengths_like_squads(budget, seed):
     assert not first & {tuple(batches.windows(update)) for update in range(batches.updates_per_epoch, batches.updates)}
 
 
+@pytest.mark.parametrize("epochs", [2.3, 1000.0])
+@pytest.mark.parametrize("max_updates", [1, 7, 20, 23])
+def test_with_a_budget_no_epoch_is_cut_that_max_updates_leave_out(monkeypatch, epochs, max_updates):
+    cut, shuffled = [], TrainingBatches._shuffled
+    monkeypatch.setattr(TrainingBatches, "_shuffled", lambda self, epoch: cut.append(epoch) or shuffled(self, epoch))
+    features = windows(40)
+    [whole] = ranks(features, 99, epochs=2.3, max_tokens=60)
+    each = whole.updates_per_epoch
+    cut.clear()
+    [batches] = ranks(features, 99, epochs=epochs, max_updates=max_updates, max_tokens=60)
+    assert batches.updates == (max_updates if epochs > 3 else min(max_updates, whole.updates))
+    assert len(cut) <= 2 + max_updates // (each - 2)
+    for number in range(min(whole.updates, batches.updates)):
+        assert batches.windows(number).tolist() == whole.windows(number).tolist()
+
+
 def test_a_window_longer_than_the_budget_is_refused():
     with pytest.raises(InputError, match=r"train\.max_tokens 11: the longest window has 12 tokens: raise it"):
         ranks(windows(60), max_tokens=11)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import resource
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -201,6 +202,18 @@ def test_a_full_disk_leaves_nothing(cached, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(folder.iterdir()) == before
     assert again(training=False)[1]
+
+
+def test_what_a_killed_build_left_is_deleted_after_a_day(cached):
+    _, again, folder = cached
+    for name, hours in (("old", 25), ("new", 23)):
+        left = folder / f"{cache.UNFINISHED}{name}"
+        left.mkdir()
+        (left / "windows").write_text("x")
+        for path in (left / "windows", left):
+            os.utime(path, (time.time() - 3600 * hours,) * 2)
+    assert again(training=False)[1]
+    assert [path.name for path in folder.glob(f"{cache.UNFINISHED}*")] == [f"{cache.UNFINISHED}new"]
 
 
 def test_a_cache_that_may_only_be_read_is_used(cached, monkeypatch):

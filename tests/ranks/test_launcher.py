@@ -26,6 +26,8 @@ def test_each_job_has_its_own_devices(monkeypatch):
     assert [job["CUDA_VISIBLE_DEVICES"] for job in environments(2, 2)] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert [job["CUDA_VISIBLE_DEVICES"] for job in environments(3, 1)] == ["4", "5", "6"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a,GPU-2b,GPU-3c,GPU-4d")
+    assert [job["CUDA_VISIBLE_DEVICES"] for job in environments(2, 1)] == ["GPU-1a", "GPU-2b"]
     with pytest.raises(InputError, match=r"3 run\(s\) of 2 rank\(s\) at a time: there are 4 devices"):
         environments(3, 2)
 
@@ -88,6 +90,7 @@ def test_ranks_become_the_launcher_of_the_script_with_the_same_options(monkeypat
             {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
             "--ranks: a launcher has already started this process",
         ),
+        (2, {"CUDA_VISIBLE_DEVICES": "GPU-1a,GPU-2b,GPU-3c,GPU-4d"}, "takes numbers only: give numbers, or start with"),
     ],
 )
 def test_ranks_that_cannot_be_started(monkeypatch, ranks, env, said):

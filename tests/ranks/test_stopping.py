@@ -46,6 +46,7 @@ RUNS = [
     on(2, "kill in evaluation", "killed", {1: ["evaluation, batch 1", "SIGKILL"]}),
     on(2, "kill in export", "killed", {0: ["export", "SIGKILL"]}),
     on(2, "after kills", "killed"),
+    on(2, "apart", "apart{rank}"),
     on(2, "raise", "raise", {1: ["update 5, step", "raise"]}),
     on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
     on(1, "two whole", "two-whole", recipe="two.yaml"),
@@ -168,6 +169,14 @@ def test_an_exception_on_one_rank_ends_all(ended):
 
 
 # Health
+
+
+def test_ranks_whose_folders_differ_do_not_train(ended, folder):
+    result = ended["apart"]
+    assert result["codes"] == [2, 2]
+    fault = "not shared (a file that rank 0 wrote there cannot be seen) on rank 1, host "
+    assert f"error: --output_dir {folder / 'apart0'}: {fault}" in result["said"][0]
+    assert not [*folder.glob("apart[01]")]
 
 
 def test_every_logged_update_has_a_line_of_each_ranks_numbers(ended, folder):

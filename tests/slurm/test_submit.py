@@ -87,6 +87,7 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
             cells[number].folder.mkdir(parents=True)
             (cells[number].folder / "recipe.yaml").write_text(cells[number].recipe.dump())
             (cells[number].folder / "results.json").write_text('{"eval": {}}')
+            (cells[number].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 0}}')
 
     finish(1, 3)
     assert "--array=0,2%2" in command(submit(*whole))
@@ -148,6 +149,27 @@ def test_without_slurm_it_says_so(submit, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="sbatch: no such command: submit on a machine of a Slurm cluster"):
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
+
+
+def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, tmp_path, monkeypatch):
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\nenv >{tmp_path}/env\necho 7\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+    leaking = ("SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SBATCH_SIGNAL", "PMI_RANK")
+    kept = ("SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME")
+    for name in (*leaking, *kept):
+        monkeypatch.setenv(name, "x")
+    submit("train", "--cpu_ranks_per_node", "1", "--", *RUN, "--output_dir", str(tmp_path / "10%job"))
+    given = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert given >= {*kept, "SWEP_DS_ROOT"}
+    assert not given & {*leaking}
+
+
+def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurms(submit, tmp_path):
+    printed = submit("train", "--cpu_ranks_per_node", "1", "--dry_run", "--", *RUN, "--output_dir", str(tmp_path / "10%j"))
+    assert f"--output={tmp_path}/10%%j.slurm-%j.log" in command(printed)
 
 
 @pytest.mark.parametrize(

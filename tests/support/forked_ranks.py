@@ -3,7 +3,7 @@
 A run is {"name", "ranks", "set", "output_dir"}, and optionally "faults": {rank: [step, fault, ...]}. When a rank
 reaches a step, as `ranks.progress` names it, it meets the faults in order: the name of a signal, which it sends itself
 (a request to stop is taken before it continues); "wait", for ever; or "raise". A rank that stops itself (SIGSTOP) is
-killed once another rank has warned of it. "repeat_seconds" separates two requests. `results.json` beside the list has
+killed once another rank has warned of it. "{rank}" in "output_dir" gives each rank a folder of its own. "repeat_seconds" separates two requests. `results.json` beside the list has
 for each run the exit codes and the ranks' stderr; a run that hangs is killed.
 """
 
@@ -52,7 +52,7 @@ def train(asked: dict, folder: Path, rank: int) -> None:
         meet(faults[1:])
     recipe = Recipe.load(str(folder / asked.get("recipe", "recipe.yaml")), asked["set"])
     with ranks.process_group():
-        run(recipe, str(folder / "zero2.json"), folder / asked["output_dir"], "auto")
+        run(recipe, str(folder / "zero2.json"), folder / asked["output_dir"].format(rank=rank), "auto")
 
 
 def become(rank: int, asked: dict, folder: Path, port: int) -> None:

@@ -7,7 +7,9 @@ import yaml
 
 from swep_ds.errors import InputError
 from swep_ds.pipeline.inputs import input_checksums
-from swep_ds.sweeps.sweep import check_inputs, read_sweep
+from swep_ds.sweeps.conditions import check_conditions, check_inputs
+from swep_ds.sweeps.sweep import read_sweep
+from swep_ds.training.ds_config import resolve_ds_config
 
 
 def test_a_sweep_is_not_continued_with_other_files_than_its_finished_runs_read(tmp_path):
@@ -34,6 +36,28 @@ def test_a_sweep_is_not_continued_with_other_files_than_its_finished_runs_read(t
     (cells[1].folder / "results.json").unlink()
     train.unlink()
     check_inputs(cells)
+
+
+def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
+    fields = {"variants": {"MLE": {"method.name": "mle"}}, "seeds": [0, 1]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(fields))
+    _, cells = read_sweep(str(tmp_path / "mine.yaml"), tmp_path / "runs")
+    check_conditions(cells, "zero2", 1)  # nothing is done
+    folder, recipe = cells[0].folder, cells[0].recipe
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(recipe.dump())
+    (folder / "results.json").write_text('{"eval": {}, "world_size": 1}')
+    resolved = resolve_ds_config("zero2", recipe, world_size=1, micro_steps=2, hidden_size=128, on_cpu=True)
+    (folder / "ds_config.json").write_text(json.dumps(resolved))
+    check_conditions(cells, "zero2", 1)
+    check_conditions(cells, "zero2", None)
+    batch = recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps
+    for ds_config, ranks, said in (
+        ("zero1", 1, "ds_config zero_optimization.stage 2 there, 1 here"),
+        ("zero2", 2, f"global batch {batch} there, {2 * batch} here"),
+    ):
+        with pytest.raises(InputError, match=f"^{folder}: is done, under other conditions than .*{said}.*: start with"):
+            check_conditions(cells, ds_config, ranks)
 
 
 def test_a_cell_has_results_only_of_its_own_settings(tmp_path):

@@ -380,6 +380,7 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
             cell.folder.mkdir()
             (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
             (cell.folder / "results.json").write_text('{"eval": {"x": {}}}')
+            (cell.folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 0}}')
         return [], code is None
 
     monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", run_queue)

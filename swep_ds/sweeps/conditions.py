@@ -1,0 +1,94 @@
+"""Whether a sweep's finished runs and its next ones train on the same files, under the same ds_config and global batch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swep_ds.errors import InputError, Unreadable
+from swep_ds.files import read_json
+from swep_ds.pipeline.folder import RunFolder, batch_of_rank
+from swep_ds.pipeline.inputs import content_checksum, input_files
+from swep_ds.settings import differences, flatten
+from swep_ds.sweeps.sweep import Cell
+
+# fields of a resolved ds_config that the recipe decides, or that do not affect training
+DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer"}
+DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown", "timers"}
+SIZES = ("_bucket_size", "_param_persistence_threshold")  # ZeRO's sizes, which default to the model's hidden size
+
+
+def conditions(folder: Path) -> dict[str, Any]:
+    """What a run's ds_config decides for all runs of a table, flat.
+
+    Raises:
+        InputError: the run's `ds_config.json` is missing or is not JSON.
+    """
+    file = folder / "ds_config.json"
+    try:
+        config = read_json(file)
+        if not isinstance(config, dict):
+            raise InputError(f"{file}: is not a JSON object")
+    except Unreadable:
+        raise
+    except InputError as error:
+        raise InputError(f"{error}: delete the run's folder and run it again") from None
+    return _decided(config)
+
+
+def _decided(config: dict[str, Any]) -> dict[str, Any]:
+    decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
+    return {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
+
+
+def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -> None:
+    """Raises InputError if a finished run trained under another ds_config or global batch than its cell would now.
+
+    A table would leave out the runs of one side.
+
+    Args:
+        ds_config: as in `resolve_ds_config`.
+        ranks: of each run; None = not known, and global batches are not compared.
+    """
+    for cell in cells:
+        results = cell.results()
+        if results is None:
+            continue
+        from swep_ds.training.ds_config import resolve_ds_config  # imports DeepSpeed, for seconds
+
+        there = conditions(cell.folder)
+        here = _decided(
+            # sizes of the model and of micro-steps are not compared
+            resolve_ds_config(ds_config, cell.recipe, world_size=1, micro_steps=1, hidden_size=1, on_cpu=False)
+        )
+        if ranks is not None:
+            there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, results.get("world_size", ranks))
+            here["global batch"] = batch_of_rank(cell.recipe) * ranks
+        if differing := differences(there, here, most=3):
+            raise InputError(
+                f"{cell.folder}: is done, under other conditions than this start's ({differing}): start with the same "
+                "--ds_config and --ranks, or name another --output_dir"
+            )
+
+
+def check_inputs(cells: Sequence[Cell]) -> None:
+    """Raises InputError if a file that a finished run has read, and an unfinished one will, holds something else now: a
+    table would compare them. Files that are gone cannot be compared."""
+    wanted = {files for cell in cells if cell.results() is None for files in input_files(cell.recipe).values()}
+    sums: dict[tuple[Path, ...], str] = {}
+    changed: dict[str, list[str]] = {}  # what changed -> the runs
+    for cell in cells:
+        before = (cell.results() or {}).get("inputs")
+        if not wanted or not isinstance(before, dict):  # of an earlier version
+            continue
+        for name, files in input_files(cell.recipe).items():
+            if name in before and files in wanted:
+                sums[files] = sums.get(files) or content_checksum(files)
+                if sums[files] != before[name]:
+                    path = files[0] if len(files) == 1 else files[0].parent
+                    changed.setdefault(f"{name} {path}", []).append(cell.name)
+    if changed:
+        what, names = next(iter(changed.items()))
+        raise InputError(
+            f"{what}: has changed since {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} "
+            "read it: restore it, name another --output_dir, or delete the folders of those runs"
+        )
