@@ -34,6 +34,7 @@ class _EndUpdate(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         self.trainer.robust.end_update()
+        self.trainer._updates += 1
 
 
 class RobustMixin:
@@ -53,8 +54,8 @@ class RobustMixin:
     def __init__(self, *args, method: Settings, **kwargs):
         super().__init__(*args, **kwargs)
         self.method, self.robust = method, None
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
+        self._updates = 0  # in these sums
         given = self.args
         refused = (
             (given.n_gpu > 1, "several GPUs in one process: start a process for each, with torchrun or deepspeed"),
@@ -128,21 +129,22 @@ class RobustMixin:
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         if isinstance(outputs, RobustOutput):
-            self._count += 1
             for name, value in outputs.metrics.items():
-                self._sums[name] = self._sums.get(name, 0) + value.double()
+                share = value.double() / self.current_gradient_accumulation_steps
+                self._sums[name] = self._sums.get(name, 0) + share
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args, **kwargs) -> Any:
         inputs = {name: value for name, value in inputs.items() if name != "sample_id"}
-        return super().prediction_step(model, inputs, *args, **kwargs)
+        with self.accelerator.autocast():  # which Accelerate puts around the forward of what it prepares: the wrapper's
+            return super().prediction_step(model, inputs, *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         if "loss" in logs and self._sums:  # these are training's logs, which all ranks write together
             names = sorted(self._sums)
-            means = torch.stack([self._sums[name] for name in names]) / self._count
+            means = torch.stack([self._sums[name] for name in names]) / self._updates
             logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))
-            self._sums, self._count = {}, 0
+            self._sums, self._updates = {}, 0
         super().log(logs, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self) -> None:

@@ -119,7 +119,7 @@ class Robust(nn.Module):
             inputs.pop("sample_id", None)
             return self.model(**inputs)
         if not self._checked:
-            self._check()
+            self._check(inputs.get("attention_mask"))
         batch = _batch(inputs, self._is_generative, self._shares)
         if self.updates and self.update >= self.updates:
             calls = f", and as accumulation, here {self.accumulation}, the calls in each" if self.accumulation else ""
@@ -136,12 +136,14 @@ class Robust(nn.Module):
         return RobustOutput(loss, metrics)
 
     @torch.compiler.disable
-    def _check(self) -> None:
+    def _check(self, attention_mask: Tensor | None = None) -> None:
         """Looks at the model where it trains first: on its device, under the loop's autocast."""
         base = _base(self.model)
         if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
             with without_dropout(base):
                 check_same_from_ids(base)
+                if attention_mask is not None and bool((attention_mask[:, 0] == 0).any()):
+                    check_same_from_ids(base, padded_left=True)
         self._checked = True
 
     @property
@@ -241,6 +243,8 @@ def _base(model: nn.Module) -> nn.Module:
 def _interface(model: nn.Module) -> QAModel:
     base = _base(model)
     takes = inspect.signature(base.forward).parameters if isinstance(base, PreTrainedModel) else {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):  # as ModernBERT's head
+        takes = {**inspect.signature(base.base_model.forward).parameters, **takes}
     if "inputs_embeds" in takes:
         if set(SPAN) <= set(takes) and not base.config.is_encoder_decoder:
             return ExtractiveQA(model)

@@ -69,7 +69,7 @@ def answer() -> None:
 
     with process_group():
         kwargs = {name: getattr(arguments, name) for name in ("batch_size", "null_threshold", "min_confidence")}
-        if arguments.questions:
+        if arguments.questions is not None:
             _answer_file(arguments, kwargs)
             return
         answerer = QuestionAnswerer(arguments.model, **kwargs)
@@ -85,7 +85,7 @@ def answer() -> None:
 def _context(arguments: Namespace) -> str:
     """The text to ask about; "" with --questions."""
     texts = [value for value in (arguments.text, arguments.text_file) if value is not None]
-    if arguments.questions:
+    if arguments.questions is not None:
         if texts:
             raise InputError("--questions: its texts are in the file: leave out --text and --text_file")
         if not arguments.output:

@@ -22,7 +22,7 @@ from swep_ds.data.tokens import TextTokens, ahead, tokenise
 from swep_ds.data.windows import Template, WindowCutter, WindowSettings
 from swep_ds.errors import InputError
 
-FORMAT_VERSION = 4  # part of every cache file's name: raise it when the columns or their meaning change
+FORMAT_VERSION = 5  # part of every cache file's name: raise it when the columns or their meaning change
 TOKENS_AT_A_TIME = 2**20  # written at once, of all windows together: a long context has thousands of them
 
 

@@ -24,6 +24,7 @@ COLUMNS += ("detected_answers",)  # tells MRQA's rows
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # `most_unpacked`
+BEGINS_SO = ": an answer that itself begins with [ or { is given in a column `answer`, or in a JSON list of texts"
 MAX_HEADER, MAX_DIGITS = 4096, 19  # characters of a text table's first line, and of an offset
 
 Rows = Iterator[tuple[str, dict[str, Any]]]  # each with its place, "row 7"
@@ -90,11 +91,16 @@ def csv_rows(source: str, text: str, delimiter: str) -> Rows:
 
 def csv_answers(where: str, row: dict[str, Any]) -> dict[str, Any]:
     """A row of `csv_rows` with its answers as other rows have them. `answers` is one text or JSON, a list or an object;
-    `answer_start` is a number or a list in JSON. Raises InputError: it is not JSON."""
+    `answer_start` is a number or a list in JSON. Raises InputError: it is neither."""
     row = dict(row)
     for name in ("answers", "answer_start"):
         if (text := row.get(name)) and text.lstrip()[:1] in ("[", "{"):
-            row[name] = parse_json(text, f"{where}: {name}", unique_keys=False)
+            try:
+                row[name] = parse_json(text, f"{where}: {name}", unique_keys=False)
+            except InputError as error:
+                raise InputError(f"{error}{BEGINS_SO if name == 'answers' else ''}") from None
+            if name == "answers" and isinstance(row[name], list) and not all(isinstance(answer, str) for answer in row[name]):
+                raise InputError(f"{where}: answers {excerpt(text)}: is not a list of texts{BEGINS_SO}")
         elif name == "answers" and name in row:
             row[name] = [text] if text else []
         elif text and text.isdecimal() and len(text) < MAX_DIGITS:

@@ -76,10 +76,14 @@ def _score(token: int, begin: int, end: int) -> int:
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of the tokenizer without padding and truncation, which its last caller may have left in the shared one."""
+    """A copy of the tokenizer without padding and truncation, which its last caller may have left in the shared one.
+
+    A special token that a text spells out, such as "[SEP]", is text to it.
+    """
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
+    backend.encode_special_tokens = True
     return backend
 
 

@@ -106,7 +106,7 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
     fix = "name a folder with the model's own tokenizer files"
     encoded = tokenizer(SAMPLE, SAMPLE, return_token_type_ids=True)
     ids = [*tokenizer.get_vocab().values(), *encoded.input_ids, *tokenizer(SAMPLE).input_ids]
-    tokens, rows = max(len(tokenizer), 1 + max(ids)), model.get_input_embeddings().num_embeddings
+    tokens, rows = max(len(tokenizer), 1 + max(ids)), _rows(model)
     if tokens > rows:
         raise InputError(
             f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
@@ -122,6 +122,11 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
                 f"{label}: its tokenizer gives {types} token types, and its config.json has type_vocab_size "
                 f"{model.config.type_vocab_size}: {fix}"
             )
+
+
+def _rows(model: PreTrainedModel) -> int:
+    embeddings = model.get_input_embeddings()
+    return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else len(embeddings.weight)
 
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:
@@ -153,7 +158,9 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
 
 def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> int:
     """The most tokens that the model takes, special ones included. Raises InputError: its config gives no number."""
-    positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    positions = getattr(model.config, "max_position_embeddings", -1)
+    if positions == -1:  # as XLNet's class says; its positions have no limit
+        positions = tokenizer.model_max_length
     for name, module in model.named_modules():
         # RoBERTa counts positions from its padding index on
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:

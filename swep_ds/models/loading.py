@@ -232,37 +232,53 @@ def _without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
             model.set_attn_implementation(chosen)
 
 
-def check_same_from_ids(model: PreTrainedModel) -> None:
+def check_same_from_ids(model: PreTrainedModel, *, padded_left: bool = False) -> None:
     """The last part of `check_takes_embeddings`, for a model that is about to be trained: training shows whatever else
     is wrong with it. Leaves the model in evaluation mode, and compiles nothing.
 
+    Args:
+        padded_left: whether its windows have padding on the left. RoBERTa counts positions from the first token, but
+            from the first column where it is given embeddings.
+
     Raises InputError: the model computes something else from embeddings than from their ids.
     """
-    ids, inputs = _question_and_text(model)
+    padding = 2 if padded_left else 0
+    ids, inputs = _question_and_text(model, padding)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         embeddings = model.eval().get_input_embeddings()(ids)
         output = model(inputs_embeds=embeddings, return_dict=True, **inputs)
-        if not _same_from_ids(model, output, ids, inputs):
+        if not _same_from_ids(model, output, ids, inputs, padding):
+            if padded_left:
+                raise InputError(f"model: {type(model).__name__} {OTHERWISE} with padding on the left: pad on the right")
             raise _unfit(model, "model", OTHERWISE)
 
 
-def _question_and_text(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them."""
+def _question_and_text(model: PreTrainedModel, padding: int = 0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them, after so much padding."""
     separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
     apart = (model.config.pad_token_id, separator)
     word, other, *_ = [token for token in range(min(4, size)) if token not in apart]
     tokens = [word, other] if separator not in range(size) else [word, separator, separator, other, separator]
-    ids = torch.tensor([tokens], device=model.device)
-    inputs = {} if model.device.type == "meta" else {"attention_mask": torch.ones_like(ids)}
-    return ids, inputs | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+    text = torch.tensor([tokens], device=model.device)
+    ids = torch.nn.functional.pad(text, (padding, 0), value=model.config.pad_token_id or 0)
+    inputs = {}
+    if model.device.type != "meta":
+        inputs["attention_mask"] = torch.nn.functional.pad(torch.ones_like(text), (padding, 0))
+    return ids, inputs | ({"decoder_input_ids": text} if model.config.is_encoder_decoder else {})
 
 
-def _same_from_ids(model: PreTrainedModel, output: Any, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> bool:
-    """Whether the ids give the `output` of their embeddings, to rounding."""
+def _same_from_ids(
+    model: PreTrainedModel, output: Any, ids: torch.Tensor, inputs: dict[str, torch.Tensor], padding: int = 0
+) -> bool:
+    """Whether the ids give the `output` of their embeddings, to rounding; after the `padding` of a span's logits."""
     with torch.no_grad():
         expected = model(input_ids=ids, return_dict=True, **inputs)
-    names = [name for name in ("start_logits", "end_logits", "logits") if name in output]
-    return all(torch.allclose(output[name], expected[name], rtol=1e-3, atol=1e-3) for name in names)
+    first = {"start_logits": padding, "end_logits": padding, "logits": 0}
+    return all(
+        torch.allclose(output[name][:, at:], expected[name][:, at:], rtol=1e-3, atol=1e-3)
+        for name, at in first.items()
+        if name in output
+    )
 
 
 def _unfit(model: PreTrainedModel, label: str, fault: str) -> InputError:

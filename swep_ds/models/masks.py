@@ -6,6 +6,7 @@ given mask is used as it is. flash_attention_2 still synchronises in every layer
 removes the padding there and reads from the device how much is left. `packing` avoids that.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -28,15 +29,23 @@ def without_sync(make_mask: Callable) -> Callable:
 WITHOUT_SYNC = {name: without_sync(ALL_MASK_ATTENTION_FUNCTIONS[name]) for name in ("sdpa", "eager")}
 
 
+_lock, _overlapping = threading.Lock(), 0  # of `given_masks`
+
+
 @contextmanager
 def given_masks() -> Iterator[None]:
-    """Inside, models use the padding masks that they are given; outside, transformers' own functions are in place."""
-    before = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in WITHOUT_SYNC}
-    ALL_MASK_ATTENTION_FUNCTIONS.update(WITHOUT_SYNC)
+    """Inside, models use the padding masks that they are given. The functions are those of the process: after the last
+    of the blocks that overlap, in whatever threads, transformers' own are in place again."""
+    global _overlapping
+    with _lock:
+        if not _overlapping:
+            ALL_MASK_ATTENTION_FUNCTIONS.update(WITHOUT_SYNC)
+        _overlapping += 1
     try:
         yield
     finally:
-        for name, make_mask in before.items():
-            del ALL_MASK_ATTENTION_FUNCTIONS[name]  # what is registered for all models shows again
-            if ALL_MASK_ATTENTION_FUNCTIONS[name] is not make_mask:  # this block was inside another one
-                ALL_MASK_ATTENTION_FUNCTIONS[name] = make_mask
+        with _lock:
+            _overlapping -= 1
+            if not _overlapping:
+                for name in WITHOUT_SYNC:
+                    del ALL_MASK_ATTENTION_FUNCTIONS[name]  # what is registered for all models shows again

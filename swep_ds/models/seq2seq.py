@@ -34,9 +34,13 @@ class Seq2SeqQA(QAModel):
 
         With h if `hidden`, with the encoder's states after every layer if `layers`.
         """
+        return self._score(batch, hidden, layers, inputs_embeds=embeddings)
+
+    def _score(self, batch: Batch, hidden: bool = False, layers: bool = False, **encoder: Any) -> QAOutput:
+        """`forward`, with `encoder` for the model's encoder: what it reads, or its output."""
         with given_masks():
             output = self.model(
-                inputs_embeds=embeddings,
+                **encoder,
                 attention_mask=batch.attention_mask,
                 decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels=batch.target_ids),
                 use_cache=False,
@@ -162,9 +166,12 @@ class GenerativeQA(Seq2SeqQA):
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
         after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         ids_NK = ids_NK.masked_fill(after_NK, IGNORED)
-        log_p_N = -self(self.embed(batch), batch._replace(target_ids=ids_NK)).nll
+        # from the ids, as the answers: some models scale the embeddings of ids alone
+        with given_masks():
+            encoded = self.model.get_encoder()(batch.input_ids, attention_mask=batch.attention_mask, return_dict=True)
+        log_p_N = -self._score(batch._replace(target_ids=ids_NK), encoder_outputs=encoded).nll
         if not self.empty_answer:
             return ids_NK, log_p_N
         empty_NK = torch.tensor(self.empty_answer, device=ids_NK.device).expand(len(ids_NK), -1)
-        null_N = -self(self.embed(batch), batch._replace(target_ids=empty_NK)).nll * empty_NK.shape[1]
+        null_N = -self._score(batch._replace(target_ids=empty_NK), encoder_outputs=encoded).nll * empty_NK.shape[1]
         return ids_NK, log_p_N, null_N

@@ -31,7 +31,8 @@ from swep_ds.recipe import Recipe
 from swep_ds.settings import differences, flatten
 
 TOKENIZER = "tokenizer.json"
-DECODING = ("n_best", "max_answer_tokens", "beams")  # fields of a run's section `eval` that its answers depend on
+# fields of a run's section `eval` that its answers and their scores depend on
+DECODING = ("n_best", "max_answer_tokens", "beams", "scorer", "language")
 FIX = "leave that run out"
 
 

@@ -76,6 +76,15 @@ def test_the_parts_of_the_loss_are_logged(tmp_path):
         assert line["loss"] == pytest.approx(total, rel=1e-5)
 
 
+def test_parts_that_are_logged_are_means_over_updates_of_any_size(tmp_path):
+    changes = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 2, "max_steps": 2}
+    run = trainer(tmp_path, "mle", **changes | {"learning_rate": 0.0})
+    run.train_dataset = run.train_dataset[:10]  # updates of 4 micro-batches and of 1
+    run.train()
+    [line] = [line for line in run.state.log_history if "loss" in line]
+    assert line["nll_clean"] == pytest.approx(line["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize("variant", ["swep-held", "prior_aug"])
 def test_a_resumed_training_is_the_whole_one(variant, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1}
@@ -115,6 +124,16 @@ def test_evaluation_has_the_bare_models_loss(tmp_path):
     given = {name: value for name, value in inputs(batches("bert")[0]).items() if name != "sample_id"}
     with torch.no_grad():
         assert measured == pytest.approx(run.model.eval()(**given).loss.item(), rel=1e-5)
+
+
+def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
+    computed = []
+    run = trainer(tmp_path, "mle", bf16=True)
+    run.train()
+    layer = run.model.bert.encoder.layer[0].output.dense
+    layer.register_forward_hook(lambda *call: computed.append(call[-1].dtype))
+    run.evaluate(rows("bert")[:3])
+    assert set(computed) == {torch.bfloat16}
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):

@@ -12,6 +12,7 @@ from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, en
 
 CASES = [(variant, "bert", 1) for variant in VARIANTS]
 CASES += [("swep", "t5", 1), ("prior_aug", "bart", 1), ("swep", "electra", 2), ("swep-held", "bert", 2)]
+CASES += [("swep", "modernbert", 1)]
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +245,20 @@ def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused():
     robust, batch = sd.wrap(PegasusForConditionalGeneration(config), sd.Swep()).train(), tiny_batches.generative()
     with pytest.raises(InputError, match=r"^model: PegasusForConditionalGeneration computes something else"):
         robust(**inputs(batch))
+
+
+@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
+def test_padding_on_the_left_is_refused_where_embeddings_get_other_positions_than_ids(architecture):
+    kind = tiny_batches.generative if architecture in tiny_models.SEQ2SEQ else tiny_batches.batch
+    given = inputs(kind(dtype=torch.float32))
+    for name in ("input_ids", "attention_mask"):
+        given[name] = given[name].flip(1)
+    robust = sd.wrap(tiny_models.model(architecture).train(), sd.Mle())
+    if architecture == "roberta":
+        with pytest.raises(InputError, match="^model: Roberta.* with padding on the left: pad on the right$"):
+            robust(**given)
+    else:
+        assert robust(**given).loss.isfinite()
 
 
 def test_nothing_of_its_host_changes():

@@ -98,6 +98,14 @@ def test_offsets_beside_several_answers(save):
     assert "is not at answer_start 4" in refused(save(json.dumps(single | {"answer_start": 4})))
 
 
+@pytest.mark.parametrize("answer", ["[1]", "['Ann']", "[note", "{x}"])
+def test_a_texts_answer_that_looks_like_json_says_how_it_is_written(save, answer):
+    row = {"question": "Who?", "context": f"See {answer} here."}
+    assert "that itself begins with [ or { is given in a column `answer`, or" in refused(save(table([row | {"answers": answer}])))
+    for given in ({"answer": answer}, {"answers": json.dumps([answer])}):
+        assert read_examples(save(table([row | given])), training=True)[0].answers == (answer,)
+
+
 def test_an_answer_beside_empty_answers_counts(save):
     row = {"question": "What?", "context": "foo bar", "answers": None, "answer": "bar"}
     for content in (table([row]), json.dumps(row), json.dumps(row | {"answers": []})):

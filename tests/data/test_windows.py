@@ -36,3 +36,14 @@ def test_a_tokenizer_that_separates_texts_is_left_alone(make):
     before = make().backend_tokenizer.to_str()
     separate_texts(make())
     assert make().backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize("make", tiny.TOKENIZERS.values())
+def test_a_special_token_that_a_text_spells_out_is_text(make):
+    tokenizer = make()
+    text = f"an abbot {' '.join(tokenizer.all_special_tokens)} from the valley"
+    cutter = WindowCutter(tokenizer, WindowSettings(), tiny.example("Who?", "an abbot", "an abbot"))
+    tokens = cutter.encode(text)
+    assert not set(tokens.ids.tolist()) & (set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
+    covered = {place for start, end in zip(tokens.starts, tokens.ends, strict=True) for place in range(start, end)}
+    assert covered >= {place for place, character in enumerate(text) if character != " "}

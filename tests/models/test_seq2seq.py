@@ -8,6 +8,8 @@ from transformers import (
     M2M100ForConditionalGeneration,
     MBartConfig,
     MBartForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
 )
 
 from swep_ds.data.batches import IGNORED
@@ -72,6 +74,21 @@ def test_answers_are_transformers_beam_search(architecture, beams):
             ).logits[0]
             by_hand = logits.log_softmax(-1).gather(1, kept[:, None]).mean()
             torch.testing.assert_close(log_probability[row], by_hand)
+
+
+def test_a_model_that_scales_embeddings_of_ids_alone_scores_what_it_generates():
+    tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    torch.manual_seed(0)
+    plain = PegasusForConditionalGeneration(PegasusConfig(vocab_size=64, scale_embedding=True, init_std=0.3, **tiny))
+    qa, batch = GenerativeQA(plain.eval(), beams=1, max_answer_tokens=6), tiny_batches.generative()
+    with torch.no_grad():
+        answers, log_probability = qa.predict(batch)
+        begin = torch.full((len(answers), 1), plain.config.decoder_start_token_id)
+        given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        logits = plain(**given, decoder_input_ids=torch.cat([begin, answers[:, :-1].clamp(min=0)], 1)).logits
+    real = answers != IGNORED
+    by_hand = logits.log_softmax(-1).gather(2, answers.clamp(min=0)[..., None])[..., 0].where(real, 0.0)
+    torch.testing.assert_close(log_probability, by_hand.sum(1) / real.sum(1))
 
 
 FROM_A_SUMMARISER = {
