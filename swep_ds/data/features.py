@@ -100,7 +100,7 @@ def build_features(
     counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
     schema = _schema(settings, training=training, has_types=has_types)
     if (loaded := cache.load(cached, schema, counts)) is None:
-        groups = ahead(tokenise(examples, cutter.backend, cutter.gap, settings.max_query_length))
+        groups = ahead(tokenise(examples, cutter.backend, cutter.gap, settings.max_query_length, cutter.as_text))
         groups = _shown(groups, len(examples), console or Console(quiet=True))
         batches = _batches(examples, groups, cutter, schema, counts, training=training, drop=drop)
         cache.save(cached, schema, batches, counts)
@@ -156,7 +156,10 @@ def _batches(
                 first, last = context.answer_tokens(example.span) if example.span else (len(context.ids), -1)
             if training and generative:
                 answer = example.context[slice(*example.span)] if example.span else ""
-                target = np.array(cutter.backend.encode(answer).ids, np.int32)
+                encoded = cutter.backend.encode(answer)
+                text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
+                target = np.array(encoded.ids, np.int32)
+                target[text] = cutter.as_text(target[text])
                 if len(target) > settings.max_target_length:
                     counts["targets_cut"] += 1
                     target = np.delete(target, np.s_[settings.max_target_length - 1 : -1])  # the end token stays

@@ -1,7 +1,7 @@
 """Tokens of questions and contexts with their characters, tokenised a bounded number of characters at a time."""
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -73,10 +73,17 @@ def _is_mark(character: str) -> bool:
     return mark or "\u1160" <= character <= "\u11ff"
 
 
-def tokenise(examples: Sequence[Example], backend: Tokenizer, gap: str, max_query_length: int) -> Iterator[tuple]:
+def tokenise(
+    examples: Sequence[Example],
+    backend: Tokenizer,
+    gap: str,
+    max_query_length: int,
+    as_text: Callable[[np.ndarray], np.ndarray],
+) -> Iterator[tuple]:
     """Yields groups of examples: the index of the first, the group, its new contexts and its questions.
 
-    Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut.
+    Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut. `as_text` is
+    applied to all ids.
     """
     seen: set[str] = set()
     for at, group in _groups(examples):
@@ -88,11 +95,13 @@ def tokenise(examples: Sequence[Example], backend: Tokenizer, gap: str, max_quer
         contexts = {context: TextTokens.of(encodings.pop(0), -len(gap)) for context in short}
         for context in new.keys() - contexts.keys():
             contexts[context] = TextTokens.of_long(backend, gap + context, -len(gap))
-        contexts = {context: tokens.over_marks(context) for context, tokens in contexts.items()}
+        for context, tokens in contexts.items():
+            contexts[context] = tokens.over_marks(context)._replace(ids=as_text(tokens.ids))
         for context, example in new.items():
             require_tokens(len(contexts[context].ids), example)
         asked = backend.encode_batch_fast([gap + example.question for example in group], add_special_tokens=False)
-        questions = [(np.array(q.ids[:max_query_length], np.int32), len(q) > max_query_length) for q in asked]
+        cut = [(np.array(q.ids[:max_query_length], np.int32), len(q) > max_query_length) for q in asked]
+        questions = [(as_text(ids), was_cut) for ids, was_cut in cut]
         yield at, group, contexts, questions
 
 

@@ -194,11 +194,20 @@ class WindowCutter:
         else:
             self.gap, self.template = "", Template.learn(self.backend, example)
         self.specials = self.template.specials
+        self.unknown = tokenizer.unk_token_id
+        self.special_ids = np.array([token for token in tokenizer.all_special_ids if token != self.unknown], np.int32)
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
         encoding = self.backend.encode(self.gap + text, add_special_tokens=False)
-        return TextTokens.of(encoding, -len(self.gap)).over_marks(text)
+        tokens = TextTokens.of(encoding, -len(self.gap)).over_marks(text)
+        return tokens._replace(ids=self.as_text(tokens.ids))
+
+    def as_text(self, ids: np.ndarray) -> np.ndarray:
+        """The ids of a text's tokens, with the unknown token for special ones: a Unigram model, such as T5's, has those
+        among its pieces, and finds them where a text spells them out."""
+        special = np.isin(ids, self.special_ids)
+        return ids if self.unknown is None or not special.any() else np.where(special, np.int32(self.unknown), ids)
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
         """The windows of a context of so many tokens beside a question of so many."""

@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
+from swep_ds.data.tokens import tokenise
 from swep_ds.data.windows import WindowCutter, WindowSettings, separate_texts
 from tests.support import tiny
 
@@ -42,8 +43,12 @@ def test_a_tokenizer_that_separates_texts_is_left_alone(make):
 def test_a_special_token_that_a_text_spells_out_is_text(make):
     tokenizer = make()
     text = f"an abbot {' '.join(tokenizer.all_special_tokens)} from the valley"
-    cutter = WindowCutter(tokenizer, WindowSettings(), tiny.example("Who?", "an abbot", "an abbot"))
-    tokens = cutter.encode(text)
-    assert not set(tokens.ids.tolist()) & (set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
+    example = tiny.example(f"Who is {tokenizer.all_special_tokens[0]}?", text, "an abbot")
+    cutter = WindowCutter(tokenizer, WindowSettings(), example)
+    tokens, specials = cutter.encode(text), {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    assert not {*tokens.ids.tolist()} & specials
+    [(_, _, contexts, [(question, _)])] = tokenise([example], cutter.backend, cutter.gap, 64, cutter.as_text)
+    assert contexts[text].ids.tolist() == tokens.ids.tolist()
+    assert not {*question.tolist()} & specials
     covered = {place for start, end in zip(tokens.starts, tokens.ends, strict=True) for place in range(start, end)}
     assert covered >= {place for place, character in enumerate(text) if character != " "}
