@@ -33,7 +33,13 @@ ALL = [name for name in METHODS if name != "ssmba"]
 def bench() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="override a field of the recipe; may be repeated",
+    )
     parser.add_argument("--ds_config", default=DS_CONFIG, help=f"default: {DS_CONFIG}")
     parser.add_argument(
         "--methods",

@@ -4,8 +4,8 @@ With g = d nll / dz at a window's noise z, the noise of a fixed model is station
     mu - 1 = -(alpha / beta) E[g],    sigma^2 = alpha / (1 + alpha k / beta),    k = E[d^2 nll / dz^2]
 (the derivatives of nll + beta KL by mu and by sigma, with E[g eps] = sigma k, which is Stein's identity). So alpha k is
 the natural unit of beta for sigma: far above it sigma stays at its prior, far below it the KL does not bind. For mu it
-is sqrt(alpha) |E[g]|, where mu moves by the prior's sigma. Both are per dimension. A window has tens of thousands of
-them, so at beta = 10 alpha k sigma alone may carry hundreds of nats a window.
+is sqrt(alpha) |E[g]|, where mu moves by the prior's sigma. Both are per dimension, and a window has tens of thousands
+of dimensions. At beta = 10 alpha k, the KL of sigma alone may therefore be hundreds of nats a window.
 
 `curvature` measures k. `learn` trains a generator alone at beta = alpha k / ratio. `effects` compares its noise with
 the same noise shuffled and with the prior's, with the same eps (`swep_ds.methods.noise_effect`).

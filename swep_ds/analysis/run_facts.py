@@ -126,8 +126,8 @@ def ranks(health: Sequence[HealthLine], *, local_forward: bool) -> list[dict[str
 
 
 def command(folder: Path, recipe: Recipe, results: Results | None) -> str:
-    """The command line that makes this run again: on the ranks that give its global batch, which its last start need
-    not have had."""
+    """The command that repeats this run, on the number of ranks that gives its global batch. Its last start may have
+    had another number."""
     batch = RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
     ranks = batch // batch_of_rank(recipe)
     parts = ["swep-ds", "train", *(["--ranks", str(ranks)] if ranks > 1 else [])]

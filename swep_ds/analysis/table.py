@@ -216,7 +216,7 @@ def _difference(
 
     Returns:
         {"mean", "std": from seed to seed, or None (one seed), "n": seeds, "low", "high" and "p": of the crossed
-        interval, "no_difference": whether it is smaller than `MARGIN` by its test, "bootstrap_low" and "bootstrap_high"};
+        interval, "no_difference": whether it is smaller than `MARGIN` by its test, "bootstrap_low", "bootstrap_high"};
         None where there is no interval.
     """
     scores, base_scores = (

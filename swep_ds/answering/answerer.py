@@ -1,9 +1,9 @@
 """Answers questions about texts of any length, one or many, with a model of the hub or of a folder.
 
 A text is cut into windows as the model's run cut them (`data/windows.py`), the windows of many questions are batched by
-length, and the answers of all windows of a question compete (`evaluation/spans.py`, `evaluation/generated.py`). Of a
-model of spans every allowed span competes, not only pairs of the best starts and ends as in an evaluation, so that the
-n best are exact.
+length, and the answers of all windows of a question compete (`evaluation/spans.py`, `evaluation/generated.py`). In an
+extractive model every allowed span competes, so the n best are exact. An evaluation pairs only the best starts and
+ends.
 """
 
 import itertools
@@ -36,14 +36,16 @@ QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer. The text "" declines the question; it and generated answers have no place in the context.
+    """An answer to a question. `text` is "" if the model declines, or if `min_confidence` made it decline.
 
-    `score` is start logit + end logit; of a generated answer, its log probability. `probability` is the answer's among
-    all spans of the text and, if the model may decline, no answer; of a generated answer, that of its tokens.
-    `confidence`, of the first reply alone, is the probability that the best answer is exactly right: by the model's
-    calibrator if it has one, else the softmax's `probability`. A reply "" that `min_confidence` puts first has the
-    confidence of the answer that it withholds; of a model that never declines, it has no score, nor has the reply "" of
-    a model whose logits are not numbers.
+    probability: of a span, its share among all spans and, if the model may decline, no answer; of a generated answer,
+        the product of its tokens' probabilities.
+    score: start logit + end logit, or the log probability of a generated answer. None for a "" that has none: the
+        model never declines, or its logits are not numbers.
+    start, end: characters [start, end) of the context; None for "" and for generated answers.
+    confidence: the probability that the best answer is exactly right, in the first reply alone. The model's calibrator
+        gives it, else it is `probability`. Where `min_confidence` withholds an answer, that is the second reply, and
+        the confidence is its own.
     """
 
     text: str
@@ -122,7 +124,7 @@ class QuestionAnswerer:
             raise InputError(f"n_best {n_best}: must be at least 1")
         if n_best > 1 and self.generative:
             raise InputError(
-                f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name a model of spans"
+                f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
             )
         # only the first texts: whether a file passes must not depend on what later chunks begin with
         texts = [text for example in examples[:20] for text in (example.question, example.context)]

@@ -278,12 +278,10 @@ def _check_offered(settings: Settings) -> None:
     if settings.needs == "gradient":
         raise InputError(
             f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "
-            "train with sd.train, or take adv_aug or pdr"
+            "train with sd.train, or use adv_aug or pdr"
         )
     if settings.name == "ssmba":
-        raise InputError(
-            "method ssmba: it is in the data: make its samples with sd.train's data.augmented, or take mle"
-        )
+        raise InputError("method ssmba: it is in the data: make its samples with sd.train's data.augmented, or use mle")
     if getattr(settings, "noise_max_grad_norm", None) is not None:
         raise InputError(
             "method.noise_max_grad_norm: this loop clips the gradients: leave it at None, and clip those of "

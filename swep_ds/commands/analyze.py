@@ -6,7 +6,7 @@
     swep-ds analyze frequency RUN                                    # by word-frequency rank
     swep-ds analyze mechanism RUN --data held_out news               # what noise learns beside a fixed model
 
-RUN is the folder of a finished run, for `words` also of an unfinished one. Of a run of swep, `heatmap`, `tsne` and
+RUN is the folder of a finished run, for `words` also of an unfinished one. For a run of swep, `heatmap`, `tsne` and
 `frequency` read the noise generator in noise.safetensors. `mechanism` takes a run of prior_aug and trains noise
 generators beside its model. The noise is keyed by the run's seed and the question's id: the same questions give the
 same figures. `tsne` needs `pip install scikit-learn`.

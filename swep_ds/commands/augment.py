@@ -28,7 +28,7 @@ def augment() -> None:
     parser.add_argument(
         "--unprotect_answer", action="store_true", help="corrupt the answer as well; drop samples that lose it"
     )
-    parser.add_argument("--seed", type=at_least(0), default=0, help="default: 0")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the samples (default: 0)")
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
     parser.add_argument(
         "--max_examples", type=at_least(1), help="use only the first questions, to try it out (default: all)"

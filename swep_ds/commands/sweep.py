@@ -30,7 +30,13 @@ def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     options.add_argument("sweep", help="name of a shipped sweep, or a YAML file").completer = names_of("sweeps")
     options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
-    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="may be repeated")
+    options.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="override a field of every run; may be repeated",
+    )
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="for the runs and the table (default: runs/SWEEP)"
     )
@@ -70,7 +76,7 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
 
 
 def check(cells: list["Cell"], command: list[str], ranks: int | None) -> None:
-    """Raises InputError if the finished runs read other files, or trained otherwise, than those that `command` starts."""
+    """Raises InputError if finished runs read other files, or trained otherwise, than those that `command` starts."""
     from swep_ds.sweeps.conditions import check_conditions, check_inputs
 
     check_inputs(cells)

@@ -53,12 +53,12 @@ class Features:
     dataset: Dataset
     examples: int
     questions_cut: int  # questions longer than max_query_length
-    targets_cut: int  # generated answers longer than max_target_length
+    targets_cut: int  # target answers (task generative) longer than max_target_length
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
     fingerprint: str  # changes with the examples, the tokenizer and the settings
 
     def answers_above(self, tokens: int) -> int:
-        """The number of training windows to extract from whose answer has more tokens."""
+        """The number of training windows with an answer of more than `tokens` tokens. For extractive features only."""
         first, last = (np.asarray(self.dataset[name][:]) for name in ("start_position", "end_position"))
         return int((last - first >= tokens).sum())
 

@@ -99,7 +99,8 @@ def csv_answers(where: str, row: dict[str, Any]) -> dict[str, Any]:
                 row[name] = parse_json(text, f"{where}: {name}", unique_keys=False)
             except InputError as error:
                 raise InputError(f"{error}{BEGINS_SO if name == 'answers' else ''}") from None
-            if name == "answers" and isinstance(row[name], list) and not all(isinstance(answer, str) for answer in row[name]):
+            texts = row[name] if name == "answers" and isinstance(row[name], list) else []
+            if not all(isinstance(answer, str) for answer in texts):
                 raise InputError(f"{where}: answers {excerpt(text)}: is not a list of texts{BEGINS_SO}")
         elif name == "answers" and name in row:
             row[name] = [text] if text else []

@@ -46,7 +46,7 @@ class EvalSet:
 
 @dataclass(frozen=True)
 class Predictions:
-    """By question id, in the order of the examples: the `N_BEST` best answers; of a model that may decline, the null
+    """Answers by question id, in the order of the examples: the `N_BEST` best and, if the model may decline, the null
     answer."""
 
     n_best: dict[str, list[Answer | GeneratedAnswer | Null]]

@@ -43,8 +43,9 @@ class SetScore(Checked):
 
 
 class CalibratedScore(SetScore):
-    """A set's scores with two optional parts. Results of earlier versions lack the calibration (`calibration.py`). Only
-    data sets with unanswerable questions have what SQuAD v2.0's scorer adds."""
+    """A test set's scores. `ece`, `aurc` and `coverage_at_80` (`calibration.py`) are missing in results of earlier
+    versions; `calibrated_...` and `..._change_...` where no calibrator was fitted; what SQuAD v2.0's scorer adds where
+    all questions have an answer."""
 
     ece: Percent | None = None
     aurc: Percent | None = None

@@ -143,7 +143,7 @@ class Pass:
 
     def __post_init__(self):
         if not self.trains and (isinstance(self.kl_weight, Tensor) or self.kl_weight):
-            raise ValueError(f"pass {self.name!r}: a KL needs a pass that trains: give its nll or a divergence a weight")
+            raise ValueError(f"pass {self.name!r}: a KL needs a pass that trains: weigh its nll or a divergence")
 
     @property
     def compares(self) -> bool:

@@ -77,7 +77,7 @@ def check_folder(source: str, label: str) -> None:
     folder = Path(source)
     if not folder.is_dir():
         return
-    with parsing(f"{label}: the folder cannot be listed", "allow it"):
+    with parsing(f"{label}: the folder cannot be listed", "give this user permission to read it"):
         entries = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     for path in sorted(path for path in entries if not path.is_dir()):
         what = f"{label}: its {path.relative_to(folder)}"
@@ -99,7 +99,7 @@ def _read_object(file: Path, what: str) -> dict[str, Any]:
 def model_files(source: str | Path, label: str) -> list[Path]:
     """The files in a model's local folder that decide what it answers: settings, vocabulary, weights, and how its run
     read texts. Raises InputError: as `weight_files`, or the folder cannot be listed."""
-    with parsing(f"{label}: the folder cannot be listed", "allow it"):
+    with parsing(f"{label}: the folder cannot be listed", "give this user permission to read it"):
         entries = sorted(Path(source).iterdir())
     named = [entry for entry in entries if entry.name in SETTINGS or re.fullmatch(DECIDING, entry.name)]
     return [entry for entry in named if entry.is_file()] + weight_files(str(source), label)

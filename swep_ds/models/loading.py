@@ -249,12 +249,13 @@ def check_same_from_ids(model: PreTrainedModel, *, padded_left: bool = False) ->
         output = model(inputs_embeds=embeddings, return_dict=True, **inputs)
         if not _same_from_ids(model, output, ids, inputs, padding):
             if padded_left:
-                raise InputError(f"model: {type(model).__name__} {OTHERWISE} with padding on the left: pad on the right")
+                fault = f"{OTHERWISE} with padding on the left: pad on the right"
+                raise InputError(f"model: {type(model).__name__} {fault}")
             raise _unfit(model, "model", OTHERWISE)
 
 
 def _question_and_text(model: PreTrainedModel, padding: int = 0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them, after so much padding."""
+    """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them, after `padding` tokens."""
     separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
     apart = (model.config.pad_token_id, separator)
     word, other, *_ = [token for token in range(min(4, size)) if token not in apart]
@@ -283,6 +284,6 @@ def _same_from_ids(
 
 def _unfit(model: PreTrainedModel, label: str, fault: str) -> InputError:
     return InputError(
-        f"{label}: {type(model).__name__} {fault}, which every perturbation of word embeddings needs: take a model "
+        f"{label}: {type(model).__name__} {fault}, which every perturbation of word embeddings needs: use a model "
         "such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
     )

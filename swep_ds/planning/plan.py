@@ -115,7 +115,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     fitting = [name for name in fitting if name in both]
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
-        say(f"take {Path(fitting[0]).name}, the simplest that fits:")
+        say(f"use {Path(fitting[0]).name}, the simplest that fits:")
         say(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     # a method that runs the model inside its perturbation refuses activation checkpointing
@@ -124,7 +124,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         f"none fits: lower train.{'max_tokens' if recipe.train.max_tokens else 'micro_batch_size'} and raise "
         "train.gradient_accumulation_steps, "
         f"{'set train.activation_checkpointing=true, ' * can_checkpoint}lower eval.batch_size where evaluation takes "
-        "the most, or take more or larger devices; zero3_offload_nvme keeps the weights on disk"
+        "the most, or use more or larger devices; zero3_offload_nvme keeps the weights on disk"
     )
 
 

@@ -5,7 +5,6 @@ checksum of their heads and tails.
 """
 
 import hashlib
-import os
 import platform
 import re
 import statistics

@@ -179,7 +179,7 @@ def _connect(launch: Launch) -> None:
     name = os.environ["MASTER_ADDR"]
 
     def listen() -> HeartbeatServer | None:
-        with parsing("rank 0 cannot listen to any port", "allow it to"):
+        with parsing("rank 0 cannot listen to any port", "allow processes on its host to listen on TCP ports"):
             return HeartbeatServer(_hosts) if is_main() else None
 
     def connect() -> None:

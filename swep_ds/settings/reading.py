@@ -193,8 +193,8 @@ def inherit(
 
 
 def lay_sections(model: type[Section], tree: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
-    """`tree` with `sections` in place of its own: a `Section` replaces the whole section; of a mapping each field
-    replaces that field, and `name` of another kind drops the settings of the former kind."""
+    """`tree` with `sections` laid over it. A `Section` replaces the whole section, a dict only the fields that it has.
+    Another `name` drops the settings of the former kind."""
     merged = dict(tree)
     for name, given in sections.items():
         former = merged.get(name)

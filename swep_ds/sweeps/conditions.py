@@ -1,4 +1,4 @@
-"""Whether a sweep's finished runs and its next ones train on the same files, under the same ds_config and global batch."""
+"""Whether a sweep's finished runs and its next ones read the same files, and train under the same conditions."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -11,8 +11,8 @@ from swep_ds.errors import InputError
 
 LEAD_SECONDS = 120  # from the signal to the limit, in scripts/slurm/*.sbatch
 EARLY_SECONDS = 60  # Slurm may send the signal earlier by this
-# Inside another job the environment describes that job: its cores and their binding, its memory, its ranks. sbatch would
-# pass it on. And sbatch prefers its variables to the #SBATCH lines of a script.
+# Inside another job the environment describes that job: its cores and their binding, its memory, its ranks. sbatch
+# would pass it on. And sbatch prefers its variables to the #SBATCH lines of a script.
 OF_ANOTHER_JOB = re.compile("(SLURM|SRUN|PMI|PMIX)_.*|SBATCH_(SIGNAL|REQUEUE|NO_REQUEUE|OPEN_MODE|EXPORT)")
 OF_THE_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 

@@ -131,7 +131,7 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     if 0 in (stage, engine_stage) and engine.bfloat16_enabled():
         raise InputError(
             f"{tag}: in bf16 the state of ZeRO-0 has another form than that of the other stages, and "
-            f"ZeRO-{stage} wrote this checkpoint: take a ds_config of stage {'1, 2 or 3' if stage else '0'}"
+            f"ZeRO-{stage} wrote this checkpoint: use a ds_config of stage {'1, 2 or 3' if stage else '0'}"
         )
     models, files = name_files(manifest.files, stage, manifest.layout.world_size)
     model = read_state(tag / models[0])

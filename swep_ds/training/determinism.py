@@ -70,5 +70,5 @@ def naming_operation() -> Iterator[None]:
             raise
         raise InputError(
             f"train.deterministic: PyTorch has no deterministic version of {refused[1]} on this device: set it to "
-            "false, or take a model or method without this operation"
+            "false, or use a model or method without this operation"
         ) from None

@@ -37,7 +37,7 @@ SPREAD += ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "flops_profiler", "comms_logger")
 REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # that monitors need
-NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to take on a CPU
+NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 
 
 def resolve_ds_config(
@@ -129,12 +129,12 @@ def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tupl
     if train.compile and stage == 3:
         faults.append(
             "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, for "
-            "minutes: take --ds_config zero2, or set it to false"
+            "minutes: use --ds_config zero2, or set it to false"
         )
     if train.precision == "fp16" and not stage:
         faults.append(
             "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "
-            "multiplied the loss by: take --ds_config zero1, or another train.precision"
+            "multiplied the loss by: use --ds_config zero1, or another train.precision"
         )
     optimizer = config.get("optimizer")
     if train.optimizer == "adafactor":
@@ -143,7 +143,7 @@ def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tupl
         if stage or train.precision in ("bf16", "fp16"):
             faults.append(
                 "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
-                "DeepSpeed hands an optimizer flat pieces: take --ds_config zero0 and fp32, tf32 or autocast, or adamw"
+                "DeepSpeed hands an optimizer flat pieces: use --ds_config zero0 and fp32, tf32 or autocast, or adamw"
             )
     elif optimizer is not None:
         params = optimizer.get("params", {})
@@ -156,7 +156,7 @@ def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tupl
             }
             faults += [
                 "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, "
-                f"{need}: remove this block, or take --ds_config zero1"
+                f"{need}: remove this block, or use --ds_config zero1"
                 for need, needed in needs.items()
                 if needed
             ]
@@ -256,7 +256,7 @@ def check_machine(config: dict[str, Any]) -> None:
     if parameters == "nvme" and not AsyncIOBuilder().is_compatible():
         raise InputError(
             "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
-            "built here: install libaio's headers (Debian: libaio-dev), or take --ds_config zero3_offload"
+            "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
         )
 
 

@@ -75,7 +75,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     if stage == 0 and config["bf16"]["enabled"] and "optimizer" not in config and ranks.is_main():
         log.warning(
-            "bf16 at ZeRO-0: DeepSpeed steps one weight tensor after the other, for which a GPU waits: take "
+            "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time, which leaves a GPU idle: use "
             "--ds_config zero1"
         )
     with _refusals():
@@ -105,7 +105,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 
 def _refusals() -> AbstractContextManager[None]:
     """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
-    what, fix = "ds_config: DeepSpeed cannot build an engine from it", "fix the field it names, or take a shipped file"
+    what, fix = "ds_config: DeepSpeed cannot build an engine from it", "fix the field it names, or use a shipped file"
     return parsing(what, fix, but=NOT_OF_THE_INPUT)
 
 

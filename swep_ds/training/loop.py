@@ -48,9 +48,9 @@ def train(
 
     Raises:
         TrainingDiverged: loss or gradient is not finite; on all ranks, when an update is logged or saved.
-        InputError: from `StopVote`.
+        InputError: the ranks cannot reach each other over gloo.
         Stopped: a signal asked any rank to stop; on all ranks, after a checkpoint.
-        WriteFailed: from `Checkpoints.save`.
+        WriteFailed: a checkpoint cannot be written, and train.on_checkpoint_failure is stop.
     """
     method, parts = engine.module.method, engine.module.parts(settings.execution)
     meter, watch = Meter(batches.accumulation, before.unlogged), Stopwatch(before.seconds)

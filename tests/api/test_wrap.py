@@ -255,7 +255,7 @@ def test_padding_on_the_left_is_refused_where_embeddings_get_other_positions_tha
         given[name] = given[name].flip(1)
     robust = sd.wrap(tiny_models.model(architecture).train(), sd.Mle())
     if architecture == "roberta":
-        with pytest.raises(InputError, match="^model: Roberta.* with padding on the left: pad on the right$"):
+        with pytest.raises(InputError, match=r"^model: Roberta.* with padding on the left: pad on the right$"):
             robust(**given)
     else:
         assert robust(**given).loss.isfinite()

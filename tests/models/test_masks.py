@@ -1,4 +1,4 @@
-"""transformers' mask functions: replaced while any prediction runs, in whatever threads, and put back after the last."""
+"""transformers' mask functions: replaced while any prediction runs, in any thread, and put back after the last."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

@@ -80,7 +80,7 @@ def test_a_config_alone_will_do(capsys, folder, tmp_path):
     assert "updates and tokens: not known, because" in text
     assert "no tokenizer files" in text
     assert "8 x 48 tokens" in text  # data.max_length
-    assert "take zero0, the simplest that fits" in text
+    assert "use zero0, the simplest that fits" in text
 
 
 def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder):
@@ -96,15 +96,15 @@ def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder)
 
 
 def test_in_bf16_zero_1_comes_before_zero_0(capsys, folder):
-    """The engine of such a run says: take zero1."""
+    """The engine of such a run says: use zero1."""
     text = printed(capsys, folder, gpus(1, 1000), "train.precision=bf16")
-    assert "take zero1, the simplest that fits" in text
+    assert "use zero1, the simplest that fits" in text
 
 
 def test_data_out_of_reach_is_said(capsys, folder):
     text = printed(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
     assert re.search(r"updates and tokens: not known, because .*nowhere", text)
-    assert "take zero0" in text
+    assert "use zero0" in text
 
 
 @pytest.mark.parametrize("field", ["data.train", "data.augmented"])
@@ -148,7 +148,7 @@ def test_what_fits_is_marked(capsys, folder):
     marks = {line.split()[1]: line.split("│")[-2].strip() for line in text.splitlines() if line.startswith("│")}
     assert marks == {name: "fits" if peak < 0.9 * 5 else "too much" for name, peak in peaks(text).items()}
     assert set(marks.values()) == {"fits", "too much"}
-    assert "take zero0, the simplest that fits" in text
+    assert "use zero0, the simplest that fits" in text
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,7 @@ def test_a_mean_over_too_few_updates_is_refused_as_in_training(capsys, folder):
 def test_both_stages_are_planned_with_one_command(capsys, folder):
     stages = f"pretrain={{train: {folder / 'train.json'}, micro_batch_size: 16}}"
     text = printed(capsys, folder, gpus(1, 1e6), stages)
-    order = [
-        text.index(part) for part in ("first stage", "of 16 windows", "second stage", "of 8 windows", "take zero0")
-    ]
+    order = [text.index(part) for part in ("first stage", "of 16 windows", "second stage", "of 8 windows", "use zero0")]
     assert order == sorted(order)
     assert text.count("swep-ds train") == 1
     first, second = (peaks(part)["zero0"] for part in text.split("second stage"))
@@ -189,7 +187,7 @@ def test_both_stages_are_planned_with_one_command(capsys, folder):
     first, second = narrow.split("second stage")
     assert re.search(r"zero0 .* too much", first)
     assert re.search(r"zero0 .* fits", second)
-    assert "take zero0" not in narrow
+    assert "use zero0" not in narrow
 
 
 def test_evaluation_is_planned_where_answers_are_generated(capsys, tmp_path):

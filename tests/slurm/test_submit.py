@@ -154,7 +154,7 @@ def test_without_slurm_it_says_so(submit, tmp_path, monkeypatch):
 def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, tmp_path, monkeypatch):
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
-    sbatch.write_text(f'#!/bin/sh\nenv >{tmp_path}/env\necho 7\n')
+    sbatch.write_text(f"#!/bin/sh\nenv >{tmp_path}/env\necho 7\n")
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
     leaking = ("SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SBATCH_SIGNAL", "PMI_RANK")
@@ -168,7 +168,8 @@ def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, tmp_path, monkey
 
 
 def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurms(submit, tmp_path):
-    printed = submit("train", "--cpu_ranks_per_node", "1", "--dry_run", "--", *RUN, "--output_dir", str(tmp_path / "10%j"))
+    folder = ["--output_dir", str(tmp_path / "10%j")]
+    printed = submit("train", "--cpu_ranks_per_node", "1", "--dry_run", "--", *RUN, *folder)
     assert f"--output={tmp_path}/10%%j.slurm-%j.log" in command(printed)
 
 

@@ -3,8 +3,9 @@
 A run is {"name", "ranks", "set", "output_dir"}, and optionally "faults": {rank: [step, fault, ...]}. When a rank
 reaches a step, as `ranks.progress` names it, it meets the faults in order: the name of a signal, which it sends itself
 (a request to stop is taken before it continues); "wait", for ever; or "raise". A rank that stops itself (SIGSTOP) is
-killed once another rank has warned of it. "{rank}" in "output_dir" gives each rank a folder of its own. "repeat_seconds" separates two requests. `results.json` beside the list has
-for each run the exit codes and the ranks' stderr; a run that hangs is killed.
+killed once another rank has warned of it. "{rank}" in "output_dir" gives each rank a folder of its own.
+"repeat_seconds" separates two requests. `results.json` beside the list has for each run the exit codes and the ranks'
+stderr; a run that hangs is killed.
 """
 
 import json

@@ -96,5 +96,5 @@ def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after
         ):
             train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None, None)
     assert saves.updates == [2]
-    warning = "bf16 at ZeRO-0: DeepSpeed steps one weight tensor after the other"
-    assert (warning in caplog.text and "take --ds_config zero1" in caplog.text) == (stage == 0)
+    warning = "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time"
+    assert (warning in caplog.text and "use --ds_config zero1" in caplog.text) == (stage == 0)
