@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 
 from swep_ds.commands.cli import Parser, main
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.files import check_output_folder, path_of, read_json, user_path
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.export import note_tied_weights, write_model
@@ -85,7 +85,7 @@ def write() -> None:
         if not file.is_file():
             raise InputError(f"{arguments.model}: no such file; known are {', '.join(CONFIGS)}")
         settings = read_json(file)
-    with parsing(f"{arguments.model}: is not a model's config", "name another file"):
+    with as_input_error(f"{arguments.model}: is not a model's config", "name another file"):
         config = AutoConfig.for_model(**settings)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForQuestionAnswering
         with torch.device("meta"):

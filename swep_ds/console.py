@@ -4,7 +4,7 @@ Notable:
 - Python raises OSError when a pipe's reader has gone (`| head -1`) or a disk is full, in the middle of a run or in its
   last flush (exit code 120). A `Screen` drops what cannot be written.
 - A name, an answer or a path may hold escape sequences that clear the screen or forge lines. A `Screen` on stdout shows
-  them escaped. On stderr the progress bars of libraries need theirs, so `warn` and logging escape our own lines.
+  them escaped. On stderr the progress bars of libraries need theirs; there `say_on_stderr` and logging escape ours.
 - With an ASCII locale nothing raises UnicodeEncodeError: characters that the encoding lacks are shown escaped.
 """
 
@@ -40,7 +40,7 @@ def on_one_line(text: str) -> str:
     return text.translate(_ONE_LINE)
 
 
-def warn(text: str) -> None:
+def say_on_stderr(text: str) -> None:
     """Prints one line on stderr, at once."""
     with suppress(OSError, ValueError):  # from a stream that is not a `Screen`
         print(on_one_line(text), file=sys.stderr, flush=True)

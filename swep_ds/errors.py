@@ -49,7 +49,7 @@ NOT_OF_THE_INPUT = (RuntimeError, MemoryError)
 
 
 @contextmanager
-def parsing(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turns whatever a library raises while it parses a user's input into an `InputError`.
 
     transformers, tokenizers, pyarrow, datasets and DeepSpeed raise anything on malformed input, from AttributeError to

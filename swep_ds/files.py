@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.errors import InputError, Unreadable, parsing, printable, reason
+from swep_ds.errors import InputError, Unreadable, as_input_error, printable, reason
 
 HUB_SECONDS = 10.0  # for the hub to answer
 MAX_FILE_NAME_BYTES = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
@@ -98,7 +98,7 @@ def user_path(text: str, option: str) -> Path:
 
     Raises InputError: an unknown user, a name too long for the system, a NUL, or no permission for a folder above.
     """
-    with parsing(f"{option} {printable(text[:200])}: cannot be looked up", "name another path"):
+    with as_input_error(f"{option} {printable(text[:200])}: cannot be looked up", "name another path"):
         path = Path(text).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
@@ -200,7 +200,7 @@ def check_hub(repository: str, file: str, label: str, kind: str | None = None) -
             return
         fix = "name a local folder, or set HF_HUB_OFFLINE=1 to use what was fetched before"
         but = (HFValidationError, HfHubHTTPError)
-        with parsing(f"{label}: the hub {constants.ENDPOINT} cannot be reached", fix, but=but):
+        with as_input_error(f"{label}: the hub {constants.ENDPOINT} cannot be reached", fix, but=but):
             get_hf_file_metadata(hf_hub_url(repository, file, repo_type=kind), timeout=HUB_SECONDS)
 
 

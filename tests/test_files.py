@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.analysis import runs
-from swep_ds.errors import InputError, Stopped, parsing
+from swep_ds.errors import InputError, Stopped, as_input_error
 from swep_ds.evaluation.results import read_results
 from swep_ds.files import (
     MAX_FILE_NAME_BYTES,
@@ -156,14 +156,14 @@ def test_a_path_need_not_exist_and_home_is_expanded(tmp_path, monkeypatch):
 def test_whatever_a_parser_raises_names_the_input_and_the_fix(fault):
     with (
         pytest.raises(InputError, match=r"^config\.json of x \(.+\): correct it$"),
-        parsing("config.json of x", "correct it"),
+        as_input_error("config.json of x", "correct it"),
     ):
         raise fault
 
 
 def test_an_end_and_an_interrupt_pass_through_a_parser():
     for end in (Stopped("later"), KeyboardInterrupt()):
-        with pytest.raises(type(end)), parsing("x", "y"):
+        with pytest.raises(type(end)), as_input_error("x", "y"):
             raise end
 
 

@@ -47,7 +47,7 @@ class Domain(NamedTuple):
     gap: Interval | None
 
 
-class Change(NamedTuple):
+class DomainChange(NamedTuple):
     """A data set, or the mean over all but the source domain, against another run: differences in points.
 
     gained, lost: questions that only this run, or only the other one, answers exactly.
@@ -138,7 +138,7 @@ class _Measured(NamedTuple):
         return [_domain(name, self.scores, self.samples, next(iter(self.scores)), results) for name in self.scores]
 
 
-def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[Change]:
+def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[DomainChange]:
     """Against the other run, on the questions that both answered: each data set, and the mean over all but the first.
 
     Args:
@@ -154,7 +154,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
         gained, lost = (
             sum(item.right is right and item.other_right is not right for item in items) for right in (True, False)
         )
-        rows.append(Change(name, *_intervals(values.mean(0), samples), gained, lost))
+        rows.append(DomainChange(name, *_intervals(values.mean(0), samples), gained, lost))
         if number:
             shifted.append((values.mean(0), samples))
     if len(shifted) == len(names) - 1 > 1:
@@ -162,7 +162,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
         every = all(samples is not None for _, samples in shifted)
         samples = np.mean([samples for _, samples in shifted], axis=0) if every else None
         counts = [sum(counts) for counts in zip(*(row[3:] for row in rows if row.name != names[0]), strict=True)]
-        rows.append(Change(MEAN, *_intervals(means, samples), *counts))
+        rows.append(DomainChange(MEAN, *_intervals(means, samples), *counts))
     return rows
 
 

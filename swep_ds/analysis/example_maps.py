@@ -12,7 +12,7 @@ from swep_ds.analysis.answers import Answered, fixed_choice
 from swep_ds.analysis.heatmap import Word, fragment, legend, limits, word_distances
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.recipe import Recipe
 
 EACH = 2  # questions of a data set, half of them answered right
@@ -81,6 +81,6 @@ def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple
 def _parameters(model: Path) -> int:
     total = 0
     for file in filter(Path.is_file, model.glob("*.safetensors")):
-        with parsing(f"{file}: cannot be read", "train again"), safe_open(file, "pt") as content:
+        with as_input_error(f"{file}: cannot be read", "train again"), safe_open(file, "pt") as content:
             total += sum(math.prod(content.get_slice(name).get_shape()) for name in content.keys())  # noqa: SIM118
     return total

@@ -27,7 +27,7 @@ from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import AnswerWindow, windows_if_any
 from swep_ds.data.batches import Batch
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.swep import Swep, SwepSettings
@@ -214,7 +214,7 @@ def study(
 
 def read_table(file: Path) -> pd.DataFrame:
     """A table of `study`, from CSV. Raises InputError if it is damaged."""
-    with parsing(f"{file}: is damaged", "delete it"):
+    with as_input_error(f"{file}: is damaged", "delete it"):
         table = pd.read_csv(file)
         table[[*SETTING, *MEASURED]].drop(columns="data_set").astype(float)
         if table.isna().any(axis=None):

@@ -16,14 +16,14 @@ NOISES = ("learned", "shuffled", "prior")
 MIN_LINES = 4  # lines of metrics.jsonl; with fewer the interval is too wide to say anything
 
 
-class Change(NamedTuple):
+class NllChange(NamedTuple):
     """A mean change of the nll in nats, and the half-width of its 95 % interval."""
 
     mean: float
     margin: float
 
     @classmethod
-    def of(cls, changes: np.ndarray) -> "Change":
+    def of(cls, changes: np.ndarray) -> "NllChange":
         t = float(stdtrit(len(changes) - 1, 0.975))
         return cls(float(changes.mean()), t * float(changes.std(ddof=1)) / math.sqrt(len(changes)))
 
@@ -39,7 +39,7 @@ class NoiseEffect(NamedTuple):
     """rows: (answer, nll under noise from the prior, change under learned noise, change under the same shuffled)."""
 
     lines: int
-    rows: list[tuple[str, float, Change, Change]]
+    rows: list[tuple[str, float, NllChange, NllChange]]
     statement: str
 
 
@@ -60,7 +60,7 @@ def noise_effect(lines: Sequence[Mapping[str, Any]], *, trained_shuffled: bool =
         for noise in ("learned", "shuffled")
     )
     rows = [
-        (title, float(nll[f"{answer}_nll_prior"].mean()), Change.of(learned[answer]), Change.of(shuffled[answer]))
+        (title, float(nll[f"{answer}_nll_prior"].mean()), NllChange.of(learned[answer]), NllChange.of(shuffled[answer]))
         for answer, title in ANSWERS.items()
     ]
     if trained_shuffled:
@@ -107,7 +107,7 @@ def _is_finite(value: Any) -> bool:
 
 def _statement(trained: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], name: str, otherwise: str) -> str:
     """`trained`: what the noise of the run changes, by answer; `other`: what it does in the other order of tokens."""
-    changes = {answer: Change.of(values) for answer, values in trained.items()}
+    changes = {answer: NllChange.of(values) for answer, values in trained.items()}
     clear = {answer: change for answer, change in changes.items() if change.is_clear}
     if not clear:
         return f"{name} does to the answer what noise from the prior does, as far as these updates can tell."
@@ -115,11 +115,11 @@ def _statement(trained: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray
         f"{'lowers' if change.mean < 0 else 'raises'} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats"
         for answer, change in clear.items()
     )
-    favour = Change.of(trained["guess"] - trained["gold"])
+    favour = NllChange.of(trained["guess"] - trained["gold"])
     if favour.is_clear and favour.mean < 0:
         effect += ", which favours what the model believes already over the gold answer"
     elif favour.is_clear:
         effect += ", which favours the gold answer over what the model believes already"
     most = max(clear, key=lambda answer: abs(clear[answer].mean))
-    kept = Change.of(other[most])
+    kept = NllChange.of(other[most])
     return f"{name} {effect}. {otherwise} changes the nll of the {ANSWERS[most]} by {kept} nats."

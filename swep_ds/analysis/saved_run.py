@@ -16,7 +16,7 @@ from swep_ds.analysis.windows import AnswerWindow
 from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.methods import Method, build
 from swep_ds.methods.base import Inputs, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
@@ -142,7 +142,7 @@ class SavedRun:
 def _load_noise(method: Method, file: Path) -> None:
     if not file.is_file():
         raise InputError(f"{file}: no such file: train the run again, with a version that saves the noise generator")
-    with parsing(f"{file}: cannot be read", "train the run again"):
+    with as_input_error(f"{file}: cannot be read", "train the run again"):
         weights = load_file(file)
-    with parsing(f"{file}: does not fit this recipe's model and method", "train the run again"):
+    with as_input_error(f"{file}: does not fit this recipe's model and method", "train the run again"):
         method.load_state_dict(weights)

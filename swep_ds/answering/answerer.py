@@ -126,8 +126,7 @@ class QuestionAnswerer:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
             )
-        # only the first texts: whether a file passes must not depend on what later chunks begin with
-        texts = [text for example in examples[:20] for text in (example.question, example.context)]
+        texts = (text for example in examples for text in (example.question, example.context))
         check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:

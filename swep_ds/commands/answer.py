@@ -27,7 +27,7 @@ from typing import Any
 
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.console import Console, Progress
-from swep_ds.errors import InputError, parsing, printable
+from swep_ds.errors import InputError, as_input_error, printable
 from swep_ds.files import check_output, path_of, read_text
 
 
@@ -132,7 +132,7 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     def document() -> Iterator[str]:
         for chunk in range(chunks.count):
             lines = chunks.read(chunk)
-            with parsing(f"--output {output}: {chunks.file(chunk)} is damaged", "delete it and start again"):
+            with as_input_error(f"--output {output}: {chunks.file(chunk)} is damaged", "delete it and start again"):
                 if [line["id"] for line in lines] != [example.id for example in questions(chunk)]:
                     raise ValueError("it holds answers to other questions")
             yield from (json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from swep_ds.console import is_no_cpu_notice, protect, warn
+from swep_ds.console import is_no_cpu_notice, protect, say_on_stderr
 from swep_ds.errors import EXIT_DONE, InputError, RunExit, denied
 from swep_ds.files import PACKAGE, shipped
 from swep_ds.ranks.launch import check_libraries, is_alone, read_launch, report
@@ -77,8 +77,9 @@ def add_launch_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
 
 
-def launch(ranks: int | None, name: str) -> None:
-    """Becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks; returns if a single process is asked for.
+def launch(ranks: int | None, name: str, *options: str) -> None:
+    """Becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks, with this command's options and `options`;
+    returns if a single process is asked for.
 
     Raises InputError: a launcher has started this process already, or there are fewer devices.
     """
@@ -89,7 +90,7 @@ def launch(ranks: int | None, name: str) -> None:
     if ranks > 1:
         from swep_ds.ranks.launcher import become_launcher  # imports PyTorch, for seconds
 
-        become_launcher(ranks, shipped("scripts") / f"{name}.py")
+        become_launcher(ranks, shipped("scripts") / f"{name}.py", options)
 
 
 def names_of(folder: str) -> Callable[..., list[str]]:
@@ -128,7 +129,7 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
 def _report_interrupt(kind: type[BaseException], error: BaseException, trace) -> None:
     """Ctrl-C before `main`, while a script imports; Python then ends the process by that signal."""
     if issubclass(kind, KeyboardInterrupt):
-        warn("stopped: by SIGINT")
+        say_on_stderr("stopped: by SIGINT")
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -8,7 +8,6 @@ Exit codes: 0: all ranks see the same. 2: they do not, or bad input (one line sa
 """
 
 import argparse
-import sys
 
 from swep_ds.commands.cli import Parser, add_launch_options
 from swep_ds.commands.train import add_run_options, start
@@ -23,6 +22,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 def preflight() -> None:
-    arguments = parser().parse_args()
-    sys.argv.append("--preflight")  # --ranks starts scripts/train.py with these options
-    start(arguments)
+    start(parser().parse_args())

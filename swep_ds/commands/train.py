@@ -109,7 +109,7 @@ def start(arguments: argparse.Namespace) -> None:
     if arguments.plan is not None:
         print_plan(arguments, recipe)
         return
-    launch(arguments.ranks, "train")
+    launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
     folder, ds_config = run_folder(arguments, recipe), arguments.ds_config or DS_CONFIG
 
     from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from datasets import Dataset
 
-from swep_ds.errors import InputError, parsing, reason
+from swep_ds.errors import InputError, as_input_error, reason
 from swep_ds.files import open_input, read_json
 
 UNFINISHED = ".unfinished-"  # begins the name of a folder in which windows are written
@@ -82,7 +82,7 @@ def load(cached: Path, schema: pa.Schema, counts: Mapping[str, int]) -> tuple[Da
             raise InputError("it does not match its checksum")
         if facts.keys() != counts.keys() or not all(type(value) is int for value in facts.values()):
             raise InputError(f"{facts_file.name} holds different counts")
-        with parsing("no Arrow stream", "make it again"):
+        with as_input_error("no Arrow stream", "make it again"):
             windows = Dataset.from_file(str(cached))
             if not windows.data.schema.equals(schema):
                 raise InputError("it holds different columns")

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.answers import occurrences
 from swep_ds.data.fields import is_blank, require_text
-from swep_ds.errors import InputError, parsing, reason
+from swep_ds.errors import InputError, as_input_error, reason
 from swep_ds.files import check_output, open_input, parse_json, write_atomically
 
 NO_ANSWER = "answer not in the context"
@@ -74,7 +74,7 @@ def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
             return
         if len(line) == MAX_LINE_BYTES:
             raise InputError(f"{source}: line {number} is not a generated pair: it has over {MAX_LINE_BYTES >> 20} MiB")
-        with parsing(f"{source}: line {number} is not UTF-8 text", "name a file of generated pairs"):
+        with as_input_error(f"{source}: line {number} is not UTF-8 text", "name a file of generated pairs"):
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         yield text
 

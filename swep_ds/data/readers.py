@@ -32,7 +32,7 @@ from swep_ds.data.tables import (
     saved_splits,
     table_rows,
 )
-from swep_ds.errors import InputError, parsing, printable
+from swep_ds.errors import InputError, as_input_error, printable
 from swep_ds.files import check_hub, parse_json, read_bytes, user_path
 
 __all__ = ["Example", "local_files", "read_examples", "read_questions"]
@@ -155,7 +155,7 @@ def _saved_folder(folder: Path, training: bool) -> Path | None:
 def _data_files(folder: Path, training: bool) -> list[Path]:
     """The files of the wanted split, in name order."""
     source = printable(str(folder))
-    with parsing(f"{source}: cannot be read", "check its permissions"):
+    with as_input_error(f"{source}: cannot be read", "check its permissions"):
         files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
     if not files:
         raise InputError(f"{source}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
@@ -183,7 +183,7 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: Wanted
 
     fix = "correct the id, or download the data set and name its local file or folder instead"
     check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
-    with parsing(f"{source}: not a local file, and the hub cannot give it", fix):
+    with as_input_error(f"{source}: not a local file, and the hub cannot give it", fix):
         try:
             loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
         except OSError as error:
@@ -209,7 +209,7 @@ def _default_split(source: str, splits: Any, training: bool) -> str:
 
 def _read_file(path: Path, wanted: Wanted) -> Iterator[Example]:
     source = printable(str(path))
-    with parsing(f"{source}: cannot be read", "name a file that fits into memory"):
+    with as_input_error(f"{source}: cannot be read", "name a file that fits into memory"):
         content = read_bytes(path, source)
     if content[:2] == b"\x1f\x8b":
         content = _unzipped(source, content)
@@ -220,7 +220,7 @@ def _read_file(path: Path, wanted: Wanted) -> Iterator[Example]:
 
 def _unzipped(source: str, packed: bytes) -> bytes:
     most = most_unpacked(len(packed))
-    with parsing(f"{source}: damaged gzip file", "fetch it again"), gzip.open(io.BytesIO(packed)) as stream:
+    with as_input_error(f"{source}: damaged gzip file", "fetch it again"), gzip.open(io.BytesIO(packed)) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
         raise InputError(

@@ -1,7 +1,7 @@
 """Rows of Arrow and Parquet files, of data sets saved by `datasets`, of CSV text, and of tables in memory.
 
 Unchecked offsets of a damaged file can crash the process. So every batch of rows is validated in full before it is
-read, and pyarrow handles a file only inside `parsing`.
+read, and pyarrow handles a file only inside `as_input_error`.
 """
 
 import csv
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.data.fields import excerpt
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.files import parse_json, read_bytes, read_json
 
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
@@ -75,7 +75,7 @@ def csv_rows(source: str, text: str, delimiter: str) -> Rows:
     places: dict[str, int] = {}  # column -> the place of its cell in a row
     width, number = 0, 0
     while True:
-        with parsing(f"{source}: malformed table of text from line {reader.line_num + 1} on", fix):
+        with as_input_error(f"{source}: malformed table of text from line {reader.line_num + 1} on", fix):
             cells = next(reader, None)
             if cells and places and len(cells) != width:
                 raise ValueError(f"it has {len(cells)} cells, and the header {width}")
@@ -123,7 +123,7 @@ def _rows(source: str, batches: Iterator[pa.RecordBatch]) -> Rows:
 
 
 def _reading(source: str) -> AbstractContextManager[None]:
-    return parsing(f"{source}: damaged data file", "fetch it or save it again")
+    return as_input_error(f"{source}: damaged data file", "fetch it or save it again")
 
 
 def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:

@@ -42,7 +42,7 @@ class SetScore(Checked):
     total: Count
 
 
-class CalibratedScore(SetScore):
+class DataSetScore(SetScore):
     """A test set's scores. `ece`, `aurc` and `coverage_at_80` (`calibration.py`) are missing in results of earlier
     versions; `calibrated_...` and `..._change_...` where no calibrator was fitted; what SQuAD v2.0's scorer adds where
     all questions have an answer."""
@@ -113,7 +113,7 @@ class Results(Checked):
     train: dict[str, Any] = {}
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
-    eval: dict[str, CalibratedScore]  # the source domain first
+    eval: dict[str, DataSetScore]  # the source domain first
     scorers: dict[str, str] = {}  # by data set: scoring rules
     null_threshold: float | None = None  # a model that may decline does so above it
     calibrator: Calibrator | None = None
@@ -133,7 +133,7 @@ class SavedModelResults(Checked):
 
     model: str
     world_size: Count
-    eval: dict[str, CalibratedScore]
+    eval: dict[str, DataSetScore]
     scorers: dict[str, str] = {}
     null_threshold: float | None = None
     calibrator: Calibrator | None = None

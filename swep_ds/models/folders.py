@@ -14,7 +14,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.files import check_hub, open_input, read_json
 
 # JSON objects that transformers reads beside weights and vocabularies
@@ -45,8 +45,8 @@ UNUSED = ("quantization_config", "fusion_config", "transformers_weights")
 
 
 @contextmanager
-def reading(label: str, fault: str, fix: str) -> Iterator[None]:
-    """`parsing` around a call of transformers, whose own advice is at times to run code that comes with the model.
+def transformers_errors(label: str, fault: str, fix: str) -> Iterator[None]:
+    """`as_input_error` around a call of transformers, which may advise to run code that comes with the model.
 
     Args:
         label: how the user named the model, as in "model.name ./bert".
@@ -57,7 +57,7 @@ def reading(label: str, fault: str, fix: str) -> Iterator[None]:
         InputError: the block raised anything.
     """
     try:
-        with parsing(f"{label}: {fault}", fix):
+        with as_input_error(f"{label}: {fault}", fix):
             yield
     except InputError as error:
         if re.search("trust_remote_code|unsupported global", str(error.__cause__), re.IGNORECASE):
@@ -77,7 +77,7 @@ def check_folder(source: str, label: str) -> None:
     folder = Path(source)
     if not folder.is_dir():
         return
-    with parsing(f"{label}: the folder cannot be listed", "give this user permission to read it"):
+    with as_input_error(f"{label}: the folder cannot be listed", "give this user permission to read it"):
         entries = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     for path in sorted(path for path in entries if not path.is_dir()):
         what = f"{label}: its {path.relative_to(folder)}"
@@ -99,7 +99,7 @@ def _read_object(file: Path, what: str) -> dict[str, Any]:
 def model_files(source: str | Path, label: str) -> list[Path]:
     """The files in a model's local folder that decide what it answers: settings, vocabulary, weights, and how its run
     read texts. Raises InputError: as `weight_files`, or the folder cannot be listed."""
-    with parsing(f"{label}: the folder cannot be listed", "give this user permission to read it"):
+    with as_input_error(f"{label}: the folder cannot be listed", "give this user permission to read it"):
         entries = sorted(Path(source).iterdir())
     named = [entry for entry in entries if entry.name in SETTINGS or re.fullmatch(DECIDING, entry.name)]
     return [entry for entry in named if entry.is_file()] + weight_files(str(source), label)
@@ -154,7 +154,7 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
         if not Path(name).is_dir():
             check_cache(name, label)
             check_hub(name, "config.json", label)
-    with reading(label, fault, fix):
+    with transformers_errors(label, fault, fix):
         settings, _ = PreTrainedConfig.get_config_dict(name)
     for field, value in _fields(settings):
         if wrong := _fault(field, value):
@@ -162,7 +162,7 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     if settings:
         fault, fix = BAD_CONFIG, CORRECT
     try:
-        with reading(label, fault, fix):
+        with transformers_errors(label, fault, fix):
             return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except InputError as error:
         raise blaming_a_field(error, settings, lambda others: AutoConfig.for_model(**others)) from None

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from torch import nn
@@ -12,11 +13,12 @@ from swep_ds.data.cache import checksum
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.errors import InputError
 from swep_ds.files import check_hub, user_path
-from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, reading
+from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, transformers_errors
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
 UNUSED_IDS = 100_000  # a vocabulary may leave so many out; the tokenizers library iterates over all of them
+FIRST_TEXTS = 20  # that are looked at: whether a file passes must not depend on what comes later
 MIN_KNOWN = 0.5  # share of a text's characters
 
 
@@ -57,11 +59,11 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
         check_cache(source, label)
         check_hub(source, "tokenizer_config.json", label)
     fix = "give a hub id that can be reached or a local folder with tokenizer files"
-    with reading(label, "no tokenizer to load there", fix):
+    with transformers_errors(label, "no tokenizer to load there", fix):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise InputError(f"{label}: its tokenizer has no fast version, which gives the answers' offsets")
-    with reading(label, "its tokenizer cannot be used", "correct its tokenizer files"):
+    with transformers_errors(label, "its tokenizer cannot be used", "correct its tokenizer files"):
         if fault := _fault(tokenizer):
             raise InputError(f"{label}: its {fault}")
     return tokenizer
@@ -130,7 +132,7 @@ def _rows(model: PreTrainedModel) -> int:
 
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:
-    """Checks that a tokenizer knows enough of the beginnings of some texts; otherwise most words would be the same
+    """Checks that a tokenizer knows enough of the beginnings of the first texts; otherwise most words would be the same
     unknown token.
 
     Args:
@@ -141,7 +143,7 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
         InputError: less than `MIN_KNOWN` of their characters, spaces aside, are known.
     """
     known = total = 0
-    for text in (text[:1000] for text in texts):
+    for text in (text[:1000] for text in islice(texts, FIRST_TEXTS)):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         covered = set()
         for token, (begin, end) in zip(encoded.input_ids, encoded.offset_mapping, strict=True):

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from swep_ds.errors import InputError, reason
-from swep_ds.models.folders import BAD_CONFIG, CORRECT, blaming_a_field, load_config, reading
+from swep_ds.models.folders import BAD_CONFIG, CORRECT, blaming_a_field, load_config, transformers_errors
 from swep_ds.models.weights import check_complete, check_dtypes, check_finite, check_mapped_finite, check_size
 
 # the head in words, and a model that has one
@@ -117,7 +117,7 @@ def load_weights(
             shapes, not in floating point, not finite, or far fewer than the config asks for.
     """
     check_size(make_hollow(auto_class, config, source, label, attention), source, label)
-    with reading(label, "cannot load", "correct the folder or name another model"):
+    with transformers_errors(label, "cannot load", "correct the folder or name another model"):
         model, report = auto_class.from_pretrained(
             source,
             config=config,
@@ -155,7 +155,7 @@ def make_hollow(
             return auto_class.from_config(config, trust_remote_code=False, **_options(attention))
 
     try:
-        with reading(label, BAD_CONFIG, CORRECT):
+        with transformers_errors(label, BAD_CONFIG, CORRECT):
             return make(config)
     except InputError as error:
         if attention != "auto" and isinstance(error.__cause__, ImportError | ValueError):

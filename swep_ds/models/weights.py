@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swep_ds.errors import InputError
-from swep_ds.models.folders import reading, weight_files
+from swep_ds.models.folders import transformers_errors, weight_files
 
 FLOATS = ("F64", "F32", "F16", "BF16", torch.float64, torch.float32, torch.float16, torch.bfloat16)
 NOT_IN_FILES = 2**24  # numbers that need not be in the files: a new head, buffers
@@ -70,7 +70,7 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, h
 def check_dtypes(source: str, report: dict[str, Any], label: str) -> None:
     """Refuses weights that are not in floating point: transformers takes the codes of quantised ones for values."""
     for file in weight_files(source, label):
-        with reading(label, f"its {file.name} is damaged", "fetch it again"):
+        with transformers_errors(label, f"its {file.name} is damaged", "fetch it again"):
             if file.suffix == ".safetensors":
                 with safe_open(file, "pt") as content:
                     dtypes = {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from swep_ds import ranks
-from swep_ds.console import warn
+from swep_ds.console import say_on_stderr
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import BY_TEST
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
@@ -319,7 +319,7 @@ def _lock(folder: Path) -> BinaryIO:
                 f"{where}: its file system has no locks ({error.strerror}): name a folder on another"
             ) from None
         if not warned:
-            warn(f"{folder}: another process holds it, waiting up to {seconds:.0f} s")
+            say_on_stderr(f"{folder}: another process holds it, waiting up to {seconds:.0f} s")
             warned = True
         time.sleep(LOCK_EVERY)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from swep_ds.data.readers import local_files
-from swep_ds.errors import parsing
+from swep_ds.errors import as_input_error
 from swep_ds.files import open_input, user_path
 from swep_ds.models.folders import model_files
 from swep_ds.models.hub import QUICKSTART
@@ -46,7 +46,7 @@ def content_checksum(files: Iterable[Path]) -> str:
     """
     digest = hashlib.sha256()
     for file in files:
-        with open_input(file) as packed, parsing(f"{file}: cannot be read", "fetch it again"):
+        with open_input(file) as packed, as_input_error(f"{file}: cannot be read", "fetch it again"):
             is_gzip = packed.read(2) == b"\x1f\x8b"
             packed.seek(0)
             content = gzip.GzipFile(fileobj=packed) if is_gzip else packed

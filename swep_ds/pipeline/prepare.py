@@ -16,7 +16,7 @@ from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
@@ -99,7 +99,7 @@ def prepare(
         warn_of_known(training, tested_later or {}, training_source)
         named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
         for source, examples in named.items():
-            texts = [example.context for example in examples[:20]]
+            texts = (example.context for example in examples)
             check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
         qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
@@ -151,7 +151,7 @@ def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: 
     if ranks.is_main():
         check_monitors(config)
     fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
-    with parsing("SWEP_KERNELS: the perturbation kernels cannot run", fix):
+    with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
         kernels = implementation(ranks.device().type, torch.float32)
         if hasattr(kernels, "check_driver"):
             kernels.check_driver()

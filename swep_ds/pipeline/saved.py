@@ -15,7 +15,7 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
-from swep_ds.errors import InputError, Unreadable, parsing
+from swep_ds.errors import InputError, Unreadable, as_input_error
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
 from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
@@ -134,7 +134,7 @@ def _reading_file(source: str) -> Path | None:
         return file if (file := Path(source, READING)).is_file() else None
     offline = (LocalEntryNotFoundError,) if constants.is_offline_mode() else ()
     try:
-        with parsing(
+        with as_input_error(
             f"model {source}: the hub cannot give its {READING}", "try again", but=(RemoteEntryNotFoundError, *offline)
         ):
             return Path(hf_hub_download(source, READING))
@@ -191,14 +191,14 @@ def evaluate_saved(
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         for name, examples in tests.items():
-            texts = [example.context for example in examples[:20]]
+            texts = (example.context for example in examples)
             check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
         longest = longest_window(saved.tokenizer, saved.qa.model)
         if max_length is not None and max_length > longest:
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
         given = {"max_length": max_length, "doc_stride": doc_stride}
         windows = replace(saved.windows, **{name: value for name, value in given.items() if value is not None})
-        with parsing(f"--output_dir {output_dir}: cannot be made", "name another folder"):
+        with as_input_error(f"--output_dir {output_dir}: cannot be made", "name another folder"):
             output_dir.mkdir(parents=True, exist_ok=True)
         return tests, saved, windows
 

@@ -21,7 +21,7 @@ from swep_ds.console import Console
 from swep_ds.errors import InputError, WriteFailed, reason
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.files import read_bytes
-from swep_ds.models.folders import load_config, reading, weight_files
+from swep_ds.models.folders import load_config, transformers_errors, weight_files
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
@@ -57,7 +57,7 @@ class Ingredient:
         weights = {}
         for file in weight_files(str(folder.model), f"{run}: its model"):
             with (
-                reading(f"{run}: its model", f"{file.name} is damaged", "run it again"),
+                transformers_errors(f"{run}: its model", f"{file.name} is damaged", "run it again"),
                 safe_open(file, "pt") as content,
             ):
                 weights |= dict.fromkeys(content.keys(), file)
@@ -66,7 +66,7 @@ class Ingredient:
         return cls(run, folder.read_recipe(), read_results(folder.results), weights)
 
     @property
-    def reading(self) -> ReadingSettings:
+    def transformers_errors(self) -> ReadingSettings:
         return ReadingSettings.load(self.model / READING)
 
     def traits(self) -> Iterator[tuple[Path, dict[str, Any]]]:

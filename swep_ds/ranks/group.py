@@ -28,7 +28,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 
-from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, denied, parsing, reason
+from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, as_input_error, denied, reason
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
 from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch, report
@@ -154,7 +154,7 @@ def _join(launch: Launch) -> None:
             fault = f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
     # keep the store until the group has its own
     store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), fault)
-    with parsing("the ranks cannot form a process group", "check the network between them, and its variables"):
+    with as_input_error("the ranks cannot form a process group", "check the network between them, and its variables"):
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
     del store
     wait_long()
@@ -179,13 +179,13 @@ def _connect(launch: Launch) -> None:
     name = os.environ["MASTER_ADDR"]
 
     def listen() -> HeartbeatServer | None:
-        with parsing("rank 0 cannot listen to any port", "allow processes on its host to listen on TCP ports"):
+        with as_input_error("rank 0 cannot listen to any port", "allow processes on its host to listen on TCP ports"):
             return HeartbeatServer(_hosts) if is_main() else None
 
     def connect() -> None:
         global _heartbeat  # at once: if another rank fails here, this one says goodbye as well
         what = f"MASTER_ADDR {name}: port {address.port} of rank 0 cannot be reached"
-        with parsing(what, "the nodes must reach each other on all ports"):
+        with as_input_error(what, "the nodes must reach each other on all ports"):
             _heartbeat = server or HeartbeatClient(rank(), _hosts, name, address, reports=is_first_on_node())
 
     server = on_all_ranks(listen)

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from swep_ds.console import warn
+from swep_ds.console import say_on_stderr
 from swep_ds.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_STOPPED
 from swep_ds.ranks.signals import exit_process, request, stopped_at_once
 from swep_ds.ranks.stalls import RankStatus, StallWatch
@@ -269,7 +269,7 @@ class HeartbeatServer(Heartbeat):
         self._looked = now
         self._statuses[0].hear(*self.at, now)
         if self._watch and (report := self._watch.look(list(self._statuses.values()), now)):
-            warn(f"warning: {report}")
+            say_on_stderr(f"warning: {report}")
 
 
 class HeartbeatClient(Heartbeat):

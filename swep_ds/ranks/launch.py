@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from swep_ds.console import warn
+from swep_ds.console import say_on_stderr
 from swep_ds.errors import InputError, RunExit, reason
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -140,7 +140,7 @@ def report(end: RunExit) -> None:
     """Prints once, on the first rank of each node, what ended a run: all ranks of a job meet the same."""
     if (is_first_on_node() or isinstance(end, LaunchError)) and not end.reported:
         end.reported = True
-        warn(f"{end.title}: {end}")
+        say_on_stderr(f"{end.title}: {end}")
 
 
 def slurm_restarts() -> int:

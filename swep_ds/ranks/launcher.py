@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -71,13 +72,14 @@ def free_port() -> int:
     raise OSError("none of 100 ports between 20000 and 32000 is free")
 
 
-def become_launcher(ranks: int, script: Path) -> NoReturn:
-    """Replaces this process by DeepSpeed's launcher, which starts `script` with the same options on so many ranks.
+def become_launcher(ranks: int, script: Path, more: Sequence[str] = ()) -> NoReturn:
+    """Replaces this process by DeepSpeed's launcher, which starts `script` on so many ranks, with the same options and
+    `more`.
 
     Raises InputError: there are fewer devices.
     """
     option = argparse.ArgumentParser(add_help=False)
     option.add_argument("--ranks")
     _, options = option.parse_known_args(sys.argv[1:])
-    words = [*launcher(ranks), str(script), *options]
+    words = [*launcher(ranks), str(script), *options, *more]
     os.execve(words[0], words, os.environ | environments(1, ranks)[0])

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from swep_ds.console import warn
-from swep_ds.errors import InputError, parsing, reason
+from swep_ds.console import say_on_stderr
+from swep_ds.errors import InputError, as_input_error, reason
 from swep_ds.ranks.launch import Launch, is_first_on_node
 from swep_ds.ranks.stalls import ranks_of
 
@@ -47,7 +47,7 @@ class Wait:
         if waited > QUIET_SECONDS and not self._printed:
             self._printed = True
             if is_first_on_node():
-                warn(f"waiting for {what()}, {JOIN.total_seconds() / 60:.0f} minutes at most")
+                say_on_stderr(f"waiting for {what()}, {JOIN.total_seconds() / 60:.0f} minutes at most")
         time.sleep(POLL_SECONDS)
 
 
@@ -100,7 +100,7 @@ def _serve(address: str, port: int, options: dict[str, Any]) -> dist.Store:
             f"(deepspeed --master_port, torchrun --master-port, else export MASTER_PORT)"
         ) from None
     fix = "give the name or address of the host that rank 0 runs on"
-    with parsing(f"MASTER_ADDR {address}: rank 0 cannot reach itself there", fix):
+    with as_input_error(f"MASTER_ADDR {address}: rank 0 cannot reach itself there", fix):
         socket.create_connection((address, port), timeout=ANSWER_SECONDS).close()
     return store
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from swep_ds import ranks
-from swep_ds.errors import RunExit, parsing
+from swep_ds.errors import RunExit, as_input_error
 from swep_ds.ranks.signals import request
 
 CONNECT = timedelta(seconds=60)
@@ -48,7 +48,7 @@ class StopVote:
 def _over_gloo() -> dist.ProcessGroup:
     interface = "the name of the network interface between them (ip address lists them)"
     fix = f"export GLOO_SOCKET_IFNAME on all nodes, as {interface}"
-    with parsing("the ranks cannot reach each other over gloo", fix):
+    with as_input_error("the ranks cannot reach each other over gloo", fix):
         group = dist.new_group(backend="gloo", timeout=CONNECT)
         dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
     return group

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from swep_ds.errors import InputError, parsing, printable
+from swep_ds.errors import InputError, as_input_error, printable
 from swep_ds.files import read_text, user_path
 from swep_ds.settings.messages import kinds_of, shown, suggest
 from swep_ds.settings.sections import S, Section, validate
@@ -37,7 +37,7 @@ def parse_yaml(text: str, what: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
     # beside YAMLError, PyYAML raises whatever a date like 2019-13-45 or a list as a key does
-    with parsing(f"{what}: not YAML", "correct it, or quote the value"):
+    with as_input_error(f"{what}: not YAML", "correct it, or quote the value"):
         loader = _UniqueKeys(text)
         loader.what = what
         try:

@@ -23,7 +23,7 @@ from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.readers import Example, read_examples
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.models.hub import model_checksum
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.ssmba.reconstruct import Reconstructor, Settings
@@ -112,7 +112,9 @@ def _merge(chunks: Chunks, setup: dict[str, Any]) -> Counter:
         separator = "\n"
         for number in range(chunks.count):
             part = chunks.read(number)
-            with parsing(f"--output {chunks.output}: {chunks.file(number)} is damaged", "delete it and start again"):
+            with as_input_error(
+                f"--output {chunks.output}: {chunks.file(number)} is damaged", "delete it and start again"
+            ):
                 total.update(part["counts"])
                 articles = [json.dumps(article, ensure_ascii=False) for article in part["articles"]]
             for article in articles:

@@ -11,7 +11,8 @@
     seeds: [0, 1, 2]
     primary: [SWEP, MLE, f1, shifted]       # the one comparison that is decided on before the first run
 
-With `extends: NAME_OR_PATH` a sweep gives only the fields, and in `set` only the settings, that differ from another's.
+With `extends: NAME_OR_PATH` a sweep gives only the fields, and in `set` only the settings, that differ from another's;
+a variant without settings, `NAME:`, is the other's.
 All recipes are validated before the first run starts. The folders alone say which runs are done, so a stopped sweep
 resumes, and a table can be made at any time: `sweep.json` says what each folder holds.
 """
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import is_locked, read_json, write_atomically
@@ -37,6 +38,7 @@ from swep_ds.settings import Section, differences, flatten, inherit, read_settin
 
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
+OR_EMPTY = WithJsonSchema({"type": ["object", "null"], "additionalProperties": True})  # null: as in `_lay_over`
 START_LINE = "$ "  # begins an attempt; its command follows
 DESCRIPTION = "sweep.json"  # in the sweep's folder: what each run's folder holds
 Settings = dict[str, Any]  # dotted name -> value
@@ -56,7 +58,7 @@ class Sweep(Section):
     recipe: str = "quickstart"  # name of a shipped recipe, or a YAML file
     ds_config: str | None = None  # name of a shipped one, or path; the command line may name another
     set: Settings = Field({})  # for all cells
-    variants: dict[str, Settings] = Field({})  # by name
+    variants: dict[str, Annotated[Settings, OR_EMPTY]] = Field({})  # by name
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
@@ -297,9 +299,14 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
 
 
 def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
-    """Whole fields of `tree` replace those of the sweep that it extends, except for `set`, which is laid over."""
-    both = isinstance(base.get("set"), dict) and isinstance(tree.get("set"), dict)
-    return base | tree | ({"set": base["set"] | tree["set"]} if both else {})
+    """Whole fields of `tree` replace those of the sweep that it extends, except for `set`, which is laid over. A
+    variant without settings has those of the variant of its name there."""
+    merged = base | tree
+    if isinstance(base.get("set"), dict) and isinstance(tree.get("set"), dict):
+        merged["set"] = base["set"] | tree["set"]
+    if isinstance(former := base.get("variants"), dict) and isinstance(new := tree.get("variants"), dict):
+        merged["variants"] = {name: former.get(name) if given is None else given for name, given in new.items()}
+    return merged
 
 
 def _check_cells(cells: Sequence[Cell], path: Path) -> None:

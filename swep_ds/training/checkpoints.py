@@ -26,7 +26,7 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import ranks
-from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, parsing
+from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, as_input_error
 from swep_ds.evaluation.results import Score
 from swep_ds.files import write_atomically
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
@@ -184,7 +184,7 @@ class Checkpoints:
         else:
             raise InputError(faults[0])
         if self._is_same_layout(manifest):
-            with parsing(f"{tag}: the checkpoint is damaged", FIX, but=NOT_OF_THE_INPUT):
+            with as_input_error(f"{tag}: the checkpoint is damaged", FIX, but=NOT_OF_THE_INPUT):
                 engine.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
             ranks.on_all_ranks(lambda: convert(engine, tag, manifest))

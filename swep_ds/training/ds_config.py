@@ -19,7 +19,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
-from swep_ds.errors import InputError, parsing
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.files import check_output_folder, ds_config_path, read_json
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import flatten
@@ -75,7 +75,7 @@ def resolve_ds_config(
     del config["train_batch_size"]
     config["gradient_accumulation_steps"] *= micro_steps
     config = QUIET | config
-    with parsing(f"{source}: DeepSpeed refuses it", "fix the field it names"):
+    with as_input_error(f"{source}: DeepSpeed refuses it", "fix the field it names"):
         try:
             DeepSpeedConfig(deepcopy(config))
         except ValidationError as error:

@@ -13,7 +13,7 @@ import torch
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.errors import NOT_OF_THE_INPUT, TrainingDiverged, parsing
+from swep_ds.errors import NOT_OF_THE_INPUT, TrainingDiverged, as_input_error
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import float32_products, without_cudnn_attention
@@ -106,7 +106,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 def _refusals() -> AbstractContextManager[None]:
     """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
     what, fix = "ds_config: DeepSpeed cannot build an engine from it", "fix the field it names, or use a shipped file"
-    return parsing(what, fix, but=NOT_OF_THE_INPUT)
+    return as_input_error(what, fix, but=NOT_OF_THE_INPUT)
 
 
 def run_idle_networks(objective: Objective) -> None:

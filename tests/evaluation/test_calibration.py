@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, RESAMPLES, calibrated_scores, calibration
-from swep_ds.evaluation.results import CalibratedScore, out_of_domain_mean
+from swep_ds.evaluation.results import DataSetScore, out_of_domain_mean
 
 answers = st.lists(
     st.tuples(st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=6
@@ -89,8 +89,8 @@ def test_questions_about_a_single_text_have_no_interval():
 
 def test_results_of_earlier_versions_have_no_calibration():
     old = {"exact_match": 50.0, "f1": 60.0, "total": 2}
-    assert CalibratedScore.model_validate(old).model_dump(exclude_none=True) == old
+    assert DataSetScore.model_validate(old).model_dump(exclude_none=True) == old
     new = old | dict.fromkeys(CALIBRATION, 10.0)
-    assert CalibratedScore.model_validate(new).model_dump(exclude_none=True) == new
+    assert DataSetScore.model_validate(new).model_dump(exclude_none=True) == new
     assert out_of_domain_mean({"a": new, "b": new, "c": old}) == {"exact_match": 50.0, "f1": 60.0}
     assert out_of_domain_mean({"a": old, "b": new}) == {key: new[key] for key in ("exact_match", "f1", *CALIBRATION)}

@@ -347,6 +347,13 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
     (path.parent / "third.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "set": {"train.log_every": 2}}))
     _, [cell] = read_sweep(str(path.parent / "third.yaml"), tmp_path)
     assert (cell.seed, cell.recipe.train.epochs, cell.recipe.train.log_every) == (6, 1, 2)
+    variants = {"SWEP": {"method.name": "swep"}, "MLE": None}
+    (path.parent / "fourth.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "variants": variants}))
+    _, cells = read_sweep(str(path.parent / "fourth.yaml"), tmp_path)
+    assert [cell.recipe.method.name for cell in cells] == ["mle", "swep"]
+    (path.parent / "fifth.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "variants": {"MLR": None}}))
+    with pytest.raises(InputError, match=r"fifth\.yaml: variants\.MLR: None is not a mapping"):
+        read_sweep(str(path.parent / "fifth.yaml"), tmp_path)
     for extends, said in (
         ("again.yaml", f"extends {path.parent}/again.yaml, which extends this one: sweeps cannot go round in a circle"),
         ("nothing", "extends nothing: no such sweep; known are"),
