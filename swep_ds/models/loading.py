@@ -1,6 +1,7 @@
 """Loads a Hugging Face model for a task; whatever is wrong with it is one line."""
 
 import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,6 +20,9 @@ from transformers import (
 from swep_ds.errors import InputError, reason
 from swep_ds.models.folders import BAD_CONFIG, CORRECT, blaming_a_field, load_config, transformers_errors
 from swep_ds.models.weights import check_complete, check_dtypes, check_finite, check_mapped_finite, check_size
+from swep_ds.ranks.launch import is_first_on_node
+
+log = logging.getLogger(__name__)
 
 # the head in words, and a model that has one
 HEADS = {
@@ -179,7 +183,8 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     otherwise than the ids. Pegasus and Marian scale embeddings of ids alone; Longformer and BigBird find the question
     by the ids of its separators.
 
-    A model on the meta device that reads values cannot be tried, and passes. Others are left in evaluation mode.
+    A model on the meta device that reads values cannot be tried, and passes. Others are left in evaluation mode. A
+    warning names those, such as FNet, that padding changes.
 
     Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
     """
@@ -196,6 +201,12 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
                 fault = "computes NaN or infinity from any text"
             elif not on_meta and not _same_from_ids(model, output, ids, inputs):
                 fault = OTHERWISE
+            elif not on_meta and is_first_on_node() and not _same_beside_padding(model, output, ids, inputs):
+                log.warning(
+                    "%s: what %s answers depends on the padding beside a window: scores depend on eval.batch_size",
+                    label,
+                    type(model).__name__,
+                )
     except Exception as error:  # its type depends on the model's class
         if on_meta and isinstance(error, RuntimeError):
             return
@@ -274,10 +285,25 @@ def _same_from_ids(
     """Whether the ids give the `output` of their embeddings, to rounding; after the `padding` of a span's logits."""
     with torch.no_grad():
         expected = model(input_ids=ids, return_dict=True, **inputs)
-    first = {"start_logits": padding, "end_logits": padding, "logits": 0}
+    return _equal(output, expected, slice(padding, None))
+
+
+def _same_beside_padding(
+    model: PreTrainedModel, output: Any, ids: torch.Tensor, inputs: dict[str, torch.Tensor]
+) -> bool:
+    """Whether the ids give the `output` of their embeddings with padding on the right, too, to rounding."""
+    wider = torch.nn.functional.pad(ids, (0, 2), value=model.config.pad_token_id or 0)
+    mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 2))
+    padded = model(input_ids=wider, return_dict=True, **inputs | {"attention_mask": mask})
+    return _equal(output, padded, slice(ids.shape[1]))
+
+
+def _equal(output: Any, other: Any, tokens: slice) -> bool:
+    """Whether two outputs have the same logits, to rounding; those of a span at these tokens."""
+    parts = {"start_logits": tokens, "end_logits": tokens, "logits": slice(None)}
     return all(
-        torch.allclose(output[name][:, at:], expected[name][:, at:], rtol=1e-3, atol=1e-3)
-        for name, at in first.items()
+        torch.allclose(output[name][:, part], other[name][:, part], rtol=1e-3, atol=1e-3)
+        for name, part in parts.items()
         if name in output
     )
 

@@ -7,6 +7,8 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     BigBirdConfig,
+    FNetConfig,
+    FNetForQuestionAnswering,
     LongformerConfig,
     MarianConfig,
     PegasusConfig,
@@ -131,6 +133,16 @@ def test_models_without_a_head_for_the_task(tmp_path):
 def test_a_missing_model_is_named(tmp_path):
     message = refused(ExtractiveQA.load, str(tmp_path / "nowhere"), activation_checkpointing=False)
     assert message.startswith(f"model.name {tmp_path}/nowhere: neither a model on the hub")
+
+
+def test_a_model_whose_answers_depend_on_padding_is_named(tmp_path, caplog):
+    for architecture in tiny_models.ARCHITECTURES:
+        loading.check_takes_embeddings(tiny_models.model(architecture), "model.name x")
+    assert caplog.text == ""
+    torch.manual_seed(0)
+    config = FNetConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, intermediate_size=32)
+    loading.check_takes_embeddings(FNetForQuestionAnswering(config), "model.name ./fnet")
+    assert "model.name ./fnet: what FNetForQuestionAnswering answers depends on the padding" in caplog.text
 
 
 def test_a_model_that_refuses_embeddings(tmp_path, monkeypatch):
