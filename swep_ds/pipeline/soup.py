@@ -66,7 +66,7 @@ class Ingredient:
         return cls(run, folder.read_recipe(), read_results(folder.results), weights)
 
     @property
-    def transformers_errors(self) -> ReadingSettings:
+    def reading(self) -> ReadingSettings:
         return ReadingSettings.load(self.model / READING)
 
     def traits(self) -> Iterator[tuple[Path, dict[str, Any]]]:

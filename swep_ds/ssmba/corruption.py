@@ -95,7 +95,7 @@ def tokenise(
     """Tokens without special ones around them, and which of them may be corrupted.
 
     A token is not eligible if it is white space, shares a character with another token (bytes of one character), is a
-    special token that the text spells out or, with `protected`, overlaps the answer.
+    special token, which a Unigram model finds where a text spells it out, or, with `protected`, overlaps the answer.
     """
     tokenised = []
     for text, span, encoding in zip(texts, answers, backend.encode_batch(texts, add_special_tokens=False), strict=True):

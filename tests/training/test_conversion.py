@@ -279,7 +279,7 @@ def test_what_cannot_resume_is_refused_in_one_line(folder):
         in said["ranks-2"]
     )
     assert "in bf16 the state of ZeRO-0 has another form" in said["half"]
-    assert said["half"].endswith("take a ds_config of stage 0")
+    assert said["half"].endswith("use a ds_config of stage 0")
     assert "a global batch of 3, which 2 ranks cannot share evenly: start it on 1, 3 rank(s)" in said["odd"]
     assert not any("\n" in text for text in said.values())
     assert len(losses(folder / "odd")) == STOPS[0]  # unchanged
