@@ -68,12 +68,10 @@ start_mps() {
 }
 while sleep 20; do free_disk; done >/dev/null 2>&1 &
 freeing=$!
-trap 'kill $freeing 2>/dev/null; free_disk; stop_mps' EXIT
+trap 'kill $freeing; free_disk; stop_mps' EXIT
 if ! rehearsing && pending runs; then start_mps; fi
 step runs 7200 "$PYTHON" scripts/sweep.py "$sweep" --jobs "$JOBS" --runs_per_device "$JOBS" --output_dir "$out/runs" \
   --set "model.name=$encoder" --set "data.train=$data/squad_dev.jsonl.gz" \
   --set "data.eval.new_wiki=$data/new_wiki_v1.0.json.gz" --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" \
   --set "data.eval.bioasq=$data/bioasq.jsonl.gz" "${few[@]}"
-kill $freeing
-wait $freeing 2>/dev/null  # the archive is packed next: no file may vanish then
 finish

@@ -111,16 +111,16 @@ step() {  # NAME SECONDS COMMAND ...: 0 if it is done
 
 pack() {  # figures, predictions and logs; files of one name follow each other, because they have much in common
   "$PYTHON" - "$out" <<'PY'
-import lzma, pathlib, sys, tarfile
+import lzma, os, pathlib, sys, tarfile
 
 out = pathlib.Path(sys.argv[1])
 # weights, and what a table does not read
 LEFT_OUT = {"models", "model", "checkpoints", "confidence", "calibrated", "n_best", "null_odds"}
-figures = [
-    path for path in out.rglob("*")
-    if path.is_file() and not LEFT_OUT & set(path.relative_to(out).parts)
-    and path.suffix not in (".safetensors", ".xz", ".part", ".html") and path.name != ".lock"
-]
+figures = []
+for folder, below, names in os.walk(out):  # checkpoints may vanish meanwhile: free_disk
+    below[:] = set(below) - LEFT_OUT
+    figures += [pathlib.Path(folder, name) for name in names if name != ".lock"]
+figures = [path for path in figures if path.is_file() and path.suffix not in (".safetensors", ".xz", ".part", ".html")]
 part = out / "archive.tar.xz.part"
 filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 2**23}]
 with lzma.open(part, "wb", filters=filters) as compressed, tarfile.open(fileobj=compressed, mode="w|") as archive:

@@ -44,7 +44,8 @@ shape() {  # NAME HIDDEN LAYERS HEADS: a BERT of random weights with the encoder
     "num_attention_heads": '"$4"', "intermediate_size": '$((4 * $2))'}' >"$folder.json"
   timeout 300 "$PYTHON" scripts/random_model.py "$folder.json" "$folder" >"$out/shape-$1.log" 2>&1 &&
     find "$encoder" -maxdepth 1 \( -name 'tokenizer*' -o -name 'vocab*' -o -name 'merges*' -o -name 'spiece*' \
-      -o -name 'sentencepiece*' -o -name 'spm*' -o -name 'special_tokens_map.json' \) -exec cp {} "$folder" \; && touch "$folder/made" || { tail -n 20 "$out/shape-$1.log"; return 1; }
+      -o -name 'sentencepiece*' -o -name 'spm*' -o -name 'special_tokens_map.json' \) -exec cp -t "$folder" {} + &&
+    [ -n "$(find "$folder" -name 'tokenizer*' -o -name 'vocab*' -o -name 'spiece*')" ] && touch "$folder/made" || { tail -n 20 "$out/shape-$1.log"; return 1; }
 }
 bench() {  # STEP SECONDS SHAPE UPDATES OPTION ...
   step "$1" "$2" "$PYTHON" scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=$windows "${few[@]}" \

@@ -248,4 +248,5 @@ def _occupy(descriptor: int) -> None:
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return on_one_line(f"{record.levelname.lower()}: {super().format(record)}")
+        prefix = "warning: " if record.levelno == logging.WARNING else ""
+        return on_one_line(prefix + super().format(record))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import convert_to_fp32
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
@@ -76,6 +77,7 @@ class RobustMixin:
         if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
         self.robust.updates, self.robust.update = max_steps, 0
+        self._sums, self._updates = {}, 0
         if self.model_wrapped is bare:
             self.model_wrapped = self.robust
         self.model = self.robust
@@ -136,11 +138,11 @@ class RobustMixin:
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args, **kwargs) -> Any:
         inputs = {name: value for name, value in inputs.items() if name != "sample_id"}
-        with self.accelerator.autocast():  # which Accelerate puts around the forward of what it prepares: the wrapper's
-            return super().prediction_step(model, inputs, *args, **kwargs)
+        with self.accelerator.autocast():  # as Accelerate does in the forward of what it prepares, which is the wrapper
+            return convert_to_fp32(super().prediction_step(model, inputs, *args, **kwargs))
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        if "loss" in logs and self._sums:  # these are training's logs, which all ranks write together
+        if "loss" in logs and self._updates:  # these are training's logs, which all ranks write together
             names = sorted(self._sums)
             means = torch.stack([self._sums[name] for name in names]) / self._updates
             logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))

@@ -75,6 +75,7 @@ class Robust(nn.Module):
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
         self._checked = False
+        self._left_fault: InputError | None = None  # why the model takes no batch with padding on the left
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
     @property
@@ -119,7 +120,10 @@ class Robust(nn.Module):
             inputs.pop("sample_id", None)
             return self.model(**inputs)
         if not self._checked:
-            self._check(inputs.get("attention_mask"))
+            self._check()
+        mask = inputs.get("attention_mask")
+        if self._left_fault and mask is not None and bool((mask[:, 0] == 0).any()):
+            raise self._left_fault
         batch = _batch(inputs, self._is_generative, self._shares)
         if self.updates and self.update >= self.updates:
             calls = f", and as accumulation, here {self.accumulation}, the calls in each" if self.accumulation else ""
@@ -136,14 +140,16 @@ class Robust(nn.Module):
         return RobustOutput(loss, metrics)
 
     @torch.compiler.disable
-    def _check(self, attention_mask: Tensor | None = None) -> None:
+    def _check(self) -> None:
         """Looks at the model where it trains first: on its device, under the loop's autocast."""
         base = _base(self.model)
         if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
             with without_dropout(base):
                 check_same_from_ids(base)
-                if attention_mask is not None and bool((attention_mask[:, 0] == 0).any()):
+                try:
                     check_same_from_ids(base, padded_left=True)
+                except InputError as fault:
+                    self._left_fault = fault
         self._checked = True
 
     @property

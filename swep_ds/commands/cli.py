@@ -4,6 +4,7 @@ Scripts import this module first: from then on a failed print ends no run, and C
 """
 
 import argparse
+import difflib
 import logging
 import os
 import sys
@@ -32,9 +33,12 @@ class Parser(argparse.ArgumentParser):
         if unknown and "--recipe" in self._option_string_actions and unknown[0] in names_of("recipes")():
             raise InputError(f"unrecognized arguments: {' '.join(unknown)}; did you mean --recipe {unknown[0]}?")
         if unknown:
-            sets = "--set" in self._option_string_actions and unknown[0].startswith("--")
-            field = ": --set SECTION.FIELD=VALUE sets a field of the recipe" if sets else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{field}")
+            option = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
+            sets = "--set" in self._option_string_actions and option.startswith("--")
+            hint = ": --set SECTION.FIELD=VALUE sets a field of the recipe" if sets else ""
+            hint = f"; did you mean {near[0]}?" if near else hint
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return namespace
 
     def _check_value(self, action: argparse.Action, value) -> None:

@@ -77,7 +77,7 @@ def training(options: list[str]) -> tuple[list[str], list[str], Path]:
     return chosen, with_folder(options, arguments, folder), folder.parent
 
 
-def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str], Path]:
+def sweep(options: list[str], parallel: int | None, ranks: int) -> tuple[list[str], list[str], Path]:
     """(options of sbatch, options of `swep-ds sweep` with its folder, the folder of the logs).
 
     Cells that are done are left out.
@@ -94,7 +94,7 @@ def sweep(options: list[str], parallel: int | None) -> tuple[list[str], list[str
     chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={_in_pattern(folder)}/slurm-%A_%a.log"]
     from swep_ds.sweeps.sweep import digest_of
 
-    sweep_command.check(cells, command, None)
+    sweep_command.check(cells, command, ranks)
     return chosen, [*with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
 
 
@@ -119,7 +119,9 @@ def submit() -> None:
     if arguments.parallel and arguments.kind == "train":
         raise InputError("--parallel is for sweeps: a training is one job")
     slurm.check_time(arguments.time, arguments.sbatch)
-    chosen, options, logs = training(options) if arguments.kind == "train" else sweep(options, arguments.parallel)
+    ranks = arguments.nodes * (arguments.gpus_per_node or arguments.cpu_ranks_per_node)
+    train = arguments.kind == "train"
+    chosen, options, logs = training(options) if train else sweep(options, arguments.parallel, ranks)
     scripts = shipped("scripts")
     script = scripts / "slurm" / f"{arguments.kind}.sbatch"
     command = ["sbatch", "--parsable", *resources(arguments), *chosen, *arguments.sbatch, str(script), *options]

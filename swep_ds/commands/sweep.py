@@ -13,6 +13,7 @@ and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. Wi
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +101,8 @@ def sweep() -> None:
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     ranks = None if arguments.srun else arguments.ranks
     if not arguments.table:
-        check(cells, command, ranks)
+        tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
+        check(cells, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
     describe(cells, folder)
     failed, stopped = [], False
     if not arguments.table:

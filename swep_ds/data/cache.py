@@ -55,7 +55,7 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
 def _delete_abandoned(folder: Path) -> None:
     """Deletes what processes left that were killed, or stopped, while they wrote windows."""
     for left in folder.glob(f"{UNFINISHED}*"):
-        with suppress(FileNotFoundError):  # its process ends just now, or another one deletes it
+        with suppress(OSError):  # its process ends just now, another one deletes it, or it is another user's
             if time.time() - max(path.stat().st_mtime for path in (left, *left.iterdir())) > ABANDONED_SECONDS:
                 shutil.rmtree(left)
 

@@ -14,7 +14,7 @@ from swep_ds.data.answers import find_answer, mrqa_span, require_answers, squad_
 from swep_ds.data.fields import excerpt, field, id_field, require_text, text_field
 from swep_ds.errors import InputError
 
-# Several MRQA sets put [SEP] after titles, which a BERT tokenizer would read as its own separator.
+# Several MRQA sets put [SEP] after titles.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")
 MAX_NAMED = 100  # questions of a file that a message names
 
@@ -129,7 +129,7 @@ def rows(
         if isinstance(row, dict) and "detected_answers" in row:
             raise InputError(
                 f"{source}: has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which "
-                "a tokenizer would take for its own: name the file of the shared task (.jsonl.gz)"
+                "are no text: name the file of the shared task (.jsonl.gz)"
             )
         with faults.of(place):
             id_ = id_field(row, "id", f"{source}: {place}", otherwise=f"{name}-{place.split()[1]}")

@@ -8,7 +8,7 @@ Windows follow the rules of Google's BERT for SQuAD:
   - a context token belongs to the window that gives it the most context (the maximum-context rule).
 """
 
-import copy
+import json
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -20,6 +20,9 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.data.readers import Example
 from swep_ds.data.tokens import TextTokens, require_tokens
 from swep_ds.errors import InputError
+
+# of a tokenizer: its own special tokens, without those that were added to it
+NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,23 @@ def _score(token: int, begin: int, end: int) -> int:
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """A copy of the tokenizer without padding and truncation, which its last caller may have left in the shared one.
 
-    A special token that a text spells out, such as "[SEP]", is text to it.
+    A token of `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others have added,
+    such as markers in their texts, are tokens.
     """
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    content, named = json.loads(tokenizer.backend_tokenizer.to_str()), named_tokens(tokenizer)
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] and token["content"] in named
+    backend = Tokenizer.from_str(json.dumps(content))
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True
     return backend
+
+
+def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """The ids of a tokenizer's own special tokens, by their text; the unknown one is not among them."""
+    tokens = [getattr(tokenizer, name) for name in NAMED]
+    return {str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokens if token is not None}
 
 
 def empty_answer(tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -195,7 +208,7 @@ class WindowCutter:
             self.gap, self.template = "", Template.learn(self.backend, example)
         self.specials = self.template.specials
         self.unknown = tokenizer.unk_token_id
-        self.special_ids = np.array([token for token in tokenizer.all_special_ids if token != self.unknown], np.int32)
+        self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -204,8 +217,8 @@ class WindowCutter:
         return tokens._replace(ids=self.as_text(tokens.ids))
 
     def as_text(self, ids: np.ndarray) -> np.ndarray:
-        """The ids of a text's tokens, with the unknown token for special ones: a Unigram model, such as T5's, has those
-        among its pieces, and finds them where a text spells them out."""
+        """The ids of a text's tokens, with the unknown token for those of `NAMED`: a Unigram model, such as T5's, has
+        them among its pieces, and finds them where a text spells them out."""
         special = np.isin(ids, self.special_ids)
         return ids if self.unknown is None or not special.any() else np.where(special, np.int32(self.unknown), ids)
 

@@ -28,7 +28,7 @@ from swep_ds.models.outputs import QAOutput
 def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
     """Permutes each window's values [N, T, K] among its tokens; padding stays.
 
-    The permutation is keyed by (seed, draw, window), whatever the batch and its padding.
+    The permutation is keyed by (seed, draw, window), whatever the batch and its padding on the right.
     """
     positions = torch.arange(values_NTK.shape[1], device=values_NTK.device)
     # ~seed: the noise is made of the words of the seed itself. `words_changed` uses word 0

@@ -201,18 +201,20 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
                 fault = "computes NaN or infinity from any text"
             elif not on_meta and not _same_from_ids(model, output, ids, inputs):
                 fault = OTHERWISE
-            elif not on_meta and is_first_on_node() and not _same_beside_padding(model, output, ids, inputs):
-                log.warning(
-                    "%s: what %s answers depends on the padding beside a window: scores depend on eval.batch_size",
-                    label,
-                    type(model).__name__,
-                )
     except Exception as error:  # its type depends on the model's class
         if on_meta and isinstance(error, RuntimeError):
             return
         fault = f"cannot be run on inputs_embeds ({reason(error, 160)})"
     if fault:
         raise _unfit(model, label, fault)
+    if not on_meta and is_first_on_node():
+        with suppress(Exception), _without_flash_attention(model):  # what no padding goes with shows in training
+            if not _same_beside_padding(model, output, ids, inputs):
+                log.warning(
+                    "%s: what %s answers depends on the padding beside a window: scores depend on eval.batch_size",
+                    label,
+                    type(model).__name__,
+                )
 
 
 def _check_mapped(model: PreTrainedModel, label: str) -> None:
@@ -294,15 +296,17 @@ def _same_beside_padding(
     """Whether the ids give the `output` of their embeddings with padding on the right, too, to rounding."""
     wider = torch.nn.functional.pad(ids, (0, 2), value=model.config.pad_token_id or 0)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 2))
-    padded = model(input_ids=wider, return_dict=True, **inputs | {"attention_mask": mask})
-    return _equal(output, padded, slice(ids.shape[1]))
+    with torch.no_grad():
+        padded = model(input_ids=wider, return_dict=True, **inputs | {"attention_mask": mask})
+    # another width is computed in another order
+    return _equal(output, padded, slice(ids.shape[1]), tolerance=max(1e-3, 16 * torch.finfo(model.dtype).eps))
 
 
-def _equal(output: Any, other: Any, tokens: slice) -> bool:
+def _equal(output: Any, other: Any, tokens: slice, tolerance: float = 1e-3) -> bool:
     """Whether two outputs have the same logits, to rounding; those of a span at these tokens."""
     parts = {"start_logits": tokens, "end_logits": tokens, "logits": slice(None)}
     return all(
-        torch.allclose(output[name][:, part], other[name][:, part], rtol=1e-3, atol=1e-3)
+        torch.allclose(output[name][:, part], other[name][:, part], rtol=tolerance, atol=tolerance)
         for name, part in parts.items()
         if name in output
     )

@@ -29,16 +29,17 @@ def without_sync(make_mask: Callable) -> Callable:
 WITHOUT_SYNC = {name: without_sync(ALL_MASK_ATTENTION_FUNCTIONS[name]) for name in ("sdpa", "eager")}
 
 
-_lock, _overlapping = threading.Lock(), 0  # of `given_masks`
+_lock, _overlapping, _before = threading.Lock(), 0, {}  # of `given_masks`
 
 
 @contextmanager
 def given_masks() -> Iterator[None]:
     """Inside, models use the padding masks that they are given. The functions are those of the process: after the last
-    of the blocks that overlap, in whatever threads, transformers' own are in place again."""
-    global _overlapping
+    of the blocks that overlap, in whatever threads, they are as before the first."""
+    global _overlapping, _before
     with _lock:
         if not _overlapping:
+            _before = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in WITHOUT_SYNC}
             ALL_MASK_ATTENTION_FUNCTIONS.update(WITHOUT_SYNC)
         _overlapping += 1
     try:
@@ -47,5 +48,7 @@ def given_masks() -> Iterator[None]:
         with _lock:
             _overlapping -= 1
             if not _overlapping:
-                for name in WITHOUT_SYNC:
+                for name, make_mask in _before.items():
                     del ALL_MASK_ATTENTION_FUNCTIONS[name]  # what is registered for all models shows again
+                    if ALL_MASK_ATTENTION_FUNCTIONS[name] is not make_mask:
+                        ALL_MASK_ATTENTION_FUNCTIONS[name] = make_mask

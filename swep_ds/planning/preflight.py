@@ -5,6 +5,7 @@ checksum of their heads and tails.
 """
 
 import hashlib
+import platform
 import re
 import statistics
 import time
@@ -14,6 +15,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
@@ -63,7 +65,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
 def observe(recipe: Recipe, ds_config: str) -> Report:
     """This rank's devices, versions, code, recipe, ds_config, model and data."""
-    report = {"machine": accelerator.machine(), **versions()}
+    report = {"device": _device(), **versions()}
     with suppress(PackageNotFoundError):  # Triton does not exist for every system
         report["triton"] = version("triton")
     if get_accelerator().device_name() == "cuda":
@@ -82,6 +84,13 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     sources |= {"pretrain.train": recipe.pretrain and recipe.pretrain.train}
     sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
     return report | {f"{field} {source}": _data(source) for field, source in sources.items() if source}
+
+
+def _device() -> str:
+    """Kind and memory. Nodes may differ in the number of cores or devices."""
+    if not accelerator.on_gpu():
+        return f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"
+    return f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
 
 
 def _ds_config(source: str) -> str:

@@ -79,7 +79,7 @@ def check_shared(folder: Path) -> None:
     """Raises InputError on all ranks if one of them cannot write into `folder`, or does not see rank 0's files there.
     Collective.
 
-    At ZeRO 1 to 3 every rank writes its part of a checkpoint: on separate disks no checkpoint would be whole.
+    At ZeRO 1 to 3 every rank writes its part of a checkpoint, and every start reads one on all ranks.
     """
     for rank, fault in enumerate(ranks.gather(find_fault(folder))):
         if fault is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import read_json
-from swep_ds.pipeline.folder import RunFolder, batch_of_rank
+from swep_ds.pipeline.folder import BATCH, RunFolder, batch_of_rank
 from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import Cell
@@ -14,7 +14,10 @@ from swep_ds.sweeps.sweep import Cell
 # fields of a resolved ds_config that the recipe decides, or that do not affect training
 DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer"}
 DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown", "timers"}
-SIZES = ("_bucket_size", "_param_persistence_threshold")  # ZeRO's sizes, which default to the model's hidden size
+DECIDED_ELSEWHERE |= {"memory_breakdown", "dump_state", "log_level", "flops_profiler", "comms_logger", "tensorboard"}
+DECIDED_ELSEWHERE |= {"csv_monitor", "wandb", "comet", "train_batch_size"}
+# ZeRO's sizes, which default to the model's hidden size, and a place on a machine's disk
+SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")
 
 
 def conditions(folder: Path) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def _decided(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -> None:
-    """Raises InputError if a finished run trained under another ds_config or global batch than its cell would now.
+    """Raises InputError if a finished run trained under another ds_config or global batch than unfinished ones will.
 
     A table would leave out the runs of one side.
 
@@ -49,24 +52,28 @@ def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -
         ds_config: as in `resolve_ds_config`.
         ranks: of each run; None = not known, and global batches are not compared.
     """
-    for cell in cells:
-        results = cell.results()
-        if results is None:
-            continue
-        from swep_ds.training.ds_config import resolve_ds_config  # imports DeepSpeed, for seconds
+    results = [cell.results() for cell in cells]
+    waiting = [cell.folder for cell, done in zip(cells, results, strict=True) if done is None]
+    if not waiting or not any(results):
+        return
+    from swep_ds.training.ds_config import resolve_ds_config  # imports DeepSpeed, for seconds
 
-        there = conditions(cell.folder)
+    new = any(not (folder / BATCH).is_file() for folder in waiting)  # others keep the batch that they began with
+    for cell, done in zip(cells, results, strict=True):
+        if done is None:
+            continue
+        there, world = conditions(cell.folder), done.get("world_size", 1)
+        # sizes of the model and of micro-steps are not compared
         here = _decided(
-            # sizes of the model and of micro-steps are not compared
-            resolve_ds_config(ds_config, cell.recipe, world_size=1, micro_steps=1, hidden_size=1, on_cpu=False)
+            resolve_ds_config(ds_config, cell.recipe, world_size=world, micro_steps=1, hidden_size=1, on_cpu=False)
         )
-        if ranks is not None:
-            there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, results.get("world_size", ranks))
+        if new and ranks is not None:
+            there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)
             here["global batch"] = batch_of_rank(cell.recipe) * ranks
         if differing := differences(there, here, most=3):
             raise InputError(
                 f"{cell.folder}: is done, under other conditions than this start's ({differing}): start with the same "
-                "--ds_config and --ranks, or name another --output_dir"
+                "--ds_config and --ranks, or name another --output_dir (--table shows what is done)"
             )
 
 

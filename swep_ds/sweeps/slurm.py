@@ -75,7 +75,8 @@ def _minutes(text: str) -> int | None:
 def submit(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
     """Runs an sbatch command and returns the job's number; creates `folder` for its log, which Slurm does not.
     Raises InputError: there is no sbatch, or it refuses the job."""
-    kept = {k: v for k, v in os.environ.items() if k in OF_THE_SITE or not OF_ANOTHER_JOB.fullmatch(k)}
+    inside = "SLURM_JOB_ID" in os.environ
+    kept = {k: v for k, v in os.environ.items() if not inside or k in OF_THE_SITE or not OF_ANOTHER_JOB.fullmatch(k)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         streams = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}

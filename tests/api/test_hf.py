@@ -132,8 +132,11 @@ def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
     run.train()
     layer = run.model.bert.encoder.layer[0].output.dense
     layer.register_forward_hook(lambda *call: computed.append(call[-1].dtype))
-    run.evaluate(rows("bert")[:3])
+    assert run.predict(rows("bert")[:3]).predictions[0].dtype == "float32"
     assert set(computed) == {torch.bfloat16}
+    given = {name: value for name, value in inputs(batches("bert")[0]).items() if name != "sample_id"}
+    _, logits, _ = run.prediction_step(run.model.eval(), given, prediction_loss_only=False)
+    assert {part.dtype for part in logits} == {torch.float32}
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):

@@ -55,6 +55,8 @@ def test_a_command_is_called_by_its_full_name(swep_ds, name):
         (["train", "quickstart"], "error: unrecognized arguments: quickstart; did you mean --recipe quickstart?\n"),
         (["plan", "8by80"], "error: --plan 8by80: write it as NUMBERxGIB"),
         (["analyze", "heatmap", "RUN", "--plan"], "error: unrecognized arguments: --plan: --help lists the options\n"),
+        (["preflight", "--plan"], "error: unrecognized arguments: --plan: --set"),
+        (["train", "--outputdir", "x"], "error: unrecognized arguments: --outputdir x; did you mean --output_dir?\n"),
         (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),
         (["recipes", "quikstart"], "error: NAME quikstart: no such recipe or sweep; did you mean 'quickstart'?\n"),
         (["recipes", "--fields", "--schema"], "not allowed with argument"),

@@ -1,12 +1,13 @@
 """What stands between the question and the text of a window."""
 
+import copy
 import json
 
 import pytest
 from transformers import AutoTokenizer
 
 from swep_ds.data.tokens import tokenise
-from swep_ds.data.windows import WindowCutter, WindowSettings, separate_texts
+from swep_ds.data.windows import WindowCutter, WindowSettings, named_tokens, separate_texts
 from tests.support import tiny
 
 
@@ -43,10 +44,14 @@ def test_a_tokenizer_that_separates_texts_is_left_alone(make):
 def test_a_special_token_that_a_text_spells_out_is_text(make):
     tokenizer = make()
     text = f"an abbot {' '.join(tokenizer.all_special_tokens)} from the valley"
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<hl>"]})
     example = tiny.example(f"Who is {tokenizer.all_special_tokens[0]}?", text, "an abbot")
     cutter = WindowCutter(tokenizer, WindowSettings(), example)
-    tokens, specials = cutter.encode(text), {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    tokens, specials = cutter.encode(text), {*named_tokens(tokenizer).values()}
     assert not {*tokens.ids.tolist()} & specials
+    marker = tokenizer.convert_tokens_to_ids("<hl>")
+    assert marker in cutter.encode("an abbot <hl> from").ids
     [(_, _, contexts, [(question, _)])] = tokenise([example], cutter.backend, cutter.gap, 64, cutter.as_text)
     assert contexts[text].ids.tolist() == tokens.ids.tolist()
     assert not {*question.tolist()} & specials

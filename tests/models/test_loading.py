@@ -175,5 +175,5 @@ def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
         model.config._attn_implementation = name
 
     loading.check_takes_embeddings(model, "model.name bert")
-    assert asked == ["eager", "flash_attention_2"]
+    assert asked == ["eager", "flash_attention_2"] * 2
     assert model.config._attn_implementation == "flash_attention_2"

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import pytest
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as FUNCTIONS
 
@@ -11,7 +12,11 @@ from swep_ds.models.masks import WITHOUT_SYNC, given_masks
 from tests.support import tiny_batches, tiny_models
 
 
-def test_blocks_that_overlap_put_the_functions_back_after_the_last():
+@pytest.mark.parametrize("own", [False, True])
+def test_blocks_that_overlap_put_the_functions_back_after_the_last(own, request):
+    if own:  # of the host
+        FUNCTIONS["sdpa"] = lambda *_, **__: None
+        request.addfinalizer(lambda: FUNCTIONS.__delitem__("sdpa"))
     before = {name: FUNCTIONS[name] for name in WITHOUT_SYNC}
     first, second = given_masks(), given_masks()
     first.__enter__()

@@ -161,10 +161,14 @@ def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, tmp_path, monkey
     kept = ("SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME")
     for name in (*leaking, *kept):
         monkeypatch.setenv(name, "x")
-    submit("train", "--cpu_ranks_per_node", "1", "--", *RUN, "--output_dir", str(tmp_path / "10%job"))
-    given = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
-    assert given >= {*kept, "SWEP_DS_ROOT"}
-    assert not given & {*leaking}
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for inside in (False, True):
+        if inside:
+            monkeypatch.setenv("SLURM_JOB_ID", "7")
+        submit("train", "--cpu_ranks_per_node", "1", "--", *RUN, "--output_dir", str(tmp_path / "run"))
+        given = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+        assert given >= {*kept, "SWEP_DS_ROOT"}
+        assert given & {*leaking, "SLURM_JOB_ID"} == (set() if inside else {*leaking})
 
 
 def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurms(submit, tmp_path):

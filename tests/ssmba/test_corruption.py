@@ -207,7 +207,8 @@ def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data
     for old, old_at, now, now_at in sides:  # the answer does not become a part of another word
         assert in_a_word(old, old_at) or not in_a_word(now, now_at)
     # against the tokenizer's own offsets: all characters, apart from white space, token by token
-    encoded = tiny.TOKENIZERS[kind]()(text, add_special_tokens=False, return_offsets_mapping=True)
+    options = {"add_special_tokens": False, "return_offsets_mapping": True, "split_special_tokens": True}
+    encoded = tiny.TOKENIZERS[kind]()(text, **options)
     ids, offsets = encoded["input_ids"], with_marks(text, encoded["offset_mapping"])
     changed = {p: vocabulary.texts[t] for p, t in zip(chosen, new, strict=True) if t != ids[p]}
     expected, at, runs = "", 0, []
