@@ -13,10 +13,10 @@ at most about its learning rate, however large beta is. The KL therefore oversho
 beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
 
 The ascent waits while two things hold: the KL is more than a factor of 2 away from its target, and at its present pace,
-which the generator's learning rate decides, it would arrive within about PACE * RECENT = 200 updates. A theta that moved
-meanwhile would wind up, and the KL would overshoot. A KL that moves more slowly needs another theta, so the ascent
-continues. The KL differs from batch to batch. In a fifth to a third of the updates a KL that stands still therefore looks
-as if it moved, and the ascent is slower by that share.
+which the generator's learning rate decides, it would arrive within about PACE * RECENT = 200 updates. A theta that
+moved meanwhile would wind up, and the KL would overshoot. A KL that moves more slowly needs another theta, so the
+ascent continues. The KL differs from batch to batch. So in a fifth to a third of the updates a KL that stands still
+seems to move, and the ascent is slower by that share.
 
 The ascent takes the relative error and not its logarithm: what must equal the target is the mean KL, and the mean of
 logarithms that vary is below the logarithm of the mean. A burst counts as twice the target, so that one batch does not
