@@ -183,8 +183,8 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     otherwise than the ids. Pegasus and Marian scale embeddings of ids alone; Longformer and BigBird find the question
     by the ids of its separators.
 
-    A model on the meta device that reads values cannot be tried, and passes. Others are left in evaluation mode. A
-    warning names those, such as FNet, that padding changes.
+    A model on the meta device that reads values cannot be tried, and passes. Others are left in evaluation mode, after
+    `warn_if_padding_matters`.
 
     Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
     """
@@ -207,14 +207,24 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
         fault = f"cannot be run on inputs_embeds ({reason(error, 160)})"
     if fault:
         raise _unfit(model, label, fault)
-    if not on_meta and is_first_on_node():
-        with suppress(Exception), _without_flash_attention(model):  # what no padding goes with shows in training
-            if not _same_beside_padding(model, output, ids, inputs):
-                log.warning(
-                    "%s: what %s answers depends on the padding beside a window: scores depend on eval.batch_size",
-                    label,
-                    type(model).__name__,
-                )
+    warn_if_padding_matters(model, label)
+
+
+def warn_if_padding_matters(model: PreTrainedModel, label: str) -> None:
+    """Warns, on a node's first rank, of a model that padding beside a window changes, such as FNet or Nystromformer.
+
+    A model on the meta device cannot be tried. Others must be in evaluation mode.
+    """
+    if model.device.type == "meta" or not is_first_on_node():
+        return
+    with suppress(Exception), torch.no_grad(), _without_flash_attention(model):  # what else is wrong shows in use
+        ids, inputs = _question_and_text(model)
+        if not _same_beside_padding(model, model(input_ids=ids, return_dict=True, **inputs), ids, inputs):
+            log.warning(
+                "%s: what %s answers depends on the padding beside a window, and so on the batch size",
+                label,
+                type(model).__name__,
+            )
 
 
 def _check_mapped(model: PreTrainedModel, label: str) -> None:
@@ -293,7 +303,7 @@ def _same_from_ids(
 def _same_beside_padding(
     model: PreTrainedModel, output: Any, ids: torch.Tensor, inputs: dict[str, torch.Tensor]
 ) -> bool:
-    """Whether the ids give the `output` of their embeddings with padding on the right, too, to rounding."""
+    """Whether the ids give the same `output` with padding on their right, to rounding."""
     wider = torch.nn.functional.pad(ids, (0, 2), value=model.config.pad_token_id or 0)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 2))
     with torch.no_grad():

@@ -37,15 +37,8 @@ from swep_ds.settings import flatten
 from swep_ds.training.average import last_k
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.determinism import set_deterministic
-from swep_ds.training.ds_config import (
-    REPORTS,
-    SPREAD,
-    check_machine,
-    check_monitors,
-    read_ds_config,
-    resolve_ds_config,
-    zero_stage,
-)
+from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, resolve_ds_config, zero_stage
+from swep_ds.training.ds_roles import REPORTS, SPREAD
 
 log = logging.getLogger(__name__)
 # in a model's config.json: who wrote it and how it is loaded, not what it computes

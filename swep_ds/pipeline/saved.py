@@ -25,7 +25,7 @@ from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
-from swep_ds.models.loading import load_weights
+from swep_ds.models.loading import load_weights, warn_if_padding_matters
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.ranks.launch import is_first_on_node
@@ -109,6 +109,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
     model = model.eval().to(ranks.device())
+    warn_if_padding_matters(model, label)
     longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
     windows = WindowSettings(longest, task="generative" if generative else "extractive")
     spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()

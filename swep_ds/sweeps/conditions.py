@@ -10,12 +10,8 @@ from swep_ds.pipeline.folder import BATCH, RunFolder, batch_of_rank
 from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import Cell
+from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
 
-# fields of a resolved ds_config that the recipe decides, or that do not affect training
-DECIDED_ELSEWHERE = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer"}
-DECIDED_ELSEWHERE |= {"bf16", "fp16", "torch_autocast", "steps_per_print", "wall_clock_breakdown", "timers"}
-DECIDED_ELSEWHERE |= {"memory_breakdown", "dump_state", "log_level", "flops_profiler", "comms_logger", "tensorboard"}
-DECIDED_ELSEWHERE |= {"csv_monitor", "wandb", "comet", "train_batch_size"}
 # ZeRO's sizes, which default to the model's hidden size, and a place on a machine's disk
 SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")
 
@@ -39,7 +35,7 @@ def conditions(folder: Path) -> dict[str, Any]:
 
 
 def _decided(config: dict[str, Any]) -> dict[str, Any]:
-    decided = flatten({name: value for name, value in config.items() if name not in DECIDED_ELSEWHERE})
+    decided = flatten({name: value for name, value in config.items() if name not in (*BY_RECIPE, *REPORTS)})
     return {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
 
 

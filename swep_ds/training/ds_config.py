@@ -25,17 +25,10 @@ from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import flatten
 from swep_ds.settings.messages import join
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
+from swep_ds.training.ds_roles import QUIET
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
-# its throughput timer synchronises the GPU at every forward and step
-QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False, "timers": {"throughput": {"enabled": False}}}
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
-# how DeepSpeed spreads state and work, which may change between two starts of a run
-SPREAD = ("zero_optimization", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "aio")
-SPREAD += ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-# what DeepSpeed reports, which may change too
-REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "flops_profiler", "comms_logger")
-REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # that monitors need
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 
