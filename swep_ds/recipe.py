@@ -351,17 +351,21 @@ def _check_source_domain(
     base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any], *, in_python: bool = False
 ) -> None:
     """Checks that the source domain, which is the first test set, still fits where a `layer` (a file, --set or a call)
-    replaces data.train.
+    replaces data.train or holds articles out.
 
     Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
-    layer adds others: the only domain that was trained on could count as out of domain.
+    layer adds others, or if a test set of the training domain stays behind held-out articles: the only domain that was
+    trained on could count as out of domain.
     """
     data = [tree.get("data") for tree in (base, layer, merged)]
     if not all(isinstance(section, dict) for section in data):
         return
     before, given, after = data
     sources, given_sources = after.get("eval"), given.get("eval") or {}
-    if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)) or after.get("holdout_fraction"):
+    if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)):
+        return
+    if after.get("holdout_fraction"):
+        _check_beside_held_out(before, given, after)
         return
     name, source = next(iter(sources.items()))
     train = given.get("train")
@@ -378,6 +382,22 @@ def _check_source_domain(
     if is_first_on_node():
         fix = 'data={"eval": {NAME: FILE}}' if in_python else "--set 'data.eval={NAME: FILE}'"
         _warn_once(f"{kept}: if it is of another domain, replace it: {fix}")
+
+
+def _check_beside_held_out(before: dict[str, Any], given: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises InputError if a layer leaves a test set of the training domain beside held-out articles of it."""
+    if not given.keys() & {"train", "eval", "holdout_fraction"}:
+        return
+    same = [name for name, source in after["eval"].items() if source == after.get("train")]
+    was_first = next(iter(before.get("eval") or {}), None)
+    if not before.get("holdout_fraction") and before.get("train") == after.get("train"):
+        same += [name for name in after["eval"] if name == was_first and after["eval"][name] == before["eval"][name]]
+    if same:
+        raise InputError(
+            f"data.holdout_fraction {shown(after['holdout_fraction'])}: held-out articles are the source domain, and "
+            f"data.eval.{same[0]} ({shown(after['eval'][same[0]])}), which is of that domain too, would count as out "
+            "of domain: name the other test sets alone, as in --set 'data.eval={NAME: FILE}'"
+        )
 
 
 @cache

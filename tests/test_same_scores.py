@@ -61,4 +61,6 @@ def test_an_official_script_runs_on_files(script, tmp_path):
     assert "fails (no de): fetch the published script" in refused(
         script.official, tmp_path / script.MLQA, golds, predictions, "de"
     )
+    (tmp_path / script.MLQA).write_text("")  # such as a download that failed
+    assert "fails (prints no JSON): fetch" in refused(script.official, tmp_path / script.MLQA, golds, predictions, "de")
     assert json.dumps(script.noisy(script.random.Random(0), "", ""))

@@ -75,6 +75,25 @@ def test_what_is_clear_is_taken_as_it_is(overrides, sets, child, caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["data.holdout_fraction=0.1"], "squad"),
+        (["data.holdout_fraction=0.1", "data.eval.amazon=amazon.json"], "squad"),
+        (["data.holdout_fraction=0.1", "data.eval={amazon: amazon.json}"], None),
+        (["data.holdout_fraction=0.1", "data.eval={amazon: a.json, dev: rajpurkar/squad}"], "dev"),  # data.train
+        ([MINE, "data.holdout_fraction=0.1", "data.eval={own: mine.json}"], "own"),
+        (["data.holdout_fraction=0"], None),
+    ],
+)
+def test_the_training_domain_is_not_out_of_domain_beside_held_out_articles(overrides, refused):
+    if refused is None:
+        Recipe.load("bert_base_squad", overrides)
+        return
+    with pytest.raises(InputError, match=rf"^data\.holdout_fraction 0\.1: .* data\.eval\.{refused} .*out of domain"):
+        Recipe.load("bert_base_squad", overrides)
+
+
 def test_overrides_are_held_against_the_file_that_they_change(child, caplog):
     name = child(train="mine.json", eval={"squad": "dev.json"})
     assert list(Recipe.load(name, ["data.eval.amazon=a.json"]).data.eval) == ["squad", "amazon"]

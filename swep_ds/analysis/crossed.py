@@ -16,6 +16,9 @@ is negative and counts as 0. The interval is Student's t with Satterthwaite's de
 
     V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes.
 
+If all D are alike, V is 0, and any other cluster could change that: V is then what one cluster more that differs by 100
+points would make it, (100 / G)^2, with G - 1 degrees of freedom.
+
 G, the effective number of clusters, is their number if all have one size. For a mean over M data sets, A is of each
 seed's mean over the sets, since a seed's effects on them belong together; B and E are sums over the sets divided by
 M^2, since questions do not. tests/analysis/test_crossed.py simulates the coverage.
@@ -32,6 +35,8 @@ from swep_ds.evaluation.calibration import LEVEL
 MIN_SEEDS = 3  # fewer give no interval
 MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
 MAX_SEEDS = 10_000
+POINTS = 100.0  # the most by which two scores differ
+ROUNDING = 1e-18  # of a variance, in squared points
 
 
 class Estimate(NamedTuple):
@@ -47,10 +52,8 @@ class Estimate(NamedTuple):
         return self.mean - half, self.mean + half
 
     def p(self) -> np.ndarray:
-        """The two-sided p value of no difference; 1 where neither mean nor variance differ from 0."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.abs(self.mean) / np.sqrt(self.variance)
-        return 2 * stdtr(self.df, -np.nan_to_num(t, posinf=np.inf))
+        """The two-sided p value of no difference."""
+        return 2 * stdtr(self.df, -np.abs(self.mean) / np.sqrt(self.variance))
 
     def within(self, margin: float = MARGIN) -> np.ndarray:
         """Whether two one-sided tests at 100 - LEVEL percent place the difference inside (-margin, margin)."""
@@ -71,16 +74,20 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     per_seed = sum(values.mean(-1) for values, _ in sets) / len(sets)
     seeds = per_seed.shape[-1]
     of_seeds = per_seed.var(-1, ddof=1) / seeds
-    of_questions = of_residuals = of_questions_squared = 0.0
+    of_questions = of_residuals = of_questions_squared = unseen = unseen_squared = 0.0
     for values, clusters in sets:
         between, within, effective = _by_cluster(values, clusters)
         of_questions = of_questions + between / len(sets) ** 2
         of_residuals = of_residuals + within / len(sets) ** 2
         of_questions_squared = of_questions_squared + (between / len(sets) ** 2) ** 2 / (effective - 1)
+        unseen_of_set = (POINTS / effective / len(sets)) ** 2
+        unseen, unseen_squared = unseen + unseen_of_set, unseen_squared + unseen_of_set**2 / (effective - 1)
     variance = np.maximum(of_seeds + of_questions - of_residuals, np.maximum(of_seeds, of_questions))
     with np.errstate(divide="ignore", invalid="ignore"):
         df = variance**2 / (of_seeds**2 / (seeds - 1) + of_questions_squared)
-    return Estimate(per_seed.mean(-1), variance, np.nan_to_num(df, nan=seeds - 1))  # nan: all D are alike
+    alike = variance < ROUNDING
+    variance, df = np.where(alike, unseen, variance), np.where(alike, unseen**2 / unseen_squared, df)
+    return Estimate(per_seed.mean(-1), variance, df)
 
 
 def effective_clusters(clusters: np.ndarray) -> float:

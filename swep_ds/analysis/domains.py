@@ -18,6 +18,7 @@ from swep_ds.data.splits import clusters
 from swep_ds.evaluation.results import Results
 
 MEAN = "mean of the others"
+MIN_CLUSTERS = 10  # fewer resampled clusters give intervals that cover far less than they say: with 3, 80 %
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
@@ -92,6 +93,9 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
                 f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
                 "results.json."
             )
+    few = [name for name, items in matching.items() if len(items) and _effective(items) < MIN_CLUSTERS]
+    if few:
+        notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
     measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, matching)
     rows = measured.rows(results)
     if not any(score.no_answer_total for score in results.eval.values()):
@@ -172,9 +176,14 @@ def _scores(items: Sequence[Answered]) -> np.ndarray:
 
 
 def _resampled(values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray | None:
-    """Means of `values` [Q, 2] over resampled questions, [RESAMPLES, 2]; None for questions on not even two texts."""
-    clusters_N = clusters([item.example for item in items])
-    return resampled_means(values, clusters_N, name) if effective_clusters(clusters_N) >= 2 else None
+    """Means of `values` [Q, 2] over resampled questions, [RESAMPLES, 2]; None if too few texts can be drawn."""
+    if _effective(items) < MIN_CLUSTERS:
+        return None
+    return resampled_means(values, clusters([item.example for item in items]), name)
+
+
+def _effective(items: Sequence[Answered]) -> float:
+    return effective_clusters(clusters([item.example for item in items]))
 
 
 def _intervals(values: np.ndarray, samples: np.ndarray | None) -> list[Interval]:
@@ -216,10 +225,11 @@ def _finding(rows: Sequence[Domain], measured: _Measured, which: str = "") -> tu
     if not source.exact_match.value:
         return f"The model answers no question{which} of {source.name}, its source domain, exactly.", detail
     lost = _loss(measured, source.name, away.name)
-    if lost.low is not None:
-        detail += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
-        if not lost.is_clear:
-            return "These questions do not show that the model loses exact answers on other domains.", detail
+    if lost.low is None:
+        return "These results do not say whether the model loses exact answers on other domains.", detail
+    detail += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
+    if not lost.is_clear:
+        return "These questions do not show that the model loses exact answers on other domains.", detail
     if lost.value < 0:
         return f"On other domains the model gives {-lost.value:.0f} % more exact answers than at home.", detail
     return f"On other domains the model loses {lost.value:.0f} % of the exact answers that it gives at home.", detail

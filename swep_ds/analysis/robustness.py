@@ -50,11 +50,19 @@ class Line(Section):
         return value
 
     def of(self, data_set: str) -> Fit | None:
-        return {data_set_name(name): fit for name, fit in self.shifted.items()}.get(data_set_name(data_set))
+        return self.shifted.get(_match(data_set, list(self.shifted)))
 
     def in_domain_of(self, columns: Sequence[str]) -> str | None:
         """The column with the F1 that predicts the others."""
-        return next((name for name in columns if data_set_name(name) == data_set_name(self.in_domain)), None)
+        return _match(self.in_domain, columns)
+
+
+def _match(name: str, names: Sequence[str]) -> str | None:
+    """The name itself, or else the only one that the paper's tables give to the same data set."""
+    if name in names:
+        return name
+    alike = [other for other in names if data_set_name(other) == data_set_name(name)]
+    return alike[0] if len(alike) == 1 else None
 
 
 def published(name_or_path: str) -> Line:

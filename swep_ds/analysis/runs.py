@@ -287,7 +287,7 @@ def _unlike_majority(
 def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
     """For each run, the reason to exclude it if a file that it read held something else for most runs that it is
     compared with, else "". These are the runs of a model that name the same file or the same test set, and, whatever
-    they name, the runs of a row. A hub id has no checksum, and is compared by its name, within a row."""
+    they name, the runs of a row. What has no checksum, such as a hub id, is compared by its name, within a row."""
     seen: dict[Hashable, list[str]] = {}
 
     def read(run: Run) -> Iterator[tuple[str, str, list[Hashable]]]:
@@ -298,8 +298,9 @@ def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
                 yield name, checksum, [(name, run.ref.block[0])]
             else:
                 yield name, checksum, [(name, named.get(name), run.ref.block[0]), (name, _row(run))]
-        for name in SOURCES:
-            source = str(named.get(name))
+        sources = {name: str(named.get(name)) for name in SOURCES}
+        sources |= {f"data.eval.{name}": source for name, source in run.recipe.data.eval.items()}
+        for name, source in sources.items():
             # a path without a checksum is one of an earlier version's results, and differs from host to host
             if name not in run.results.inputs and not user_path(source, name).is_absolute():
                 yield name, source, [(name, "by its name", _row(run))]

@@ -3,10 +3,12 @@
 Faults of single questions are collected and reported together at the end of their file.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,4 +228,10 @@ def mrqa(source: str, lines: Iterator[tuple[int, Any]], wanted: Wanted) -> Itera
 
 
 def _title(mapping: dict[str, Any], where: str, otherwise: str) -> str:
-    return require_text(str(mapping["title"]), "title", where) if mapping.get("title") else otherwise
+    """The title, a text or a number, or `otherwise` if there is none: no such field, null, "" or NaN."""
+    title = mapping.get("title")
+    if title is None or title == "" or (isinstance(title, Real) and math.isnan(title)):
+        return otherwise
+    if isinstance(title, bool) or not isinstance(title, str | Real):
+        raise InputError(f"{where}: title is {excerpt(title)}: give a text or a number, or leave it out")
+    return require_text(str(title), "title", where)

@@ -47,8 +47,9 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
 def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
     """Splits into (kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
 
-    The split is by article, as paragraphs of one article share their answers (`_inseparable`). The choice does not
-    depend on the seed of a run, so scores over seeds share one test set.
+    The split is by article, as paragraphs of one article share their answers (`_inseparable`). An article that would
+    bring the share above twice the fraction is kept, unless all would. The choice does not depend on the seed of a run,
+    so scores over seeds share one test set.
 
     Raises InputError: the examples have fewer than two articles.
     """
@@ -57,12 +58,15 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
     ordered = sorted(counts)
     if len(ordered) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
-    held, questions = set[str](), 0
-    for index in np.random.default_rng(0).permutation(len(ordered))[:-1]:
-        if questions >= fraction * len(examples):
+    held, questions, aim = set[str](), 0, fraction * len(examples)
+    for index in np.random.default_rng(0).permutation(len(ordered)):
+        if questions >= aim or len(held) == len(ordered) - 1:
             break
-        held.add(ordered[index])
-        questions += counts[ordered[index]]
+        if questions + counts[ordered[index]] <= 2 * aim:
+            held.add(ordered[index])
+            questions += counts[ordered[index]]
+    if not held:
+        held.add(min(ordered, key=lambda name: (counts[name], name)))
     sides: tuple[list[Example], list[Example]] = [], []
     for example, name in zip(examples, names, strict=True):
         sides[name in held].append(example)

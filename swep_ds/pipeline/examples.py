@@ -96,12 +96,26 @@ def _tests(
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
+        _warn_of_another_share(len(tests[HOLDOUT]), len(training), data.holdout_fraction)
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
+
+
+def _warn_of_another_share(held: int, kept: int, fraction: float) -> None:
+    share = held / (held + kept)
+    if not fraction / 2 <= share <= 2 * fraction and is_first_on_node():
+        log.warning(
+            "data.holdout_fraction %g: %d of %d questions are held out, which is %.2g %%: the articles are too large "
+            "for a closer split",
+            fraction,
+            held,
+            held + kept,
+            100 * share,
+        )
 
 
 def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:

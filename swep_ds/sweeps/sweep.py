@@ -340,6 +340,11 @@ def _check_primary(cells: Sequence[Cell], path: Path) -> None:
             raise InputError(
                 f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}, or write primary: null"
             )
+        if primary[3] == SHIFTED and SHIFTED in tests:
+            raise InputError(
+                f"{path}: primary {SHIFTED!r}: is a data set here as well as the mean over all but the first: rename "
+                f"data.eval.{SHIFTED}"
+            )
         known = [*tests, *([SHIFTED] if len(tests) > 1 else [])]
         if primary[3] not in known:
             raise InputError(

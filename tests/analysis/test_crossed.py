@@ -72,8 +72,26 @@ def test_without_clusters_it_is_the_analysis_of_variance():
 
 
 def test_a_run_does_not_differ_from_itself():
-    same = crossed.estimate([(np.zeros((3, 10)), np.arange(10))])
+    same = crossed.estimate([(np.zeros((3, 1000)), np.arange(1000))] * 2)
     assert (same.mean, same.p(), bool(same.within())) == (0, 1, True)
+
+
+def test_a_few_questions_that_are_alike_prove_nothing():
+    """V is what one cluster more that differs by 100 points would make it."""
+    for difference in (0.0, 100.0):
+        alike = crossed.estimate([(np.full((3, 10), difference), np.arange(10) // 2)])
+        assert (alike.mean, alike.variance, alike.df) == (difference, pytest.approx(20.0**2), pytest.approx(4))
+        assert not alike.within()
+    two = crossed.estimate([(np.full((3, 2), 100.0), np.arange(2))])
+    assert two.p() == pytest.approx(2 * stats.t(1).sf(2))
+
+
+def test_no_difference_is_rarely_claimed_of_few_questions_though_seeds_are_alike():
+    """2 % of the questions differ by 100 points, in all seeds alike: a true difference of 2 points."""
+    rng = np.random.default_rng(0)
+    for questions in (5, 20, 50, 100, 400):
+        differs = 100.0 * (rng.random((EXPERIMENTS, 1, questions)) < 0.02)
+        assert np.mean(crossed.estimate([(np.repeat(differs, 3, axis=1), np.arange(questions))]).within()) <= 0.05
 
 
 def draw(rng, seeds, sets=1, *, seed, question, residual, cluster=0.0, uneven=False):

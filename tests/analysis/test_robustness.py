@@ -68,6 +68,15 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
     assert add_points(scores(squad=90.0, amazon=60.0), line) == scores(squad=90.0, amazon=60.0)  # no New-Wikipedia
 
 
+def test_sets_that_are_the_same_by_another_name_keep_their_lines_apart():
+    runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in np.linspace(50, 70, 9)]
+    line, _ = fitted(runs, "MLE")
+    assert [add_points(run, line)[name][ABOVE] for run in runs for name in ("nyt", "new_york_times")] == pytest.approx(
+        [0.0] * 18, abs=1e-9
+    )
+    assert line.of("New-York-Times") is None  # either could be meant
+
+
 def test_bad_lines_are_one_line(tmp_path):
     with pytest.raises(InputError, match=r"--line nope: no such line; known are squadshifts, or give a YAML file"):
         published("nope")

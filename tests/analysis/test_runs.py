@@ -134,6 +134,7 @@ def test_a_row_holds_one_setting_of_its_method(tmp_path):
         ({"data.train_fraction": 0.5}, "trained differently from the others (data.train_fraction 0.5 there, 1.0 here)"),
         ({"data.train": "other/hub-id"}, "read other files than the others (data.train)"),
         ({"data.train": "/another/host/train.json"}, None),
+        ({"data.eval": {"squad": "other/hub-id"}}, "read other files than the others (data.eval.squad)"),
         ({"train.log_every": 7, "eval.batch_size": 3}, None),
     ],
 )

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import math
 import re
 import tempfile
 from pathlib import Path
@@ -161,6 +162,21 @@ def test_articles_are_titles_or_else_what_questions_share(save):
     assert len(set(articles)) == 1  # the whole of the second article belongs to the first
     no_title = [{key: value for key, value in row.items() if key != "title"} for row in rows(WHEN, WHAT)]
     assert {e.article for e in read_examples(save(no_title), training=False)} == {CONTEXT}
+
+
+@pytest.mark.parametrize(
+    ("title", "article"), [(0, "0"), (7, "7"), ("", CONTEXT), (None, CONTEXT), (math.nan, CONTEXT)]
+)
+def test_a_title_may_be_a_number(save, title, article):
+    """As pandas' factorize numbers articles, from 0."""
+    assert {e.article for e in read_examples(save([row | {"title": title} for row in rows(WHEN)]), training=False)} == {
+        article
+    }
+
+
+@pytest.mark.parametrize("title", [True, [1], {"a": 1}])
+def test_a_title_that_is_neither_a_text_nor_a_number(save, title):
+    assert "give a text or a number" in refused(save([row | {"title": title} for row in rows(WHEN)]), training=False)
 
 
 # MRQA

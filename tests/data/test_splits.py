@@ -90,11 +90,19 @@ def test_articles_are_held_out_whole(articles, fraction):
     assert not {e.article for e in kept} & {e.article for e in held}
     assert sorted(ids(kept) + ids(held)) == sorted(ids(examples))
     assert ids(kept) == sorted(ids(kept), key=ids(examples).index)
-    # as much as asked for and not one article more, unless a single one is left to train on
-    counts = Counter(articles)
-    if len({e.article for e in kept}) > 1:
-        assert len(held) >= fraction * len(examples)
-    assert len(held) - max(counts[e.article] for e in held) < fraction * len(examples)
+    # as much as asked for and not one article more, unless what is left is too large or all there is to train on
+    counts, aim = Counter(articles), fraction * len(examples)
+    if len(held) < aim and len({e.article for e in kept}) > 1:
+        assert min(counts[e.article] for e in kept) + len(held) > 2 * aim
+    assert len(held) - max(counts[e.article] for e in held) < aim
+
+
+def test_an_article_that_is_much_too_large_is_kept():
+    sizes = {"a": 10, "b": 10, "c": 1000, "d": 10, "e": 10}
+    examples = questions([name for name, size in sizes.items() for _ in range(size)])
+    assert len(hold_out_articles(examples, 0.1)[0]) == 1000
+    one_or_the_other = questions(["a"] * 60 + ["b"] * 40)
+    assert {e.article for e in hold_out_articles(one_or_the_other, 0.1)[1]} == {"b"}
 
 
 def test_the_choice_of_articles_does_not_depend_on_the_order_of_the_questions():

@@ -8,21 +8,41 @@ from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.ranks.group import process_group
 from swep_ds.recipe import HOLDOUT, Recipe
+from tests.support import qa_files
 
 GONE = "gone.json"
+HELD_OUT = ["data.holdout_fraction=0.1", "data.eval={news: 'quickstart_v2:news', forum: 'quickstart_v2:forum'}"]
 
 
 def test_one_set_is_read_as_among_all_of_them():
-    options = ["data.holdout_fraction=0.1", "eval.select_on=held_out", "data.max_eval_examples=50"]
-    recipe = Recipe.load("quickstart", options)
+    recipe = Recipe.load("quickstart", [*HELD_OUT, "eval.select_on=held_out", "data.max_eval_examples=50"])
     _, whole = load_examples(recipe)
     assert list(whole) == [HOLDOUT, *recipe.data.eval]
     assert reported_examples(recipe, HOLDOUT) == halves(whole[HOLDOUT])[1]
     assert reported_examples(recipe, "news") == whole["news"]
 
 
+def test_another_share_than_asked_for_is_said(tmp_path, caplog):
+    sizes, answer = {"large": 90, "small": 10}, {"text": "Ada", "answer_start": 0}
+    rows = [
+        qa_files.rows({"id": f"{title}-{n}", "question": "Who?", "answers": [answer]}, context=f"Ada {n}", title=title)[
+            0
+        ]
+        for title, size in sizes.items()
+        for n in range(size)
+    ]
+    (tmp_path / "rows.jsonl").write_text(qa_files.lines(rows))
+    for fraction, said in ((0.1, ""), (0.04, "0.04: 10 of 100 questions are held out, which is 10 %")):
+        caplog.clear()
+        settings = [f"data.train={tmp_path / 'rows.jsonl'}", f"data.holdout_fraction={fraction}", "data.eval={}"]
+        _, tests = load_examples(Recipe.load("quickstart", settings))
+        assert len(tests[HOLDOUT]) == 10
+        assert said in caplog.text
+        assert bool(said) == ("data.holdout_fraction" in caplog.text)
+
+
 def test_a_source_that_cannot_be_read_does_not_take_the_others_along():
-    recipe = Recipe.load("quickstart", ["data.holdout_fraction=0.1", f"data.eval.lost={GONE}"])
+    recipe = Recipe.load("quickstart", [*HELD_OUT, f"data.eval.lost={GONE}"])
     assert reported_examples(recipe, HOLDOUT)
     with pytest.raises(InputError, match=r"^data\.eval\.lost: .*gone\.json"):
         reported_examples(recipe, "lost")

@@ -296,6 +296,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             {**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]},
             "primary 'bbc': no such data set: name one of .*news.*shifted",
         ),
+        (
+            {**TWO, "set": {"data.eval": {"a": "x", "shifted": "y"}}, "primary": ["SWEP", "MLE", "f1", "shifted"]},
+            "primary 'shifted': is a data set here as well as the mean .*: rename data.eval.shifted",
+        ),
         ({**TWO, "primary": ["SWEP", "MLE"]}, "primary: ['SWEP', 'MLE']: write it as [ROW, "),
         ({**TWO, "primary": "SWEP"}, "primary: 'SWEP': write it as [ROW, "),
         (
