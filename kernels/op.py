@@ -127,7 +127,7 @@ def perturb(
         params: [N, T, 2d], what is learned as its difference from the prior: delta = mu - m, then v = log(sigma^2 /
             alpha). Zero is the prior, to float32's rounding in any dtype. Float, any strides; None if nothing is
             learned (`prior`).
-        mask: [N, T] bool or integer, nonzero for a real token; None if all are, which spares the kernels its reading.
+        mask: [N, T] bool or integer, nonzero for a real token; None if all are: the kernels then read no mask.
         sample_ids: [N] int64, taken mod 2^32; samples with different ids get different noise.
         seed: 64-bit integer, or 0-dim int64 tensor.
         draw: number of the draw, taken mod 2^32, a new one for each perturbed pass: integer or 0-dim int64 tensor.

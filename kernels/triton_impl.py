@@ -28,8 +28,8 @@ def target(device: torch.device) -> tuple[str, str, int]:
 
 
 def check_driver() -> None:
-    """Triton's part that launches kernels, which it compiles at first use. Raises whatever Triton does without a C
-    compiler or Python's headers."""
+    """Makes Triton compile the part of itself that launches kernels. Without a C compiler or Python's headers this
+    raises whatever Triton raises."""
     if not INTERPRETED:
         triton.runtime.driver.active.get_current_device()
 

@@ -17,9 +17,9 @@ Prints tables; --json FILE keeps the figures. Exit codes as scripts/train.py.
 import argparse
 import json
 
-from swep_ds.commands.cli import Parser, at_least, main
+from swep_ds.commands.cli import Parser, add_set_option, at_least, main
 from swep_ds.errors import InputError
-from swep_ds.files import DS_CONFIG, check_output, path_of, write_atomically
+from swep_ds.files import DEFAULT_DS_CONFIG, check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe
 
@@ -33,14 +33,8 @@ ALL = [name for name in METHODS if name != "ssmba"]
 def bench() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="override a field of the recipe; may be repeated",
-    )
-    parser.add_argument("--ds_config", default=DS_CONFIG, help=f"default: {DS_CONFIG}")
+    add_set_option(parser, "the recipe")
+    parser.add_argument("--ds_config", default=DEFAULT_DS_CONFIG, help=f"default: {DEFAULT_DS_CONFIG}")
     parser.add_argument(
         "--methods",
         nargs="+",

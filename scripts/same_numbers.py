@@ -5,7 +5,7 @@
     python scripts/same_numbers.py main --cache /tmp/numbers          # the runs of a commit are made once and kept
 
 Both revisions are copied to a temporary folder and make the same runs there, on CPU, with one thread a process, through
-nothing but scripts/train.py, its options and the files that it writes. Compared are metrics.jsonl and health.jsonl
+nothing but scripts/train.py, its options and the files that it writes. It compares metrics.jsonl and health.jsonl
 without their columns of time and memory, predictions/, results.json and the exported weights.
 Exit codes: 0 all runs are equal; 1 a run differs or fails; 2 bad input.
 

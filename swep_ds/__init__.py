@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swep_ds.api.run import train as train
     from swep_ds.api.wrap import Robust as Robust
     from swep_ds.api.wrap import wrap as wrap
-    from swep_ds.data.plugged import reader as reader
+    from swep_ds.data.reader_registry import reader as reader
     from swep_ds.errors import InputError as InputError
     from swep_ds.kernels import perturb as perturb
     from swep_ds.methods import method as method
@@ -48,7 +48,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "hf": ("swep_ds.api.hf", None),
     "method": ("swep_ds.methods", "method"),
     "perturb": ("swep_ds.kernels", "perturb"),
-    "reader": ("swep_ds.data.plugged", "reader"),
+    "reader": ("swep_ds.data.reader_registry", "reader"),
     "train": ("swep_ds.api.run", "train"),
     "uniform": ("swep_ds.methods.base", "uniform"),
     "wrap": ("swep_ds.api.wrap", "wrap"),

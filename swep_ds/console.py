@@ -102,7 +102,7 @@ class Progress:
     Args:
         unit: what is counted, such as "batches".
         done: how many were done before.
-        line_seconds: without a terminal, time between two lines at least; 0 = a line at each update.
+        line_seconds: without a terminal, the least time between two lines; 0 = a line at each update.
     """
 
     def __init__(self, console: Console, unit: str, total: int, done: int = 0, *, line_seconds: float = 60.0):

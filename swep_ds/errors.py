@@ -66,6 +66,8 @@ def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] 
     """
     try:
         yield
+    except NotImplementedError as error:  # a RuntimeError, but the input asks for it
+        raise InputError(f"{what} ({reason(error)}): {fix}") from error
     except (RunExit, *but):
         raise
     except BaseException as error:

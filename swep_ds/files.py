@@ -242,7 +242,7 @@ def is_locked(path: Path) -> bool:
 
 
 PACKAGE = Path(__file__).resolve().parent
-DS_CONFIG = "zero2"  # where the user names none
+DEFAULT_DS_CONFIG = "zero2"  # where the user names none
 
 
 def shipped(folder: str) -> Path:

@@ -185,12 +185,12 @@ class Recipe(Section):
         rules = (  # (whether it is broken, the field, why and the fix)
             (
                 not tests and "eval" not in data.model_fields_set,
-                "data.eval names nothing to evaluate on, and data.holdout_fraction is 0: give one, or data.eval={}",
+                "data.eval names nothing to evaluate on, and data.holdout_fraction is 0: set one, or set data.eval={}",
             ),
             (
                 select_on == HOLDOUT and not data.holdout_fraction,
-                f"eval.select_on: {HOLDOUT} are the articles that data.holdout_fraction keeps out, and that is 0: set "
-                "it, such as to 0.1",
+                f"eval.select_on: {HOLDOUT} means the articles that data.holdout_fraction keeps out, and that is 0: "
+                "set it to 0.1, for example",
             ),
             (
                 select_on not in (None, *tests),
@@ -332,7 +332,7 @@ class Recipe(Section):
 
     @property
     def validation_set(self) -> str | None:
-        """The test set of which one half chooses, a checkpoint or when to decline a question, and the other half is
+        """The test set that is split: one half chooses a checkpoint or when to decline a question, the other half is
         reported: `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
         declines = self.data.unanswerable == "train" and self.data.holdout_fraction > 0
         return self.eval.select_on or (HOLDOUT if declines else None)

@@ -150,7 +150,13 @@ def test_what_cannot_be_extended(tmp_path, named, said):
 
 def test_the_first_stage_is_the_recipe_on_other_data(path):
     settings = ["pretrain.train=pairs", "pretrain.epochs=3", "pretrain.max_train_examples=50", "eval.select_on=x"]
-    others = ["data.holdout_fraction=0.2", "data.train_fraction=0.5", "train.precision=bf16", "train.max_updates=7"]
+    others = [
+        "data.holdout_fraction=0.2",
+        "data.eval={x: dev}",
+        "data.train_fraction=0.5",
+        "train.precision=bf16",
+        "train.max_updates=7",
+    ]
     first = Recipe.load(str(path), settings + others).first_stage()
     expected = ["data.train=pairs", "data.max_train_examples=50", "data.eval={}", "train.epochs=3"]
     expected += ["train.precision=bf16", "train.micro_batch_size=32", "train.learning_rate=2e-5"]
@@ -262,8 +268,8 @@ def test_an_override_below_a_value(path):
         ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (swep has); it takes none"),
         ("method.prior_varience=1", "swep has no setting 'prior_varience'; did you mean 'prior_variance'?"),
         ("eval.select_on=y", "eval.select_on: 'y' is not a data set of data.eval; known are x"),
-        ("data.holdout_fraction=0.1 eval.select_on=heldout", "did you mean 'held_out'?"),
-        ("eval.select_on=held_out", "keeps out, and that is 0: set it, such as to 0.1"),
+        ("data.holdout_fraction=0.1 data.eval.x=dev eval.select_on=heldout", "did you mean 'held_out'?"),
+        ("eval.select_on=held_out", "keeps out, and that is 0: set it to 0.1, for example"),
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
         ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
@@ -288,7 +294,10 @@ def test_an_override_below_a_value(path):
         ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
         ("method.divergence_weight=1 method.mle_weight=0", "which does not train where mle_weight is 0: set"),
         ("train.packing=true train.compile=true", "train.compile: with train.packing every batch has other lengths"),
-        ("method.name=swep method.kl_target=20 method.beta=0", "method.beta: with kl_target it is where beta"),
+        (
+            "method.name=swep method.kl_target=20 method.beta=0",
+            "method.beta: with kl_target beta starts from",
+        ),
         (
             "method.name=swep method.kl_target=20 method.beta_schedule=linear_to_zero",
             "method.beta_schedule: kl_target decides beta: set it to constant",
@@ -327,7 +336,7 @@ def test_what_does_not_fit_together_is_fine_alone(path):
     for override in ("method.name=freelb", "train.packing=true", "train.compile=true", "eval.max_answer_tokens=12"):
         Recipe.load(str(path), [override])
     for name in ("x", "held_out"):
-        recipe = Recipe.load(str(path), ["data.holdout_fraction=0.1", f"eval.select_on={name}"])
+        recipe = Recipe.load(str(path), ["data.holdout_fraction=0.1", "data.eval={x: dev}", f"eval.select_on={name}"])
         assert recipe.eval.select_on == name
     for name in ("ssmba", "swep"):
         assert Recipe.load(str(path), [f"method.name={name}", "data.augmented=a.json"]).data.augmented == "a.json"

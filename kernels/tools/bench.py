@@ -24,8 +24,8 @@ from . import naive
 ALPHA = 0.1
 SEED = 2**40 + 3
 QUANTILES = (0.5, 0.1, 0.9)
-AIMED = "graph, cold"
-"""How the times are taken that the kernels' aims are about."""
+AIM_TIMING = "graph, cold"
+"""The kind of timing that the kernels' aims refer to."""
 
 
 def shape(tokens: int) -> tuple[int, int]:
@@ -204,7 +204,7 @@ def extra_memory(call: Callable[[], object], device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _ways(device: str) -> list[tuple[str, bool]]:
+def _timings(device: str) -> list[tuple[str, bool]]:
     """(way to call, whether the L2 is cold) for each time that is taken."""
     return (
         [("call", False)] if device == "cpu" else [(way, cold) for way in ("call", "graph") for cold in (True, False)]
@@ -217,7 +217,7 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
     moved = bytes_moved(batch)
     about = {"tokens": tokens, "d": d, "dtype": str(dtype).removeprefix("torch.")}
     records = []
-    for way in dict.fromkeys(way for way, _ in _ways(device)):
+    for way in dict.fromkeys(way for way, _ in _timings(device)):
         torch.compiler.reset()
         keys = [torch.tensor(part, device=device) if way == "graph" else part for part in (SEED, 1)]
         for name, make in implementations(batch, device, *keys):
@@ -225,7 +225,7 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
                 functions = graphed(make) if way == "graph" else make()
                 for name_of_pass, function in functions.items():
                     memory = None if way == "graph" else extra_memory(function, device)
-                    for cold in (cold for known, cold in _ways(device) if known == way):
+                    for cold in (cold for known, cold in _timings(device) if known == way):
                         median, low, high = seconds(function, device, cold, host=way == "call")
                         records.append(
                             about
@@ -252,13 +252,13 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
 
 
 def aims(records: list[dict]) -> list[str]:
-    """How far a benchmark on a GPU is from the aims, by `AIMED` times in bfloat16 at d >= 768 and 32k tokens or more.
+    """How far a benchmark on a GPU is from the aims, by `AIM_TIMING` in bfloat16 at d >= 768 and 32k tokens or more.
 
     Each line names the worst of these sizes; without such sizes there are no lines.
     """
     sizes: dict[tuple, dict] = {}
     for r in records:
-        if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and r["timed"] == AIMED:
+        if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and r["timed"] == AIM_TIMING:
             sizes.setdefault((r["tokens"], r["d"]), {})[r["implementation"], r["pass"]] = r["seconds"]
     lines = []
     for base, name, aim in (

@@ -16,8 +16,8 @@ from swep_ds.files import read_json
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.recipe import Recipe
 
-# what an answer is: it overlaps an accepted answer in the text, it does not, it is to a question without an answer, it
-# is empty, its exact match is 1
+# in this order: the answer overlaps an accepted one in the text; it does not; its question has no answer; the answer is
+# empty; its exact match is 1
 KINDS = {
     "boundary": "Boundary wrong",
     "other": "Another answer",
@@ -150,25 +150,25 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     return answered
 
 
-def fixed_choice(answered: Sequence[Answered]) -> list[Answered]:
+def in_fixed_order(answered: Sequence[Answered]) -> list[Answered]:
     """All of them, ordered by a hash of their ids: the same questions come first in every run's report."""
     return sorted(answered, key=lambda item: crc32(item.example.id.encode()))
 
 
 def by_kind(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
-    """All of them by what is wrong (`KINDS`), in the order of `fixed_choice`."""
-    ordered = fixed_choice(answered)
+    """All of them by what is wrong (`KINDS`), in the order of `in_fixed_order`."""
+    ordered = in_fixed_order(answered)
     return {kind: [item for item in ordered if item.kind == kind] for kind in KINDS}
 
 
 def worst(answered: Sequence[Answered], count: int) -> list[Answered]:
     """The wrong answers with the lowest F1, the lowest first."""
-    return sorted((item for item in fixed_choice(answered) if not item.right), key=lambda item: item.f1)[:count]
+    return sorted((item for item in in_fixed_order(answered) if not item.right), key=lambda item: item.f1)[:count]
 
 
 def most_changed(answered: Sequence[Answered], count: int) -> tuple[list[Answered], list[Answered]]:
     """(gained, lost) against the other run, the largest difference in F1 first."""
-    both = [item for item in fixed_choice(answered) if item.other is not None]
+    both = [item for item in in_fixed_order(answered) if item.other is not None]
     gained = sorted((item for item in both if item.gain > 0), key=lambda item: -item.gain)
     lost = sorted((item for item in both if item.gain < 0), key=lambda item: item.gain)
     return gained[:count], lost[:count]

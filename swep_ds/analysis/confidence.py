@@ -22,7 +22,7 @@ from swep_ds.evaluation.calibration import (
 
 POINTS = 100  # a risk-coverage curve has at most so many
 OTHERS = "other domains"
-CALIBRATED = ", calibrated"  # after the name of a curve
+CALIBRATED_SUFFIX = ", calibrated"  # after the name of a curve
 
 
 class Confidence(NamedTuple):
@@ -55,7 +55,7 @@ def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
     if source not in known:
         return None
     groups, after = _groups(known, source), _groups(calibrated, source)
-    curves = groups | {f"{name}{CALIBRATED}": values for name, values in after.items()}
+    curves = groups | {f"{name}{CALIBRATED_SUFFIX}": values for name, values in after.items()}
     reliability = {name: _reliability(values) for name, values in curves.items()}
     risk = {name: _risk(values) for name, values in curves.items()}
     unit, over = "exactly right, %", "mean confidence of a bin, %"

@@ -86,7 +86,7 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     with np.errstate(divide="ignore", invalid="ignore"):
         df = variance**2 / (of_seeds**2 / (seeds - 1) + of_questions_squared)
     alike = variance < ROUNDING
-    variance, df = np.where(alike, unseen, variance), np.where(alike, unseen**2 / unseen_squared, df)
+    variance, df = np.where(alike, unseen, variance)[()], np.where(alike, unseen**2 / unseen_squared, df)[()]
     return Estimate(per_seed.mean(-1), variance, df)
 
 

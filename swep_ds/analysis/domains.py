@@ -203,7 +203,7 @@ def _domain(name: str, scores: dict, samples: dict, source: str, results: Result
 
 
 def _finding(rows: Sequence[Domain], measured: _Measured, which: str = "") -> tuple[str, str]:
-    """(headline, statement). `which`: of the questions, those that are counted."""
+    """(headline, statement). `which`: the questions that count, as words."""
     source, *others = rows
     at_home = f"{source.exact_match.value:.1f} % of the questions{which} of {source.name}"
     if not others:

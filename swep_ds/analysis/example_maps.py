@@ -8,7 +8,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 from safetensors import safe_open
 
-from swep_ds.analysis.answers import Answered, fixed_choice
+from swep_ds.analysis.answers import Answered, in_fixed_order
 from swep_ds.analysis.heatmap import Word, fragment, legend, limits, word_distances
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
@@ -63,7 +63,9 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
 
 def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple[Answered, Sequence[Word]]]:
     """The first `count` of the fixed choice with the answer in a window; half right and half wrong if possible."""
-    pools = {right: [item for item in fixed_choice(answered) if item.right is right][:TRIED] for right in (True, False)}
+    pools = {
+        right: [item for item in in_fixed_order(answered) if item.right is right][:TRIED] for right in (True, False)
+    }
     chosen = []
     for right, pool in pools.items():
         enough = len(chosen) + max(count // 2, count - len(pools[not right]))

@@ -25,13 +25,13 @@ SUFFIXES = ("md", "csv", "tex", "json")
 WIDTH = 140  # characters of the printed table if there is no terminal
 HEADS = {"exact_match": "EM", "f1": "F1"}
 # scores in one cell, by the head of their grid
-SCORES = {"EM / F1": METRICS, "ECE / AURC / coverage": CALIBRATION, "the same, calibrated": CALIBRATED}
-SCORES |= {"F1 above the line": (ABOVE,)}
+SCORE_GRIDS = {"EM / F1": METRICS, "ECE / AURC / coverage": CALIBRATION, "the same, calibrated": CALIBRATED}
+SCORE_GRIDS |= {"F1 above the line": (ABOVE,)}
 DIFFERENCE_HEADS = ["data set", "difference", f"{LEVEL} %: other seeds and questions", "p (Holm)", "no difference"]
 DIFFERENCE_HEADS += ["SD over seeds", "n", f"{LEVEL} %: these models, other questions"]
 DIFFERENCE_FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")
 DASH, NOT_AVAILABLE = "-", "n/a"
-# of a CSV file, before "difference" and what begins with it
+# a CSV file's columns before those whose names begin with "difference"
 COLUMNS = ("model", "method", "data_set", "metric", "runs", "mean", "std", "paper", "against")
 FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `printable` writes tab and return as \t and \r
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
@@ -95,7 +95,7 @@ class Grid:
 def grids(block: Block, against: str | None, style: Style) -> list[Grid]:
     """The block's scores, then what else is known: calibration, points above the line, differences."""
     result, heads = [], list(map(style.escape, DIFFERENCE_HEADS))
-    for title, metrics in SCORES.items():
+    for title, metrics in SCORE_GRIDS.items():
         if metrics == METRICS or any(metrics[0] in cell for row in block["rows"] for cell in row["scores"].values()):
             result.append(_score_grid(block, title, metrics, style))
     for metric, head in HEADS.items():

@@ -5,7 +5,7 @@ With g = d nll / dz at a window's noise z, the noise of a fixed model is station
 (the derivatives of nll + beta KL by mu and by sigma, with E[g eps] = sigma k, which is Stein's identity). So alpha k is
 the natural unit of beta for sigma: far above it sigma stays at its prior, far below it the KL does not bind. For mu it
 is sqrt(alpha) |E[g]|, where mu moves by the prior's sigma. Both are per dimension, and a window has tens of thousands
-of dimensions. At beta = 10 alpha k, the KL of sigma alone may therefore be hundreds of nats a window.
+of dimensions. At beta = 10 alpha k, the KL of sigma alone may therefore be hundreds of nats per window.
 
 `curvature` measures k. `learn` trains a generator alone at beta = alpha k / ratio. `effects` compares its noise with
 the same noise shuffled and with the prior's, with the same eps (`swep_ds.methods.noise_effect`).

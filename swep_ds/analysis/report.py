@@ -16,12 +16,12 @@ from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, most_cha
 from swep_ds.analysis.charts import Chart, learning_curves, svg, throughput
 from swep_ds.analysis.confidence import confidence
 from swep_ds.analysis.domains import changes, domains
-from swep_ds.analysis.noise_effect import noise_effect, noise_size
+from swep_ds.analysis.noise_report import noise_effect, noise_size
 from swep_ds.errors import InputError
-from swep_ds.evaluation.results import Results, out_of_domain_mean, read_results
+from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
 from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
-from swep_ds.pipeline.folder import DS_CONFIG, RunFolder
+from swep_ds.pipeline.folder import DS_CONFIG, HEALTH, METRICS, RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 
@@ -72,9 +72,9 @@ def _make_report(folder: Path, against: Path | None) -> Report:
     recipe = RunFolder(folder).read_recipe()
     if against:
         RunFolder(against).check_finished()
-    results = read_results(folder / "results.json") if (folder / "results.json").exists() else None
+    results = read_results(folder / RESULTS) if (folder / RESULTS).exists() else None
     config, batch = _read_object(folder / DS_CONFIG), RunFolder(folder).read_batch([])
-    health, unread = run_facts.read_health(folder / "health.jsonl")
+    health, unread = run_facts.read_health(folder / HEALTH)
     answered, missing = _read_all(folder, recipe, results, against)
     compared = _compared(folder, recipe, answered, results, against) if against else None
     from swep_ds.analysis.example_maps import heat_maps  # imports DeepSpeed: not before the checks
@@ -100,7 +100,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "settings": run_facts.settings(recipe, results, config, batch),
         "recipe": recipe.dump(),
         "repeat": run_facts.command(folder, recipe, results),
-        **_course(recipe, read_lines(folder / "metrics.jsonl")),
+        **_course(recipe, read_lines(folder / METRICS)),
     }
     return Report(_render(content), _tables(results, answered))
 
@@ -128,7 +128,7 @@ def _compared(
     """
     if answered and not any(item.other is not None for items in answered.values() for item in items):
         raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
-    other = read_results(against / "results.json")
+    other = read_results(against / RESULTS)
     title = f"{other.method}, seed {other.seed}"
     here = _settings(folder, recipe, results)
     there = _settings(against, RunFolder(against).read_recipe(), other)
@@ -223,7 +223,7 @@ def _tables(results: Results | None, answered: Mapping[str, Sequence[Answered]])
     scores = results.scores if results else {}
     rows = [[name, score["exact_match"], score["f1"], score["total"]] for name, score in scores.items()]
     if mean := out_of_domain_mean(scores):
-        rows.append(["out-of-domain mean", mean["exact_match"], mean["f1"], ""])
+        rows.append([OUT_OF_DOMAIN, mean["exact_match"], mean["f1"], ""])
     examples = [
         [name, item.example.question, item.predicted, " | ".join(item.example.answers), item.f1]
         for name, items in answered.items()

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from swep_ds.analysis.charts import is_number
 from swep_ds.evaluation.results import Checked, Results
 from swep_ds.files import read_lines
-from swep_ds.pipeline.folder import GlobalBatch, RunFolder, batch_of_rank
+from swep_ds.pipeline.folder import DS_CONFIG, RECIPE, GlobalBatch, RunFolder, batch_of_rank
 from swep_ds.recipe import Recipe
 
 MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
@@ -131,5 +131,5 @@ def command(folder: Path, recipe: Recipe, results: Results | None) -> str:
     batch = RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
     ranks = batch // batch_of_rank(recipe)
     parts = ["swep-ds", "train", *(["--ranks", str(ranks)] if ranks > 1 else [])]
-    parts += ["--ds_config", str(folder / "ds_config.json"), "--recipe", str(folder / "recipe.yaml")]
+    parts += ["--ds_config", str(folder / DS_CONFIG), "--recipe", str(folder / RECIPE)]
     return f"{shlex.join(parts)} --output_dir NEW"

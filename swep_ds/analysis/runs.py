@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from swep_ds.errors import InputError, Unreadable
-from swep_ds.evaluation.results import Checked, Results, describe_faults, read_results
+from swep_ds.evaluation.results import RESULTS, Checked, Results, describe_faults, read_results
 from swep_ds.files import read_json, user_path
-from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, UNAVERAGED, RunFolder
+from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten, without
 from swep_ds.sweeps.conditions import conditions
@@ -103,12 +103,7 @@ def _unaveraged(ref: RunRef) -> RunRef:
 
 
 def _with_unaveraged(refs: Sequence[RunRef]) -> list[RunRef]:
-    return [
-        each
-        for ref in refs
-        for each in (ref, _unaveraged(ref))
-        if each is ref or (each.folder / "recipe.yaml").is_file()
-    ]
+    return [each for ref in refs for each in (ref, _unaveraged(ref)) if each is ref or (each.folder / RECIPE).is_file()]
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunRef]:
@@ -129,8 +124,8 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
             refs += _runs_of_sweep(folder)
             continue
         try:
-            candidates = [folder] if (folder / "recipe.yaml").is_file() else sorted(folder.iterdir())
-            runs = [candidate for candidate in candidates if (candidate / "recipe.yaml").is_file()]
+            candidates = [folder] if (folder / RECIPE).is_file() else sorted(folder.iterdir())
+            runs = [candidate for candidate in candidates if (candidate / RECIPE).is_file()]
         except OSError as error:
             raise InputError(f"{folder}: cannot be read ({error.strerror}): name another folder") from None
         if not runs:
@@ -226,7 +221,7 @@ def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
 
 def _read_run(ref: RunRef) -> Run:
     """Raises InputError with the reason why there are no results."""
-    file = ref.folder / "results.json"
+    file = ref.folder / RESULTS
     if not file.is_file():
         raise InputError(fault_of(ref.folder, ref.recipe))
     recipe = saved_recipe(ref.folder)

@@ -16,13 +16,12 @@ from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trai
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
 from swep_ds.analysis.runs import MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
-from swep_ds.data.splits import ARTICLES
+from swep_ds.data.splits import MIN_ARTICLES
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS
-from swep_ds.evaluation.results import METRICS, Scores, out_of_domain_mean
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, Scores, out_of_domain_mean
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
-OUT_OF_DOMAIN = "out-of-domain mean"
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
 LOWER_IS_BETTER = (*CALIBRATION[:2], *CALIBRATED[:2])
 BASE = "MLE"
@@ -283,12 +282,12 @@ def _adjust(block: Block, base: str | None) -> None:
 
 def _difference_notes(base: str) -> list[str]:
     return [
-        f"Differences are to {base}, in points, seed by seed over the n seeds in common; SD is from seed to seed. The "
-        f"{LEVEL} % interval is for other seeds and other questions: crossed over both, questions by article where "
-        f"there are {ARTICLES} of them, else by paragraph, or by question where a set asks the same of many texts; it "
-        f"takes {MIN_SEEDS} seeds.",
-        "p is adjusted by Holm for all differences of the block but the sweep's primary one, which is adjusted, too, "
-        f"where sweeps with other primary ones are beside it. Bold: p below {1 - LEVEL / 100:.2f}. No difference: "
+        f"Differences from {base} are in points, seed by seed over the n seeds that both have; SD is from seed to "
+        f"seed. The {LEVEL} % interval covers other seeds crossed with other questions, and needs {MIN_SEEDS} seeds. "
+        f"Questions are grouped by article where there are {MIN_ARTICLES} articles, else by paragraph, or by question "
+        "where a set asks the same of many texts.",
+        "p is adjusted by Holm's method for all differences of the block except the sweep's primary one, and for this "
+        f"one too if the block has several. Bold: p below {1 - LEVEL / 100:.2f}. No difference: "
         f"smaller than {MARGIN} points (two one-sided tests at {100 - LEVEL} %, not adjusted for their number).",
         f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
         "these trained models. It knows nothing of other seeds.",
@@ -348,10 +347,10 @@ def _paper_notes(block: Block, runs: Sequence[Run]) -> list[str]:
             f"{block['title']}: the paper's numbers are left out: its models trained on all of {trained_on()} and on "
             "nothing else, averaged no weights, and were tested on whole sets."
         ]
-    notes = [f"In round brackets the paper's number, for models trained on {trained_on()}."]
+    notes = [f"The paper's number, for models trained on {trained_on()}, is in round brackets."]
     for source in dict.fromkeys(run.recipe.data.train for run in runs):
         if not was_trained_on(source):
-            notes.append(f"Not known to be {trained_on()}: data.train {source}, on which these models were trained.")
+            notes.append(f"These models were trained on data.train {source}, which is not known to be {trained_on()}.")
     cells = [cell[METRICS[0]]["paper"] for row in block["rows"] for cell in row["scores"].values()]
     if None in cells:
         sets = [name for name in block["columns"] if name != OUT_OF_DOMAIN and not model.knows_data_set(name)]

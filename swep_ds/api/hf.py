@@ -63,6 +63,10 @@ class RobustMixin:
             (self.is_fsdp_enabled, "fsdp: train with DDP, or with a DeepSpeed configuration"),
             (given.torch_compile, "torch_compile: compile the model itself, with model.compile()"),
             (given.label_smoothing_factor, "label_smoothing_factor: set it to 0"),
+            (
+                given.neftune_noise_alpha,
+                "neftune_noise_alpha: it adds noise to all passes: take method=sd.Neftune(...)",
+            ),
             (self.compute_loss_func, "compute_loss_func: the method computes the loss: leave it out"),
         )
         for fault in (text for wrong, text in refused if wrong):
@@ -184,7 +188,9 @@ class RobustMixin:
         state = load_file(file)
         expected = {"_extra_state"} if self.is_deepspeed_enabled else _state(self.robust).keys()
         if state.keys() != expected or len(state["_extra_state"]) != len(self.robust.get_extra_state()):
-            raise InputError(f"{file}: is of another method than {self.method.name}: name that, or another checkpoint")
+            raise InputError(
+                f"{file}: belongs to another method than {self.method.name}: use that method, or another checkpoint"
+            )
         return state
 
 

@@ -7,7 +7,7 @@ import torch
 
 from swep_ds.console import quiet_about_cpu
 from swep_ds.evaluation.results import Results, Scores, read_results
-from swep_ds.files import user_path
+from swep_ds.files import DEFAULT_DS_CONFIG, user_path
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 
@@ -50,7 +50,7 @@ def train(
     recipe: str | Path | Recipe,
     *,
     output_dir: Path | str,
-    ds_config: str | Path = "zero2",
+    ds_config: str | Path = DEFAULT_DS_CONFIG,
     resume: str | Path = "auto",
     **sections: Any,
 ) -> Run:

@@ -62,7 +62,7 @@ class Robust(nn.Module):
         _check_offered(settings)
         table = model.get_input_embeddings().weight
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
             method = build(settings, qa.hidden_size, qa.embedding_size)
             # steps of 3e-5 are lost on weights in half precision
             method.to(table.device, torch.promote_types(table.dtype, torch.float32))
@@ -75,7 +75,7 @@ class Robust(nn.Module):
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
         self._checked = False
-        self._left_fault: InputError | None = None  # why the model takes no batch with padding on the left
+        self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
     @property
@@ -122,11 +122,11 @@ class Robust(nn.Module):
         if not self._checked:
             self._check()
         mask = inputs.get("attention_mask")
-        if self._left_fault and mask is not None and bool((mask[:, 0] == 0).any()):
-            raise self._left_fault
+        if self._left_padding_error and mask is not None and bool((mask[:, 0] == 0).any()):
+            raise self._left_padding_error
         batch = _batch(inputs, self._is_generative, self._shares)
         if self.updates and self.update >= self.updates:
-            calls = f", and as accumulation, here {self.accumulation}, the calls in each" if self.accumulation else ""
+            calls = f", and as accumulation (now {self.accumulation}) the calls per step" if self.accumulation else ""
             raise InputError(
                 f"updates {self.updates}: all of them are done: give wrap the number of optimizer steps{calls}"
             )
@@ -149,7 +149,7 @@ class Robust(nn.Module):
                 try:
                     check_same_from_ids(base, padded_left=True)
                 except InputError as fault:
-                    self._left_fault = fault
+                    self._left_padding_error = fault
         self._checked = True
 
     @property
@@ -205,7 +205,7 @@ class Robust(nn.Module):
         (update, *values), names = state.tolist(), sorted(self.method.state())
         if len(values) != len(names):
             raise InputError(
-                f"_extra_state: has {1 + len(values)} numbers, and the method's is of {1 + len(names)}: load what the "
+                f"_extra_state: has {1 + len(values)} numbers, and this method's has {1 + len(names)}: load what the "
                 "same method of this version of swep-ds saved"
             )
         self.method.load(dict(zip(names, values, strict=True)))
@@ -287,7 +287,7 @@ def _check_offered(settings: Settings) -> None:
             "train with sd.train, or use adv_aug or pdr"
         )
     if settings.name == "ssmba":
-        raise InputError("method ssmba: it is in the data: make its samples with sd.train's data.augmented, or use mle")
+        raise InputError("method ssmba: it changes only the data: use sd.train with data.augmented, or wrap with mle")
     if getattr(settings, "noise_max_grad_norm", None) is not None:
         raise InputError(
             "method.noise_max_grad_norm: this loop clips the gradients: leave it at None, and clip those of "

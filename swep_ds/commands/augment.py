@@ -6,8 +6,8 @@
 
 SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted again; the
 answer does not change. With --unprotect_answer its tokens are corrupted like all others, as SSMBA was published, and
-samples that lose it are dropped and counted. Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks
-share the questions. Started again after a stop, it resumes.
+samples that lose it are dropped and counted. Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks
+share the questions. To resume after a stop, run the command again.
 Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
@@ -41,9 +41,9 @@ def augment() -> None:
 
     from swep_ds.ranks.group import process_group
     from swep_ds.ssmba.augment import augment  # after the arguments: these imports take seconds
-    from swep_ds.ssmba.reconstruct import Settings
+    from swep_ds.ssmba.reconstruct import AugmentSettings
 
     sizes = (arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
-    settings = Settings(*sizes, protect_answer=not arguments.unprotect_answer)
+    settings = AugmentSettings(*sizes, protect_answer=not arguments.unprotect_answer)
     with process_group():
         augment(arguments.data, arguments.model, arguments.output, settings, arguments.max_examples)

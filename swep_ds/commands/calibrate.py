@@ -6,7 +6,7 @@
 The calibrator is fitted to the half of the source domain that the run scored its checkpoints on (eval.select_on), or
 chose on when to decline a question. It goes into model/reading.json, from where `evaluate` and `answer` take it.
 Nothing else of the run changes.
-Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
+Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
 Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 

@@ -75,10 +75,21 @@ def add_launch_options(options: argparse.ArgumentParser) -> None:
         "--ranks",
         type=at_least(1),
         metavar="N",
-        help="start N processes on this machine, each with a device (default: this one, or a rank of the surrounding "
-        "launcher)",
+        help="start N processes on this machine, each with a device (default: run in this process, alone or as a rank "
+        "of the surrounding launcher)",
     )
     options.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
+
+
+def add_set_option(options: argparse.ArgumentParser, of: str) -> None:
+    """Adds `--set`, which overrides a field of a recipe, or of what `of` names."""
+    options.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help=f"override a field of {of}; may be repeated",
+    )
 
 
 def launch(ranks: int | None, name: str, *options: str) -> None:
@@ -126,7 +137,7 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
             raise
         report(end)
         code = end.exit_code
-    request.settle(code)
+    request.fix_exit_code(code)
     sys.exit(code)
 
 

@@ -4,7 +4,7 @@
     swep-ds evaluate MODEL --data squad=dev-v1.1.json --data bioasq=BioASQ.jsonl.gz --output_dir scores
 
 MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that run's window settings.
-Starts under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
+Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
 Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
@@ -21,7 +21,7 @@ def evaluate() -> None:
         action="append",
         required=True,
         metavar="NAME=SOURCE",
-        help="may be repeated, the source domain first: the out-of-domain mean leaves it out",
+        help="a test set; may be repeated. Name the source domain first: the out-of-domain mean leaves it out",
     )
     parser.add_argument(
         "--output_dir", type=path_of("--output_dir"), required=True, help="for predictions/ and results.json"
@@ -32,7 +32,7 @@ def evaluate() -> None:
     )
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
     parser.add_argument("--scorer", choices=("squad", "mlqa"), help="scoring rules (default: the run's, or squad)")
-    parser.add_argument("--language", choices=LANGUAGES, help="mlqa: of all data sets (default: the run's, or en)")
+    parser.add_argument("--language", choices=LANGUAGES, help="mlqa: for all data sets (default: the run's, or en)")
     parser.add_argument(
         "--null_threshold",
         type=float,

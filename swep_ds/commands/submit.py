@@ -4,9 +4,9 @@
     swep-ds submit sweep --gpus_per_node 1 --parallel 4 -- quickstart_methods --output_dir runs/methods
 
 The options after `--` are those of `swep-ds train` or `swep-ds sweep`. They are checked before the job is queued.
---dry_run prints all that would be submitted. A job that is asked to stop (by SIGUSR1: shortly before its time limit, or
-by `scancel --signal=USR1 JOB`) saves and queues again, and so does one that dies of a signal or with its node, at most
---max_restarts times; docs/clusters.md says what each exit code does.
+--dry_run prints all that would be submitted. On SIGUSR1, which Slurm sends shortly before the time limit, or `scancel
+--signal=USR1 JOB` at any time, a job saves and is queued again; so is one that dies of a signal or with its node, at
+most --max_restarts times. docs/clusters.md says what each exit code does.
 Exit codes: 0: submitted. 2: bad input (one line says what and how to fix it).
 """
 
@@ -19,7 +19,7 @@ from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.errors import InputError, printable
-from swep_ds.files import DS_CONFIG, ds_config_path, read_text, shipped
+from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
 from swep_ds.sweeps import slurm
 
 
@@ -71,7 +71,7 @@ def training(options: list[str]) -> tuple[list[str], list[str], Path]:
     from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
-    ds_config_path(arguments.ds_config or DS_CONFIG)
+    ds_config_path(arguments.ds_config or DEFAULT_DS_CONFIG)
     folder = train_command.run_folder(arguments, recipe).absolute()
     chosen = [f"--job-name={folder.name}", f"--output={_in_pattern(folder)}.slurm-%j.log"]
     return chosen, with_folder(options, arguments, folder), folder.parent

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.commands.cli import Parser, at_least, names_of
+from swep_ds.commands.cli import Parser, add_set_option, at_least, names_of
 from swep_ds.console import Console
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.files import ds_config_path, path_of, shipped
@@ -31,13 +31,7 @@ def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     options.add_argument("sweep", help="name of a shipped sweep, or a YAML file").completer = names_of("sweeps")
     options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
-    options.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="override a field of every run; may be repeated",
-    )
+    add_set_option(options, "every run")
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="for the runs and the table (default: runs/SWEEP)"
     )

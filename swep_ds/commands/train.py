@@ -4,7 +4,7 @@
     swep-ds train --ranks 8 --recipe bert_base_squad --set train.precision=autocast
     deepspeed scripts/train.py --ds_config ds_configs/zero2.json  # the same in a checkout, under any launcher
 
-Works the same under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
+It works the same under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
 Slurm. With --plan or --preflight, as with `swep-ds plan` and `swep-ds preflight`, it trains nothing.
 Exit codes: 0: done. 2: bad input or configuration (one line says what and how to fix it). 75: stopped on request; run
 the command again to resume. 76: another rank was lost; run the command again to resume. Any other code: the run failed.
@@ -14,9 +14,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.commands.cli import Parser, add_launch_options, launch, names_of
+from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch, names_of
 from swep_ds.errors import InputError
-from swep_ds.files import DS_CONFIG, path_of
+from swep_ds.files import DEFAULT_DS_CONFIG, path_of
 from swep_ds.ranks.launch import is_first_on_node
 
 if TYPE_CHECKING:
@@ -55,19 +55,13 @@ def parser() -> argparse.ArgumentParser:
 def add_run_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--ds_config",
-        help=f"DeepSpeed configuration: name of a shipped one, or a file (default for training: {DS_CONFIG})",
+        help=f"DeepSpeed configuration: name of a shipped one, or a file (default for training: {DEFAULT_DS_CONFIG})",
     )
     recipe = options.add_argument(
         "--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file (default: quickstart)"
     )
     recipe.completer = names_of("recipes")
-    options.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="override a field of the recipe; may be repeated",
-    )
+    add_set_option(options, "the recipe")
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
     )
@@ -110,7 +104,7 @@ def start(arguments: argparse.Namespace) -> None:
         print_plan(arguments, recipe)
         return
     launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
-    folder, ds_config = run_folder(arguments, recipe), arguments.ds_config or DS_CONFIG
+    folder, ds_config = run_folder(arguments, recipe), arguments.ds_config or DEFAULT_DS_CONFIG
 
     from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
 

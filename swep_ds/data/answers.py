@@ -63,7 +63,7 @@ def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, in
 
 def _bare(text: str, start: int) -> tuple[int, int]:
     """Characters [start, end) of the text at `start`, without white space at its ends: a token may begin with the space
-    before its word, and would be one too many."""
+    before its word, so a blank at the end would add the next word's token."""
     return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
 
 

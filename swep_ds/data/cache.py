@@ -45,7 +45,7 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
                 )
             digest = checksum(windows)
             facts.write_text(json.dumps({"sha256": digest, **counts}), encoding="utf-8")
-            if not _holds(cached, digest):  # another node may have the same mapped: replaced on NFS, it would be lost
+            if not _holds(cached, digest):  # another node may have mapped it: on NFS replacing it would take it away
                 os.replace(windows, cached)
             os.replace(facts, cached.with_suffix(".json"))
     except OSError as error:
@@ -53,7 +53,7 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
 
 
 def _delete_abandoned(folder: Path) -> None:
-    """Deletes what processes left that were killed, or stopped, while they wrote windows."""
+    """Deletes the leftovers of processes that were killed or stopped while they wrote windows."""
     for left in folder.glob(f"{UNFINISHED}*"):
         with suppress(OSError):  # its process ends just now, another one deletes it, or it is another user's
             if time.time() - max(path.stat().st_mtime for path in (left, *left.iterdir())) > ABANDONED_SECONDS:

@@ -30,7 +30,7 @@ class Chunks:
         """Locks the folder for this process and returns the missing chunks. `begin` must precede the first `write`.
 
         Args:
-            setup: what decides the content of all chunks, as JSON; they are resumed with the same alone.
+            setup: what decides the content of all chunks, as JSON; only the same setup resumes them.
 
         Raises:
             InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.

@@ -142,7 +142,7 @@ def _batches(
     A context's tokens stay in memory from its first question to its last. While this thread assembles windows, the
     tokenizer, which releases the interpreter, works on the next examples.
     """
-    settings, template, generative = cutter.settings, cutter.template, cutter.settings.task == "generative"
+    template, generative = cutter.template, cutter.settings.task == "generative"
     uses = Counter(example.context for example in examples)
     contexts: dict[str, TextTokens] = {}
     rows = _Rows(schema, template)
@@ -154,15 +154,7 @@ def _batches(
             context_begin = template.context_begin(len(question))
             if training:
                 first, last = context.answer_tokens(example.span) if example.span else (len(context.ids), -1)
-            if training and generative:
-                answer = example.context[slice(*example.span)] if example.span else ""
-                encoded = cutter.backend.encode(answer)
-                text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
-                target = np.array(encoded.ids, np.int32)
-                target[text] = cutter.as_text(target[text])
-                if len(target) > settings.max_target_length:
-                    counts["targets_cut"] += 1
-                    target = np.delete(target, np.s_[settings.max_target_length - 1 : -1])  # the end token stays
+            target = _target(cutter, example, counts) if training and generative else None
             for begin, end, own_begin, own_end in cutter.windows(len(question), len(context.ids)):
                 shift = context_begin - begin
                 if training:
@@ -170,15 +162,15 @@ def _batches(
                     counts["windows_without_answer"] += not has_answer
                     if drop and example.span and not has_answer:
                         continue
-                if training and generative:
+                if target is not None:
                     columns = {"target_ids": target}
                 elif training:
                     positions = (first + shift, last + shift) if has_answer else (0, 0)
                     columns = {"start_position": positions[0], "end_position": positions[1], "has_answer": has_answer}
-                else:
+                elif generative:
                     columns = {"example": number}
-                if not training and not generative:
-                    columns |= {"context_begin": context_begin, "context_end": end + shift}
+                else:
+                    columns = {"example": number, "context_begin": context_begin, "context_end": end + shift}
                     columns |= {"own_begin": own_begin + shift, "own_end": own_end + shift}
                     columns |= {"offset_start": context.starts[begin:end], "offset_end": context.ends[begin:end]}
                 rows.add(question, context.ids[begin:end], columns)
@@ -189,6 +181,20 @@ def _batches(
                 del contexts[example.context]
         if rows.tokens:
             yield rows.take()
+
+
+def _target(cutter: WindowCutter, example: Example, counts: Counter) -> np.ndarray:
+    """The token ids of the training answer, or of "" without one; cut, and counted, beyond `max_target_length`."""
+    answer = example.context[slice(*example.span)] if example.span else ""
+    encoded = cutter.backend.encode(answer)
+    text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
+    target = np.array(encoded.ids, np.int32)
+    target[text] = cutter.as_text(target[text])
+    longest = cutter.settings.max_target_length
+    if len(target) > longest:
+        counts["targets_cut"] += 1
+        target = np.delete(target, np.s_[longest - 1 : -1])  # the end token stays
+    return target
 
 
 def _shown(groups: Iterator[tuple], total: int, console: Console) -> Iterator[tuple]:

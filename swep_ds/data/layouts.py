@@ -39,7 +39,7 @@ class Example:
     article: str
 
 
-class Wanted(NamedTuple):
+class LabelOptions(NamedTuple):
     """What a reader takes from a question's labels."""
 
     spans: bool  # the place of the first answer, to train on
@@ -81,7 +81,7 @@ class _Faults:
         ) from None
 
 
-def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Example]:
+def squad(source: str, document: dict[str, Any], wanted: LabelOptions) -> Iterator[Example]:
     """The questions of a SQuAD document, v1.1 or v2.0."""
     faults, name = _Faults(source), Path(source).name
     untitled: dict[str, str] = {}  # context -> its article, which takes in later ones that share a context with it
@@ -117,7 +117,7 @@ def squad(source: str, document: dict[str, Any], wanted: Wanted) -> Iterator[Exa
 def rows(
     source: str,
     labelled: Iterable[tuple[str, Any]],
-    wanted: Wanted,
+    wanted: LabelOptions,
     parse_answers: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, row: row,
 ) -> Iterator[Example]:
     """The questions of rows (id, title, question, context, answers), each with its place.
@@ -178,8 +178,8 @@ def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def _check_possible(where: str, question: dict[str, Any], answers: list[tuple[Any, Any]]) -> None:
-    """Raises InputError: the question has answers and says that it has none, as where plausible ones were added; or it
-    has none and says that it has."""
+    """Raises InputError: `is_impossible` contradicts the answers: it is true beside answers, such as SQuAD v2.0's
+    plausible ones, or false without any."""
     said = str(question.get("is_impossible")).lower()
     if answers and said in ("true", "1", "1.0"):
         raise InputError(
@@ -192,7 +192,7 @@ def _check_possible(where: str, question: dict[str, Any], answers: list[tuple[An
 
 
 def _answers(
-    where: str, context: str, pairs: list[tuple[Any, Any]], wanted: Wanted
+    where: str, context: str, pairs: list[tuple[Any, Any]], wanted: LabelOptions
 ) -> tuple[tuple[str, ...], tuple[int, int] | None]:
     """The accepted texts and the training span. `pairs`: each answer's text and its offset, None if it has none."""
     if not wanted.labels or (wanted.unanswerable and not pairs):
@@ -207,7 +207,7 @@ def _answers(
     return texts, squad_span(where, context, texts[0], start)
 
 
-def mrqa(source: str, lines: Iterator[tuple[int, Any]], wanted: Wanted) -> Iterator[Example]:
+def mrqa(source: str, lines: Iterator[tuple[int, Any]], wanted: LabelOptions) -> Iterator[Example]:
     """The questions of MRQA lines, without the header, each line with its number."""
     faults = _Faults(source)
     for line, row in lines:

@@ -19,8 +19,8 @@ from typing import Any
 
 from swep_ds.data import layouts
 from swep_ds.data.fields import excerpt
-from swep_ds.data.layouts import Example, Wanted
-from swep_ds.data.plugged import find_reader, read_rows
+from swep_ds.data.layouts import Example, LabelOptions
+from swep_ds.data.reader_registry import BUILT_IN, find_reader, read_rows
 from swep_ds.data.tables import (
     csv_answers,
     csv_delimiter,
@@ -42,7 +42,7 @@ SOURCES = (
     "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader that a "
     "package registers"
 )
-QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
+QUICKSTART = tuple(f"{name}:" for name in BUILT_IN)
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
@@ -55,8 +55,8 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False) ->
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
             else its data files in name order, whose names may tell splits apart), `quickstart:<domain>[.<split>]`,
             `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader
-            (`plugged.reader`). A source with named splits gives "train" for training, else "validation" or, without
-            it, "test" (the quick start has "train" and "test").
+            (`reader_registry.reader`). A source with named splits gives "train" for training, else "validation" or,
+            without it, "test" (the quick start has "train" and "test").
         training: the first answer of each question must be at its offset or, without one, occur exactly once in the
             context; it becomes `Example.span`.
         unanswerable: reads questions without an answer, too, which are an error otherwise.
@@ -66,13 +66,13 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False) ->
             answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the
             faults of all questions of a file.
     """
-    return _read(source, training, Wanted(training, unanswerable))
+    return _read(source, training, LabelOptions(training, unanswerable))
 
 
 def read_questions(source: str) -> list[Example]:
     """Reads the questions and contexts of `source`, a source as in `read_examples` that need not have answers; those it
     has are left out. Raises InputError: as `read_examples`, but for its answers."""
-    return _read(source, False, Wanted(spans=False, labels=False))
+    return _read(source, False, LabelOptions(spans=False, labels=False))
 
 
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
@@ -93,7 +93,7 @@ def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     return tuple(_data_files(path, training))
 
 
-def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
+def _read(source: str, training: bool, wanted: LabelOptions) -> list[Example]:
     if source.startswith(QUICKSTART):
         examples = _read_quickstart(source, training, wanted)
     elif read := find_reader(source):
@@ -120,12 +120,13 @@ def _read(source: str, training: bool, wanted: Wanted) -> list[Example]:
     return examples
 
 
-def _read_quickstart(source: str, training: bool, wanted: Wanted) -> list[Example]:
+def _read_quickstart(source: str, training: bool, wanted: LabelOptions) -> list[Example]:
     from swep_ds.data.quickstart import DOMAINS, SOURCE, corpus
 
-    domain, _, split = source.partition(":")[2].partition(".")
+    name, _, place = source.partition(":")
+    domain, _, split = place.partition(".")
     try:
-        v2 = source.startswith("quickstart_v2:")
+        v2 = name == BUILT_IN[1]
         document = corpus(domain, split or ("train" if training else "test"), unanswerable=v2)
     except KeyError as error:
         raise InputError(
@@ -135,7 +136,7 @@ def _read_quickstart(source: str, training: bool, wanted: Wanted) -> list[Exampl
     return list(layouts.squad(source, document, wanted))
 
 
-def _read_folder(folder: Path, training: bool, wanted: Wanted) -> list[Example]:
+def _read_folder(folder: Path, training: bool, wanted: LabelOptions) -> list[Example]:
     if saved := _saved_folder(folder, training):
         source = printable(str(folder))
         return list(layouts.rows(source, table_rows(source, saved_contents(saved)), wanted))
@@ -176,7 +177,7 @@ def _split_of(file: Path) -> str | None:
     return next((str(split) for split, names in SPLIT_KEYWORDS.items() if words & set(names)), None)
 
 
-def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: Wanted) -> list[Example]:
+def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: LabelOptions) -> list[Example]:
     from datasets import Dataset, load_dataset
 
     from swep_ds.data.cache import CACHE_FIX
@@ -207,7 +208,7 @@ def _default_split(source: str, splits: Any, training: bool) -> str:
     return split
 
 
-def _read_file(path: Path, wanted: Wanted) -> Iterator[Example]:
+def _read_file(path: Path, wanted: LabelOptions) -> Iterator[Example]:
     source = printable(str(path))
     with as_input_error(f"{source}: cannot be read", "name a file that fits into memory"):
         content = read_bytes(path, source)
@@ -229,7 +230,7 @@ def _unzipped(source: str, packed: bytes) -> bytes:
     return content
 
 
-def _read_text(source: str, content: bytes, wanted: Wanted) -> Iterator[Example]:
+def _read_text(source: str, content: bytes, wanted: LabelOptions) -> Iterator[Example]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

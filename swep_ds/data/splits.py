@@ -10,10 +10,10 @@ from scipy.sparse.csgraph import connected_components
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 
-SAMPLE = "-ssmba"
-ARTICLES = 20  # the fewest clusters to group questions by articles
-RECURRING = 20  # the fewest different questions to group questions by their texts
-ALONE = 0.9  # the least share of texts in questions at which hardly any two share a text
+SAMPLE_SUFFIX = "-ssmba"
+MIN_ARTICLES = 20  # the fewest articles at which questions are grouped by article
+MIN_RECURRING = 20  # the fewest different questions at which questions are grouped by their wording
+MIN_TEXTS_PER_QUESTION = 0.9  # above this many texts per question hardly any two questions share a text
 
 
 def subset(examples: list[Example], fraction: float, limit: int | None, seed: int) -> list[Example]:
@@ -28,14 +28,14 @@ def subset(examples: list[Example], fraction: float, limit: int | None, seed: in
 
 def sample_id(original: str, number: int) -> str:
     """The id of an augmented sample of the question `original`; `samples_of` reads it."""
-    return f"{original}{SAMPLE}{number}"
+    return f"{original}{SAMPLE_SUFFIX}{number}"
 
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
     """The augmented samples of these questions only, so that a subset gets no sample of other questions.
     Raises InputError: there is none."""
     ids = {example.id for example in originals}
-    samples = [sample for sample in augmented if sample.id.rpartition(SAMPLE)[0] in ids]
+    samples = [sample for sample in augmented if sample.id.rpartition(SAMPLE_SUFFIX)[0] in ids]
     if not samples:
         raise InputError(
             f"data.augmented: none of its {len(augmented)} questions is a sample of a training question "
@@ -80,10 +80,10 @@ def _sources(examples: Sequence[Example], least_articles: int) -> list[str]:
 
 
 def _recur(examples: Sequence[Example], sources: Sequence[str]) -> bool:
-    """Whether hardly any two questions share a paragraph, but the same ones, at least `RECURRING`, are asked of many:
-    BioASQ's 1,504 are 224 questions about 1,490 texts."""
+    """Whether hardly any two questions share a paragraph, but at least `MIN_RECURRING` different questions are asked of
+    many: BioASQ's 1,504 are 224 questions about 1,490 texts."""
     texts, questions = {example.context for example in examples}, {example.question for example in examples}
-    return len(texts) > ALONE * len(examples) and RECURRING <= len(questions) < len(set(sources))
+    return len(texts) > MIN_TEXTS_PER_QUESTION * len(examples) and MIN_RECURRING <= len(questions) < len(set(sources))
 
 
 def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
@@ -123,9 +123,9 @@ def _tied(*columns: Sequence[str]) -> np.ndarray:
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:
     """The number from 0 of each question's cluster [N]. Questions of one cluster share answers, so that intervals and
-    cross-validation keep them together: those of an article if there are at least `ARTICLES`, else of a paragraph, or
-    where questions recur (`_recur`) those with the same text."""
-    names = _sources(examples, ARTICLES)
+    cross-validation keep them together: those of an article if there are at least `MIN_ARTICLES`, else of a paragraph,
+    or where questions recur (`_recur`) those with the same text."""
+    names = _sources(examples, MIN_ARTICLES)
     if _recur(examples, names):
         names = [example.question for example in examples]
     return _numbers(names)
@@ -138,7 +138,7 @@ def _numbers(names: Sequence[str]) -> np.ndarray:
 
 
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Splits into (to select a checkpoint by, to report): about as many questions each, in their order.
+    """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
 
     The split is by article, or by context if there is one article, because their questions share answers
     (`_inseparable`). Articles come in random order, each to the half that has fewer questions so far. The split does

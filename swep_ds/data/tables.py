@@ -24,7 +24,7 @@ COLUMNS += ("detected_answers",)  # tells MRQA's rows
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # `most_unpacked`
-BEGINS_SO = ": an answer that itself begins with [ or { is given in a column `answer`, or in a JSON list of texts"
+BEGINS_SO = ": give an answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
 MAX_HEADER, MAX_DIGITS = 4096, 19  # characters of a text table's first line, and of an offset
 
 Rows = Iterator[tuple[str, dict[str, Any]]]  # each with its place, "row 7"

@@ -21,7 +21,7 @@ from swep_ds.data.readers import Example
 from swep_ds.data.tokens import TextTokens, require_tokens
 from swep_ds.errors import InputError
 
-# of a tokenizer: its own special tokens, without those that were added to it
+# a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
 
 

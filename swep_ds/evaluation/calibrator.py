@@ -29,7 +29,7 @@ FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, 
 FEATURES += ("log_question", "log_context", "log_answer")  # lengths in characters
 FOLDS = 5
 MIN_OF_EACH = 20  # right answers, and wrong ones
-MAX_ODDS = 1e6  # the probability 0 or 1 has this log odds' exponential
+MAX_ODDS = 1e6  # probability 1 counts as these odds, 0 as their inverse
 RIDGE = 1.0  # penalty on half the squared weights of standardised features
 KINDS = ("softmax", "temperature", "features")
 
@@ -94,7 +94,7 @@ class TooFew(NamedTuple):
     def __str__(self) -> str:
         return (
             f"confidences are softmax probabilities: {self.right} right and {self.wrong} wrong answers about "
-            f"{self.texts} texts are too few to calibrate them, which takes {MIN_OF_EACH}, {MIN_OF_EACH} and {FOLDS}"
+            f"{self.texts} texts are too few to calibrate them, which takes {MIN_OF_EACH} of each and {FOLDS} texts"
         )
 
 

@@ -21,7 +21,7 @@ from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import calibrated_scores, calibration
 from swep_ds.evaluation.calibrator import N_BEST, Calibrator, TooFew, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswer, GeneratedAnswers
-from swep_ds.evaluation.predict import Decoder, Outputs, decode
+from swep_ds.evaluation.predict import Decoder, Predict, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, SpanSettings, with_null
@@ -115,7 +115,7 @@ class Evaluation:
         tokenise = partial(build_features, tokenizer=self.tokenizer, **options)
         return [EvalSet(name, examples, tokenise(examples)) for name, examples in tests.items()]
 
-    def run(self, outputs: Outputs, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
+    def run(self, predict: Predict, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes `predictions/`, `confidence/`, `n_best/`, of a
         model that may decline a question `null_odds/`, and with a calibrator `calibrated/`. Collective.
 
@@ -126,7 +126,7 @@ class Evaluation:
         for test in tests:
             cut = f", {test.features.questions_cut} questions cut" if test.features.questions_cut else ""
             say(f"evaluating {test.name}: {len(test.examples)} questions in {len(test.features.dataset)} windows{cut}")
-            predictions, golds, scorer = self.predict(outputs, test), test.golds, self.scorer(test.name)
+            predictions, golds, scorer = self.predict(predict, test), test.golds, self.scorer(test.name)
             given = predictions.declining(self.null_threshold)
             right = self._right(given, test)
             softmax, contents = list(given.confidences.values()), given.contents()
@@ -144,9 +144,9 @@ class Evaluation:
         """The exact match of each question."""
         return [em for em, _ in self.scorer(test.name).by_question(predictions.texts, test.golds).values()]
 
-    def score(self, outputs: Outputs, test: EvalSet) -> Score:
+    def score(self, predict: Predict, test: EvalSet) -> Score:
         """EM and F1, on every rank; at the threshold with the best F1 if the model may decline. Collective."""
-        return self.score_of(self.predict(outputs, test, best_only=True), test)
+        return self.score_of(self.predict(predict, test, best_only=True), test)
 
     def score_of(self, predictions: Predictions, test: EvalSet) -> Score:
         """As `score`, of the answers that `predict` gave."""
@@ -157,7 +157,7 @@ class Evaluation:
     def with_threshold(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
         """At the threshold with the best F1 on `test`, half of a data set, for a model that may decline; and why."""
         if all(test.golds.values()):
-            return self, f"all questions that could choose another, half of {test.name}, have an answer"
+            return self, f"half of {test.name}, which could choose another, has no question without an answer"
         threshold = self._best_threshold(predictions, test)
         return replace(self, null_threshold=threshold), f"the best by F1 on half of {test.name}"
 
@@ -175,14 +175,14 @@ class Evaluation:
         best = scorer.best_thresholds(predictions.texts, test.golds, odds, below, reachable=True)
         return best["best_f1_threshold"]
 
-    def predict(self, outputs: Outputs, test: EvalSet, *, best_only: bool = False) -> Predictions:
+    def predict(self, predict: Predict, test: EvalSet, *, best_only: bool = False) -> Predictions:
         """The best answer to each question, none declined, on every rank. Collective.
 
         Args:
             best_only: leaves out the other answers.
         """
         decoder = self.decoder(test.examples, best_only=best_only)
-        decode(outputs, decoder, test.features.dataset, self.padding, self.batch_size)
+        decode(predict, decoder, test.features.dataset, self.padding, self.batch_size)
         nulls = decoder.nulls() if self.null_threshold is not None else {}
         parts = ranks.gather((decoder.n_best(N_BEST), nulls))
         ids = [example.id for example in test.examples]

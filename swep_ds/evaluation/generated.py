@@ -19,7 +19,7 @@ from swep_ds.data.readers import Example
 from swep_ds.evaluation.spans import Null
 
 LOWEST = -1e30  # in place of a log probability that is not a finite number: its answer never wins
-MIN_PROBABILITY = 1e-30  # probability of any answer beside an empty one that has all of it, but for rounding
+MIN_PROBABILITY = 1e-30  # least probability of all other answers together: beside the empty one it may round to 0
 
 
 class GeneratedAnswer(NamedTuple):

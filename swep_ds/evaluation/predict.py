@@ -17,7 +17,7 @@ from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.spans import Answer, Null
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
-Outputs = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
+Predict = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 
 
 class Decoder(Protocol):
@@ -31,14 +31,14 @@ class Decoder(Protocol):
 
 
 @torch.no_grad()
-def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:
+def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:
     """Runs this rank's share of the windows through the model and adds the outputs to the decoder. Collective.
 
     All ranks make the same number of calls, as ZeRO-3 requires: a rank without windows left repeats the first one and
     drops the result.
 
     Args:
-        outputs: `predict` of a model in evaluation mode.
+        predict: `predict` of a model in evaluation mode.
         features: the windows of the decoder's examples (`build_features`).
         batch_size: windows per rank and call.
     """
@@ -55,7 +55,7 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
         for number in range(calls):
             ranks.progress(f"evaluation, batch {number + 1}")
             columns, batch = following
-            result = outputs(batch.to(ranks.device()))
+            result = predict(batch.to(ranks.device()))
             if number + 1 < calls:
                 following = read(number + 1)  # while a GPU computes the result
             if number < len(batches):
@@ -65,7 +65,7 @@ def decode(outputs: Outputs, decoder: Decoder, features: datasets.Dataset, paddi
 
 @torch.no_grad()
 def decode_alone(
-    outputs: Outputs,
+    predict: Predict,
     decoder: Decoder,
     features: datasets.Dataset,
     padding: Padding,
@@ -76,7 +76,7 @@ def decode_alone(
     stored = features.with_format("arrow")
     for rows in _batches(features, batch_size, rank=0, world_size=1):
         columns = read_columns(stored, rows)
-        decoder.add(columns, *outputs(_batch(columns, padding).to(device)))
+        decoder.add(columns, *predict(_batch(columns, padding).to(device)))
 
 
 def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:

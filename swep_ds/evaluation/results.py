@@ -24,6 +24,8 @@ PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 FAULTS_SHOWN = 3
 BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 METRICS = ("exact_match", "f1")
+RESULTS = "results.json"
+OUT_OF_DOMAIN = "out-of-domain mean"
 CALIBRATED_HEADS = [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
 Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
 Scores = dict[str, Score]  # by data set
@@ -143,7 +145,7 @@ class SavedModelResults(Checked):
 def write_results(folder: Path, results: Results | SavedModelResults) -> None:
     """Writes `results.json`, the last file of a run: where it exists it is whole, and the run is done."""
     tree = results.model_dump(exclude_none=True)
-    write_atomically(folder / "results.json", json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(folder / RESULTS, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_results(file: Path) -> Results:
@@ -241,7 +243,7 @@ def print_scores(scores: Scores, title: str) -> None:
     mean = out_of_domain_mean(scores)
     if mean:
         table.add_section()
-        table.add_row("out-of-domain mean", f"{mean['exact_match']:.2f}", f"{mean['f1']:.2f}", "")
+        table.add_row(OUT_OF_DOMAIN, f"{mean['exact_match']:.2f}", f"{mean['f1']:.2f}", "")
     Console().print(table)
 
 

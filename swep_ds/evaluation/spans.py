@@ -73,8 +73,8 @@ class Null(NamedTuple):
 
 
 def with_null(answers: Sequence, null: Null | None, threshold: float | None) -> list:
-    """The null answer joins the others, best first: before them where its odds are above the threshold, which declines
-    the question, else by its score, but not first. Without a null answer or a threshold nothing changes."""
+    """Adds the null answer to the others, best first. If its odds are above the threshold, it comes first and declines
+    the question; else its score places it, but never first. Without a null answer or a threshold nothing changes."""
     if null is None or threshold is None:
         return [*answers]
     better = 0 if null.odds > threshold else max(1, sum(answer.score >= null.score for answer in answers))

@@ -68,9 +68,9 @@ class KLController:
 
     def observe(self, kl: Tensor) -> None:
         """The KL of the update that used the present `beta`, 0-dim. One that is not finite, as where fp16 overflows,
-        counts as the mean so far."""
+        counts as the mean so far, and one that rounding made negative as 0."""
         finite = kl.isfinite()
-        kl = torch.where(finite, kl.double(), self.mean)
+        kl = torch.where(finite, kl.double().clamp(min=0), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING
         begins_above = (self.recent == 0) & (kl > self.target)
         before = torch.where(begins_above, kl, self.recent)

@@ -84,9 +84,9 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
     fewest, most = MEASURED_TOKENS
     count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
     # ~seed: the noise's own key would give the numbers that Word-Dropout compares with its probability
-    lots_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[0][..., 0]
-    lots, sample = lots_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
-    words, real = batch.input_ids.flatten()[sample], (lots >= 0).to(batch.token_weight.dtype)
+    random_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[0][..., 0]
+    random_values, sample = random_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
+    words, real = batch.input_ids.flatten()[sample], (random_values >= 0).to(batch.token_weight.dtype)
     vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, clean)])
 
     def look_up(ids: Tensor) -> Tensor:

@@ -32,9 +32,9 @@ def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
     """
     positions = torch.arange(values_NTK.shape[1], device=values_NTK.device)
     # ~seed: the noise is made of the words of the seed itself. `words_changed` uses word 0
-    lots_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[2][..., 0]
+    random_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[2][..., 0]
     padding_NT = batch.attention_mask == 0
-    order_NT = lots_NT.masked_fill(padding_NT, 2**32).argsort(dim=1, stable=True)
+    order_NT = random_NT.masked_fill(padding_NT, 2**32).argsort(dim=1, stable=True)
     places_NT = padding_NT.long().argsort(dim=1, stable=True)  # the tokens' columns, then the padding's
     order_NT = torch.empty_like(order_NT).scatter_(1, places_NT, order_NT)
     return values_NTK.gather(1, order_NT[..., None].expand_as(values_NTK))
@@ -106,6 +106,6 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
     if learned >= span:
         return None
     return (
-        f"the learned noise is nearly its prior: the KL is {learned:.2g} nats a window, and naming an answer span "
+        f"the learned noise is nearly its prior: the KL is {learned:.2g} nats per window, and naming an answer span "
         f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix}"
     )

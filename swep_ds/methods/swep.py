@@ -54,7 +54,7 @@ class SwepSettings(Settings):
     noise_dropout: float = Field(0.0, ge=0, lt=1)  # after the noise generator's ReLU, as in the published code
     separate_hidden_pass: bool = False  # computes h in an extra pass without gradient (published code)
     divergence_weight: float = Field(0.0, ge=0)  # weighs R-Drop's symmetric KL between clean and noisy predictions
-    # nats a window, or a token with kl_reduction mean; beta then starts at `beta` and holds the KL there: kl_control.py
+    # nats per window, or per token with kl_reduction mean; beta starts at `beta` and holds the KL there: kl_control.py
     kl_target: float | None = Field(None, gt=0)
     noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # the noise generator's; null = train.learning_rate
     # clips the noise generator's gradient and the model's by the norm of each; null = by their common norm (the
@@ -67,7 +67,7 @@ class SwepSettings(Settings):
         rules = (
             (
                 holds_kl and self.beta == 0,
-                "beta: with kl_target it is where beta starts, and is then multiplied: set it above 0",
+                "beta: with kl_target beta starts from this value and is then multiplied: set it above 0",
             ),
             (
                 holds_kl and self.beta_schedule != "constant",

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # train.precision -> dtype of the weights
 _lock, _overlapping, _before = threading.Lock(), 0, True  # of `without_cudnn_attention`
 
 
@@ -31,8 +32,8 @@ def without_cudnn_attention() -> Iterator[None]:
 
     On an H100, H200 or B200, PyTorch 2.11 and later prefer that kernel in half precision. cuDNN plans it anew for each
     shape (docs/performance.md). The switch is global, so that the forward that activation checkpointing repeats in a
-    backward takes the same kernel. After the last of the blocks that overlap, in whatever threads, it is as before the
-    first.
+    backward takes the same kernel. When the last of several overlapping blocks ends, in any thread, it is set back to
+    what it was before the first.
     """
     global _overlapping, _before
     with _lock:

@@ -13,7 +13,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError, reason
 from swep_ds.models import packing
 from swep_ds.models.backends import without_cudnn_attention
-from swep_ds.models.loading import load_trainable
+from swep_ds.models.loading import load_trainable, without_flash_attention
 from swep_ds.models.masks import given_masks
 from swep_ds.models.outputs import QAModel, QAOutput
 
@@ -115,7 +115,9 @@ def _compile(model: PreTrainedModel) -> None:
     """Compiles the model in place, so that parameter names stay, and as one graph: PyTorch then raises where it would
     fall back to eager execution, at what it cannot compile and beyond MAX_GRAPHS."""
     torch._dynamo.config.recompile_limit = MAX_GRAPHS
-    with torch.no_grad():
+    if getattr(model.config, "use_cache", False):  # it caches nothing, but beside activation checkpointing it is logged
+        model.config.use_cache = False
+    with torch.no_grad(), without_flash_attention(model):
         # the first call that asks for hidden states installs transformers' hooks, under a lock that cannot be compiled
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), output_hidden_states=True)
     model.compile(dynamic=True, fullgraph=True)

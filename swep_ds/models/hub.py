@@ -17,7 +17,7 @@ from swep_ds.models.folders import check_cache, check_folder, load_config, model
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
-UNUSED_IDS = 100_000  # a vocabulary may leave so many out; the tokenizers library iterates over all of them
+UNUSED_IDS = 100_000  # the most ids that a vocabulary may skip; the tokenizers library iterates over all of them
 FIRST_TEXTS = 20  # that are looked at: whether a file passes must not depend on what comes later
 MIN_KNOWN = 0.5  # share of a text's characters
 

@@ -191,7 +191,7 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     fault, on_meta = None, model.device.type == "meta"
     try:
         ids, inputs = _question_and_text(model)
-        with torch.no_grad(), _without_flash_attention(model):
+        with torch.no_grad(), without_flash_attention(model):
             embeddings = model.eval().get_input_embeddings()(ids)
             output = model(inputs_embeds=embeddings, output_hidden_states=True, return_dict=True, **inputs)
             hidden = output.get("encoder_hidden_states" if model.config.is_encoder_decoder else "hidden_states")
@@ -217,7 +217,7 @@ def warn_if_padding_matters(model: PreTrainedModel, label: str) -> None:
     """
     if model.device.type == "meta" or not is_first_on_node():
         return
-    with suppress(Exception), torch.no_grad(), _without_flash_attention(model):  # what else is wrong shows in use
+    with suppress(Exception), torch.no_grad(), without_flash_attention(model):  # what else is wrong shows in use
         ids, inputs = _question_and_text(model)
         if not _same_beside_padding(model, model(input_ids=ids, return_dict=True, **inputs), ids, inputs):
             log.warning(
@@ -243,7 +243,7 @@ def _check_mapped(model: PreTrainedModel, label: str) -> None:
 
 
 @contextmanager
-def _without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
+def without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
     """FlashAttention runs on a GPU in half precision alone. Models are tried on a CPU, in the dtype they load in."""
     chosen = model.config._attn_implementation
     if chosen == "flash_attention_2":

@@ -34,8 +34,8 @@ _lock, _overlapping, _before = threading.Lock(), 0, {}  # of `given_masks`
 
 @contextmanager
 def given_masks() -> Iterator[None]:
-    """Inside, models use the padding masks that they are given. The functions are those of the process: after the last
-    of the blocks that overlap, in whatever threads, they are as before the first."""
+    """Inside, models use the padding masks that they are given. The functions are global to the process: when the last
+    of several overlapping blocks ends, in any thread, they are set back to what they were before the first."""
     global _overlapping, _before
     with _lock:
         if not _overlapping:

@@ -24,6 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError
+from swep_ds.models.backends import HALVES
 from swep_ds.models.masks import without_sync
 
 PACKED = "swep_packed"  # this attention's name in transformers
@@ -31,7 +32,7 @@ PACKED = "swep_packed"  # this attention's name in transformers
 FROM_ZERO = ("bert", "electra")
 BEHIND_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert")
 # train.precision -> dtype of the activations
-HALF = {"autocast": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = HALVES | {"autocast": torch.bfloat16}
 
 
 @dataclass(frozen=True)

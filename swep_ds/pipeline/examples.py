@@ -66,7 +66,7 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
 
 
 def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
-    """The half of `Recipe.validation_set`, which is not None, that chooses.
+    """The half of `Recipe.validation_set` that chooses; the recipe must have one.
 
     Args:
         run: folder of a finished run of the recipe.

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from swep_ds import ranks
 from swep_ds.console import say_on_stderr
 from swep_ds.errors import InputError
-from swep_ds.evaluation.results import BY_TEST
+from swep_ds.evaluation.results import BY_TEST, RESULTS
 from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.recipe import NEUTRAL, Recipe
@@ -29,11 +29,12 @@ MAY_CHANGE_ON_RESUME = (*NEUTRAL, "data.eval", "eval.batch_size", "train.checkpo
 MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction", "train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
-RECIPE, DS_CONFIG, BATCH, LOCK = "recipe.yaml", "ds_config.json", "batch.json", ".lock"
+RECIPE, DS_CONFIG, BATCH, LOCK, REPORT = "recipe.yaml", "ds_config.json", "batch.json", ".lock", "report.html"
+METRICS, HEALTH = "metrics.jsonl", "health.jsonl"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
 # what a run writes into its folder
-FILES = (RECIPE, BATCH, DS_CONFIG, "metrics.jsonl", "health.jsonl", "wandb_id", "noise.safetensors")
-FILES += (".noise.safetensors.unfinished", "results.json", "report.html")
+FILES = (RECIPE, BATCH, DS_CONFIG, METRICS, HEALTH, "wandb_id", "noise.safetensors")
+FILES += (".noise.safetensors.unfinished", RESULTS, REPORT)
 REPLACED = ("model", ".model.unfinished", ".model.old")  # as a whole
 FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", *BY_TEST, *REPLACED)
 LONGEST_PATH = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
@@ -121,8 +122,8 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
-        self.results = path / "results.json"
-        self.report = path / "report.html"
+        self.results = path / RESULTS
+        self.report = path / REPORT
         self._made: list[Path] = []  # folders that `take` made, the innermost first
         self._lock: BinaryIO | None = None
 
@@ -163,7 +164,9 @@ class RunFolder:
         """Locks the folder until `__exit__`, and checks that the run will be able to write all its files.
 
         Args:
-            resume: "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used.
+            resume: "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used. One
+                outside this folder counts only until this folder has checkpoints or results of its own, so that the
+                same command can be repeated.
 
         Returns:
             The checkpoints to resume from, for `Checkpoints.load`; none for a new run.
@@ -185,6 +188,10 @@ class RunFolder:
         if not path.is_dir():
             raise InputError(f"--resume {resume}: no such folder: give auto, never, or a checkpoint's folder")
         path = path.resolve()
+        tags = find_checkpoints(self.checkpoints)
+        if (tags or self.results.is_file()) and not path.is_relative_to(self.path.resolve()):
+            say_on_stderr(f"{self.path}: has begun already, and continues from what it holds, not from {resume}")
+            return tags
         tag = [*find_checkpoints(path), path][0]
         read_manifest(tag)
         return [tag]
@@ -204,8 +211,16 @@ class RunFolder:
                 )
         elif resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
-        elif differing := differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5):
+        elif self._has_begun() and (
+            differing := differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
+        ):
             raise InputError(f"{where}: holds another run: name another folder ({differing})")
+
+    def _has_begun(self) -> bool:
+        """Whether the folder holds more than settings: an update, a checkpoint or results. A start that is refused in
+        its first update leaves none, and its advice is to change a setting."""
+        log = self.path / METRICS
+        return self.results.is_file() or bool(self._tags()) or (log.is_file() and log.stat().st_size > 0)
 
     def _foreign(self, recipe: Recipe) -> list[str]:
         """Names of entries that a start cannot have left if it ended before it wrote its recipe."""

@@ -18,7 +18,7 @@ from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, Unreadable, as_input_error
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
-from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
+from swep_ds.evaluation.results import RESULTS, Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.files import read_json
@@ -185,7 +185,7 @@ def evaluate_saved(
     say = Console(quiet=not ranks.is_main()).print
 
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
-        if (output_dir / "results.json").exists():
+        if (output_dir / RESULTS).exists():
             raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
         tests = _read_data_sets(data)
         saved = load_saved(model_name, null_threshold)

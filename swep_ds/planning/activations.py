@@ -32,10 +32,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
+from swep_ds.models.backends import HALVES
 from swep_ds.recipe import TrainSection
 from swep_ds.training.loop import run_update
-
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.data.plugged import find_reader
+from swep_ds.data.reader_registry import find_reader
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions

@@ -197,7 +197,7 @@ def _connect(launch: Launch) -> None:
 def _leave(code: int, end: RunExit | None = None) -> None:
     """Leaves the group. Collective; if only this rank comes, the others end with it after `ALONE_SECONDS`."""
     global _heartbeat
-    request.settle(code)
+    request.fix_exit_code(code)
     alone = None
     if _heartbeat and end and not isinstance(end, Stopped):  # the ranks agreed to stop
         alone = threading.Timer(ALONE_SECONDS, _heartbeat.fail, (end,))

@@ -62,7 +62,7 @@ class Heartbeat:
     def __init__(self, rank: int, hosts: Sequence[str], *, reports: bool):
         _allow_files(len(hosts))
         self.rank, self.hosts, self._reports = rank, hosts, reports
-        self.at = (0, "set-up")  # number of steps taken, and the last one; all ranks take the same steps
+        self.position = (0, "set-up")  # number of steps taken, and the last one; all ranks take the same steps
         self._period = max(PERIOD, len(hosts) / MESSAGES)
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._closed = False
@@ -74,7 +74,7 @@ class Heartbeat:
 
     def progress(self, step: str) -> None:
         """Notes that this rank begins a step."""
-        self.at = (self.at[0] + 1, step)
+        self.position = (self.position[0] + 1, step)
 
     def watch(self, seconds: float) -> None:
         """From now on rank 0 warns which ranks are behind when none has moved for `seconds`."""
@@ -93,7 +93,7 @@ class Heartbeat:
         """
         self._traceback = "".join(traceback.format_exception(error)).rstrip()
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        self._send(fault=f"ended with {text} in {self.at[1]}")
+        self._send(fault=f"ended with {text} in {self.position[1]}")
         self._thread.join(LEAVE_SECONDS)  # it ends the process, unless rank 0 hangs
         exit_process(self._traceback, EXIT_FAULT)
 
@@ -267,7 +267,7 @@ class HeartbeatServer(Heartbeat):
         if now - self._looked < self._period:
             return
         self._looked = now
-        self._statuses[0].hear(*self.at, now)
+        self._statuses[0].hear(*self.position, now)
         if self._watch and (report := self._watch.look(list(self._statuses.values()), now)):
             say_on_stderr(f"warning: {report}")
 
@@ -297,12 +297,12 @@ class HeartbeatClient(Heartbeat):
                 return
             self._reports |= self.rank == 1  # on behalf of rank 0's machine
             host = self.hosts[self.rank]
-            self._end(f"{self._server} died{end}; rank {self.rank} ({host}) was in {self.at[1]}", EXIT_LOST)
+            self._end(f"{self._server} died{end}; rank {self.rank} ({host}) was in {self.position[1]}", EXIT_LOST)
 
     def _tick(self, now: float) -> None:
         if self._stream.flush() and now - self._sent >= self._period:
             self._sent = now
-            self._stream.send(at=self.at)
+            self._stream.send(at=self.position)
 
     def _deliver(self, message: dict[str, Any]) -> None:
         self._stream.send(**message)

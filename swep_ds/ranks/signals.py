@@ -33,7 +33,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REPEAT_SECONDS = 1.0
 LEAVE_SECONDS = 5.0  # for a process to unwind, or to print its last lines: a full pipe blocks
 JOIN_SECONDS = 10.0  # for the other ranks to join, once a rank that waits for them is asked to stop
-RESUMES = "the same command resumes from there (--resume auto)"
+RESUMES = "the same command, with --resume auto, resumes from there"
 
 
 class StopRequest:
@@ -112,7 +112,7 @@ class StopRequest:
         time.sleep(LEAVE_SECONDS)  # the heartbeat's thread ends the process
         exit_process(None, self.exit_code)
 
-    def settle(self, code: int) -> None:
+    def fix_exit_code(self, code: int) -> None:
         """The process is about to end with this exit code; no request changes it any more."""
         self._code = code
 

@@ -125,8 +125,8 @@ def validate(
         base: the settings before some were given by `given_by`; None = none were.
 
     Raises:
-        InputError: lists all unknown fields and wrong values, and says where they were given: what is wrong in `base`
-            already, or not in `arguments`, by the file.
+        InputError: lists all unknown fields and wrong values, and says where they were given. A fault that `base`
+            already has, or that is not in `arguments`, is blamed on the file.
     """
     advise = option if arguments is None else argument
     settings, faults = _validated(model, tree, advise)

@@ -26,12 +26,12 @@ from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError, as_input_error
 from swep_ds.models.hub import model_checksum
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
-from swep_ds.ssmba.reconstruct import Reconstructor, Settings
+from swep_ds.ssmba.reconstruct import AugmentSettings, Reconstructor
 
 QUESTIONS_IN_A_CHUNK = 32
 
 
-def augment(source: str, model_name: str, output: Path, settings: Settings, max_examples: int | None) -> None:
+def augment(source: str, model_name: str, output: Path, settings: AugmentSettings, max_examples: int | None) -> None:
     """Writes samples of the questions of `source`, or of its first `max_examples`, to `output`. Collective.
 
     Started again with the same arguments, on any number of ranks, it resumes with the missing chunks.

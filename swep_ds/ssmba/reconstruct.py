@@ -25,7 +25,7 @@ from swep_ds.ssmba.masked_lm import draw, load_masked_lm
 
 
 @dataclass(frozen=True)
-class Settings:
+class AugmentSettings:
     """What determines the samples, beside data and model."""
 
     samples: int = 8  # per question
@@ -98,7 +98,7 @@ class Reconstructor:
         InputError: no masked language model of that name.
     """
 
-    def __init__(self, model_name: str, example: Example, settings: Settings, device: torch.device):
+    def __init__(self, model_name: str, example: Example, settings: AugmentSettings, device: torch.device):
         self.settings = settings
         self.model, tokenizer = load_masked_lm(model_name, device)
         self.vocabulary = Vocabulary.of(tokenizer)

@@ -6,7 +6,7 @@ from typing import Any
 
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.files import read_json
-from swep_ds.pipeline.folder import BATCH, RunFolder, batch_of_rank
+from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
 from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import Cell
@@ -22,7 +22,7 @@ def conditions(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: the run's `ds_config.json` is missing or is not JSON.
     """
-    file = folder / "ds_config.json"
+    file = folder / DS_CONFIG
     try:
         config = read_json(file)
         if not isinstance(config, dict):

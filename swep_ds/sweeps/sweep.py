@@ -31,8 +31,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from swep_ds.errors import InputError, Unreadable
+from swep_ds.evaluation.results import RESULTS
 from swep_ds.files import is_locked, read_json, write_atomically
-from swep_ds.pipeline.folder import BATCH, UNAVERAGED
+from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate, without
 
@@ -137,7 +138,7 @@ class Cell:
         """The run's `results.json`; None if it is missing or damaged, or the run had other settings than this cell."""
         try:
             saved = saved_recipe(self.folder)
-            results = read_json(self.folder / "results.json")
+            results = read_json(self.folder / RESULTS)
         except InputError:
             return None
         return results if isinstance(results, dict) and identity(saved) == identity(self.recipe) else None
@@ -175,7 +176,7 @@ def saved_recipe(folder: Path) -> Recipe:
 
     Raises InputError: `recipe.yaml` is missing, damaged or from another version.
     """
-    file, fix = folder / "recipe.yaml", "delete the run's folder and run it again"
+    file, fix = folder / RECIPE, "delete the run's folder and run it again"
     if not file.is_file():
         raise InputError(f"{file}: no such file: {fix}")
     try:
@@ -199,7 +200,7 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
     """
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
-    attempt, code, recipe_file = last_attempt(folder), exit_code_of(folder), folder / "recipe.yaml"
+    attempt, code, recipe_file = last_attempt(folder), exit_code_of(folder), folder / RECIPE
     if code:
         return _ending(attempt)
     if recipe and recipe_file.is_file():

@@ -36,7 +36,7 @@ EXPORTED = "qa."  # begins the names of the model's parameters in the engine's m
 
 
 def last_k(train: TrainSection, updates: int) -> int:
-    """Over how many updates `average: last_k` takes the mean.
+    """The number of updates over which `average: last_k` takes the mean.
 
     Raises:
         InputError: over fewer than two.
@@ -44,7 +44,7 @@ def last_k(train: TrainSection, updates: int) -> int:
     count = round(train.average_last * updates)
     if count < 2:
         raise InputError(
-            f"train.average_last {train.average_last:g}: of {updates} update(s) that is {count}, and a mean takes 2: "
+            f"train.average_last {train.average_last:g}: that is {count} of {updates} update(s), and a mean needs 2: "
             "raise it, or set train.average to none"
         )
     return count

@@ -196,7 +196,7 @@ def _are_weights_finite(engine) -> bool:
 
 
 def _stop(signal: int, update: int, updates: int, saved: bool) -> None:
-    request.settle(Stopped.exit_code)
+    request.fix_exit_code(Stopped.exit_code)
     raise Stopped(
         f"on request ({Signals(signal).name}) after update {update} of {updates}; "
         f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {RESUMES}"

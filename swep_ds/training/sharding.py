@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from swep_ds import ranks
+from swep_ds.models.backends import HALVES
 
 
 def shard(module: nn.Module, config: dict[str, Any]) -> None:
@@ -23,8 +24,7 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
     Args:
         config: from `resolve_ds_config`, of stage 3.
     """
-    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    [dtype] = [half for name, half in halves.items() if config[name]["enabled"]] or [torch.float32]
+    [dtype] = [half for name, half in HALVES.items() if config[name]["enabled"]] or [torch.float32]
     first, *_ = parameters = list(module.parameters())
     buffer = torch.empty(max(p.numel() for p in parameters), dtype=dtype, device=ranks.device())
     for parameter in parameters:

@@ -134,7 +134,6 @@ def test_a_row_holds_one_setting_of_its_method(tmp_path):
         ({"data.train_fraction": 0.5}, "trained differently from the others (data.train_fraction 0.5 there, 1.0 here)"),
         ({"data.train": "other/hub-id"}, "read other files than the others (data.train)"),
         ({"data.train": "/another/host/train.json"}, None),
-        ({"data.eval": {"squad": "other/hub-id"}}, "read other files than the others (data.eval.squad)"),
         ({"train.log_every": 7, "eval.batch_size": 3}, None),
     ],
 )
@@ -147,6 +146,20 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, set_, reason):
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     left_out = ["mle-seed3", "swep-seed3", "mle-seed4", "swep-seed4"]
     assert {run.ref.folder.name: run.reason for run in missing} == (dict.fromkeys(left_out, reason) if reason else {})
+
+
+def test_a_row_is_of_one_source_for_each_test_set(tmp_path, monkeypatch):
+    """Also where the source has no checksum, such as a hub id; here a relative path."""
+    monkeypatch.chdir(tmp_path)
+    fake_runs.data_set(tmp_path, "other", 10)
+    for seeds, source in (([0, 1, 2], "squad.json"), ([0, 1, 2, 3, 4], "other.json")):
+        fields = {"variants": {"MLE": {}}, "seeds": seeds, "set": {"data.eval": {"squad": source}}}
+        for cell in fake_runs.sweep(tmp_path, {"squad": 10}, **fields):
+            if not (cell.folder / "results.json").exists():
+                fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    left_out = dict.fromkeys(["mle-seed3", "mle-seed4"], "read other files than the others (data.eval.squad)")
+    assert {run.ref.folder.name: run.reason for run in missing} == left_out
 
 
 def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):

@@ -11,7 +11,7 @@ import swep_ds as sd
 from swep_ds import methods
 from swep_ds.analysis import table
 from swep_ds.analysis.runs import find_runs
-from swep_ds.data import plugged
+from swep_ds.data import reader_registry
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
@@ -45,10 +45,14 @@ class Scaled(sd.Method):
 @pytest.fixture
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
-    kept = {"_CLASSES": dict(methods._CLASSES), "METHODS": dict(methods.METHODS), "_readers": dict(plugged._readers)}
+    kept = {
+        "_CLASSES": dict(methods._CLASSES),
+        "METHODS": dict(methods.METHODS),
+        "_readers": dict(reader_registry._readers),
+    }
     yield
     for name, before in kept.items():
-        now = getattr(plugged if name == "_readers" else methods, name)
+        now = getattr(reader_registry if name == "_readers" else methods, name)
         now.clear()
         now.update(before)
     for listener in methods.on_registered:
@@ -206,7 +210,7 @@ def test_an_installed_package_adds_methods_and_readers(registry, site):
 
 
 def test_a_package_that_cannot_be_imported_is_named(site):
-    installed(site, "quiet_package", "import there_is_no_such_module", plugged.GROUP)
+    installed(site, "quiet_package", "import there_is_no_such_module", reader_registry.GROUP)
     with pytest.raises(
         InputError, match=r"entry point silent = quiet_package of package quiet_package.*no_such_module"
     ):

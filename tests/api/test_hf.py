@@ -148,7 +148,9 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
         trainer(tmp_path, "swep").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"torch_compile": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"label_smoothing_factor": 0.1}, {"torch_compile": True}, {"neftune_noise_alpha": 5.0}], ids=str
+)
 def test_arguments_that_do_not_go_with_a_method_are_named(changes, tmp_path):
     with pytest.raises(InputError, match=next(iter(changes))):
         trainer(tmp_path, "swep", **changes)

@@ -102,7 +102,7 @@ def test_offsets_beside_several_answers(save):
 def test_a_texts_answer_that_looks_like_json_says_how_it_is_written(save, answer):
     row = {"question": "Who?", "context": f"See {answer} here."}
     said = refused(save(table([row | {"answers": answer}])))
-    assert "that itself begins with [ or { is given in a column `answer`, or" in said
+    assert "give an answer that itself begins with [ or { in a column `answer`, or" in said
     for given in ({"answer": answer}, {"answers": json.dumps([answer])}):
         assert read_examples(save(table([row | given])), training=True)[0].answers == (answer,)
 

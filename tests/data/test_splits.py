@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.data.readers import Example
-from swep_ds.data.splits import ARTICLES, RECURRING, clusters, halves, hold_out_articles, sample_id, samples_of, subset
+from swep_ds.data.splits import (
+    MIN_ARTICLES,
+    MIN_RECURRING,
+    clusters,
+    halves,
+    hold_out_articles,
+    sample_id,
+    samples_of,
+    subset,
+)
 from swep_ds.errors import InputError
 
 
@@ -156,7 +165,7 @@ def test_a_text_that_is_in_two_articles_is_on_one_side(split):
 @SPLITS
 def test_a_question_that_is_asked_of_many_texts_is_on_one_side(split):
     """The texts of BioASQ's and TriviaQA's questions differ, their answers do not. Some share a text."""
-    asked = 2 * RECURRING
+    asked = 2 * MIN_RECURRING
     texts = [f"text {i - i % 20 if i % 20 == 1 else i}" for i in range(400)]
     examples = [Example(f"q{i}", f"{i % asked}?", text, ("a",), None, text) for i, text in enumerate(texts)]
     first, second = split(examples)
@@ -168,7 +177,7 @@ def test_a_question_that_is_asked_of_many_texts_is_on_one_side(split):
 
 def test_questions_that_tie_most_texts_to_each_other_do_not_decide_the_split():
     examples = [
-        Example(f"q{i}", f"{min(i % 60, RECURRING)}?", f"text {i}", ("a",), None, f"text {i}") for i in range(300)
+        Example(f"q{i}", f"{min(i % 60, MIN_RECURRING)}?", f"text {i}", ("a",), None, f"text {i}") for i in range(300)
     ]
     first, second = halves(examples)
     assert len(first) == len(second) == 150
@@ -182,15 +191,15 @@ def test_a_single_text_cannot_be_halved():
 @pytest.mark.parametrize(
     ("asked", "texts", "by"),
     [
-        (RECURRING, 5 * ARTICLES - 1, "question"),  # the same questions of many texts, as in BioASQ
-        (RECURRING - 1, 5 * ARTICLES - 1, "context"),
-        (5 * ARTICLES, ARTICLES + 1, "context"),
-        (RECURRING, 2 * ARTICLES + 1, "context"),  # the same questions of each text, as in CUAD
-        (5 * ARTICLES, 5 * ARTICLES, "context"),
+        (MIN_RECURRING, 5 * MIN_ARTICLES - 1, "question"),  # the same questions of many texts, as in BioASQ
+        (MIN_RECURRING - 1, 5 * MIN_ARTICLES - 1, "context"),
+        (5 * MIN_ARTICLES, MIN_ARTICLES + 1, "context"),
+        (MIN_RECURRING, 2 * MIN_ARTICLES + 1, "context"),  # the same questions of each text, as in CUAD
+        (5 * MIN_ARTICLES, 5 * MIN_ARTICLES, "context"),
     ],
 )
 def test_questions_that_recur_are_the_clusters(asked, texts, by):
-    count = 5 * ARTICLES
+    count = 5 * MIN_ARTICLES
     examples = [
         Example(f"q{i}", f"question {i % asked}", f"text {i % texts}", ("a",), None, f"text {i % texts}")
         for i in range(count)

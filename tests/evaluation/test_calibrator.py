@@ -128,7 +128,7 @@ def test_too_few_answers_or_texts_give_no_calibrator():
     assert fit(rows, 1 - rare, clusters) == TooFew(581, 19, 150)
     few = fit(rows, right, clusters % 4)
     assert few.texts == 4
-    assert "texts are too few to calibrate them, which takes 20, 20 and 5" in str(few)
+    assert "texts are too few to calibrate them, which takes 20 of each and 5 texts" in str(few)
 
 
 def test_it_is_the_same_again_and_after_json():

@@ -116,6 +116,13 @@ def test_a_kl_that_is_not_finite_changes_nothing_for_good(kl):
     assert before["recent"] < after["recent"] < after["mean"]  # as if the mean had come once more
 
 
+def test_a_kl_that_rounding_made_negative_leaves_beta_finite():
+    control = KLController(20.0, 1e-4)
+    for _ in range(200):
+        control.observe(torch.tensor(-5e-4))
+    assert control.beta.isfinite()
+
+
 def test_it_continues_exactly_from_its_state():
     whole, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 1.0, 20)
     for kl in kls[:10]:

@@ -74,7 +74,7 @@ def test_remark_where_the_kl_of_a_window_names_no_span():
     below, above = ({"kl_per_window": kl, "kl_per_token": kl / 200, "span_nats": 10.6} for kl in (1.2, 79.0))
     assert module.remark(below, 0.05) is None  # it starts there
     remark = module.remark(below, 0.1)
-    assert "KL is 1.2 nats a window, and naming an answer span takes 10.6" in remark
+    assert "KL is 1.2 nats per window, and naming an answer span takes 10.6" in remark
     assert "lower method.beta" in remark
     assert module.remark(above, 0.5) is None
     for unit, tokens in (("sum", 1), ("mean", 200)):

@@ -103,3 +103,20 @@ def test_a_model_that_breaks_the_graph_is_refused(one_graph, monkeypatch):
     monkeypatch.setattr(one_graph.model.bert, "forward", lambda *_, **__: torch._dynamo.graph_break())
     with pytest.raises(InputError, match=r"^train\.compile: PyTorch cannot compile bert \(.*: set it to false$"):
         one_graph.predict(tiny_batches.batch((12, 7), dtype=torch.float32))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "electra", "roberta"])
+def test_a_compiled_model_may_checkpoint_its_activations(architecture, tmp_path, monkeypatch):
+    """transformers logs a message where a config asks for a cache as well, which no graph can hold."""
+    limit = torch._dynamo.config.recompile_limit
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    tiny_models.model(architecture, 0.0, num_hidden_layers=1).save_pretrained(tmp_path)
+    torch._dynamo.reset()
+    batch, losses = tiny_batches.batch((12, 7), dtype=torch.float32), []
+    for compiled in (False, True):
+        qa = tiny_models.load(tmp_path, compiled=compiled, activation_checkpointing=True).train()
+        losses.append(qa(qa.embed(batch), batch).nll.mean())
+        losses[-1].backward()
+    torch._dynamo.config.recompile_limit = limit
+    torch._dynamo.reset()
+    torch.testing.assert_close(losses[1], losses[0])

@@ -51,9 +51,10 @@ def sleep_instead(monkeypatch, act: Callable[[], object]) -> None:
 
 @pytest.fixture
 def used(tmp_path) -> Path:
-    """The folder of a run of `recipe()` that has saved its recipe."""
+    """The folder of a run of `recipe()` that has made an update."""
     path = tmp_path / "run"
     path.mkdir()
+    (path / "metrics.jsonl").write_text('{"update": 1}\n')
     (path / "recipe.yaml").write_text(recipe().dump())
     return path
 
@@ -131,6 +132,13 @@ def test_the_same_run_and_what_may_change_in_it(used):
     assert take(used, changed)[1] is None
 
 
+def test_a_start_that_was_refused_in_its_first_update_binds_nothing(used):
+    (used / "metrics.jsonl").write_text("")
+    assert take(used, recipe(train__learning_rate=2e-4))[1] is None
+    (used / "checkpoints" / "update-00000001").mkdir(parents=True)
+    assert "holds another run" in message(used, recipe(train__learning_rate=2e-4))
+
+
 def test_every_other_setting_binds():
     bound = resume_fingerprint(recipe())
     for name in ("seed", "task", "model.name", "method.beta", "data.train", "data.doc_stride", "train.max_updates"):
@@ -189,6 +197,19 @@ def test_a_path_names_a_checkpoint_or_a_folder_of_them(tmp_path):
     assert RunFolder(tmp_path / "b").take(recipe(), str(other)) == [newest]  # and no other
 
 
+def test_a_run_from_a_path_elsewhere_continues_from_its_own_checkpoints(used, tmp_path, capsys):
+    other, inside = write_checkpoint(tmp_path / "other", 2), write_checkpoint(used / "checkpoints", 4)
+    newest = write_checkpoint(used / "checkpoints", 6)
+    assert RunFolder(used).take(recipe(), str(other)) == [newest, inside]
+    assert f"not from {other}" in capsys.readouterr().err
+    assert RunFolder(used).take(recipe(), str(inside)) == [inside]  # its own may rewind it
+
+
+def test_a_finished_run_from_a_path_elsewhere_is_not_trained_again(used, tmp_path):
+    (used / "results.json").write_text("{}")
+    assert RunFolder(used).take(recipe(), str(write_checkpoint(tmp_path / "other", 2))) == []  # see check_not_finished
+
+
 def test_a_path_without_a_checkpoint(tmp_path):
     assert "no such folder: give auto, never, or a checkpoint's folder" in message(
         tmp_path / "a", resume=str(tmp_path / "none")
@@ -242,77 +263,6 @@ def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatc
         check_alike(setups[0])
     setups.pop()
     check_alike(setups[0])
-
-
-# The global batch
-
-
-def split(micro: int, steps: int, **train) -> Recipe:
-    settings = {"micro_batch_size": micro, "gradient_accumulation_steps": steps, **train}
-    return recipe(**{f"train__{name}": value for name, value in settings.items()})
-
-
-@pytest.mark.parametrize(
-    ("windows", "world_size", "asked", "kept"),
-    [
-        (32, 4, (8, 1), (8, 1)),
-        (32, 2, (8, 1), (8, 2)),
-        (32, 1, (8, 1), (8, 4)),
-        (32, 8, (8, 1), (4, 1)),
-        (32, 32, (8, 1), (1, 1)),
-        (24, 1, (3, 2), (3, 8)),
-        (24, 3, (3, 4), (2, 4)),  # 8 windows per rank, which 3 do not divide
-        (14, 2, (2, 7), (1, 7)),
-    ],
-)
-def test_the_global_batch_is_kept_on_other_ranks(windows, world_size, asked, kept):
-    assert GlobalBatch(windows, *asked).split(split(*asked), world_size) == split(*kept)
-
-
-@pytest.mark.parametrize(("world_size", "steps"), [(4, 2), (1, 8), (2, 4), (8, 1)])
-def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches(world_size, steps):
-    kept = GlobalBatch(8, 8, 2).split(split(8, 2, max_tokens=4096), world_size)
-    assert kept == split(8, steps, max_tokens=4096)
-
-
-@pytest.mark.parametrize(
-    ("began", "asked", "world_size", "said"),
-    [
-        (
-            GlobalBatch(32, 8, 1),
-            split(8, 1),
-            3,
-            "which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank",
-        ),
-        (
-            GlobalBatch(2**31, 8, 1),
-            split(8, 1),
-            3,
-            r"3 ranks cannot share evenly: start it on 1, .*, 4096 rank\(s\)",
-        ),
-        (GlobalBatch(8, 8, 2), split(8, 2, max_tokens=4096), 3, "8, which 3 ranks cannot share"),
-        (
-            GlobalBatch(8, 8, 2),
-            split(8, 4, max_tokens=4096),
-            4,
-            r"^train\.gradient_accumulation_steps 4 x 4 rank\(s\) is a g",
-        ),
-        (GlobalBatch(12, 8, 1), split(8, 1), 1, "is a global batch of 8, and the run began with 12"),
-        (
-            GlobalBatch(16, 8, 1),
-            split(8, 2),
-            2,
-            r"8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a global batch of",
-        ),
-    ],
-)
-def test_a_global_batch_that_cannot_be_kept_is_refused(began, asked, world_size, said):
-    with pytest.raises(InputError, match=said):
-        began.split(asked, world_size)
-
-
-def test_a_recipe_may_split_its_global_batch_anew():
-    assert GlobalBatch(16, 8, 1).split(split(4, 2), 2) == split(4, 2)
 
 
 def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path):
@@ -404,6 +354,7 @@ def test_what_no_start_leaves_is_somebody_elses(tmp_path, name):
 def test_another_run_that_began_while_this_one_waited_keeps_its_folder(tmp_path, monkeypatch):
     def write_meanwhile(*_) -> None:
         (tmp_path / "recipe.yaml").write_text(recipe(seed=9).dump())
+        (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n')
 
     monkeypatch.setattr(run_folder, "_lock", write_meanwhile)
     assert message(tmp_path).endswith("holds another run: name another folder (seed 9 there, 0 here)")

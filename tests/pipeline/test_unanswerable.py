@@ -150,14 +150,14 @@ def test_a_run_declines_what_is_above_its_threshold(runs, name):
         assert results["scorers"][test] == "SQuAD v2.0"
     if name == "plain":
         assert threshold == 0
-        assert "at null odds above 0.00: the default: no data to choose it on" in (runs / "out").read_text()
+        assert "at null odds above 0.00: the default, for lack of data to choose it on" in (runs / "out").read_text()
 
 
 @pytest.mark.slow
 def test_questions_that_all_have_an_answer_choose_no_threshold(runs):
     assert json.loads((runs / "half" / "results.json").read_text())["null_threshold"] == 0
     said = (runs / "out").read_text()
-    assert "above 0.00: all questions that could choose another, half of test, have an answer" in said
+    assert "above 0.00: half of test, which could choose another, has no question without an answer" in said
 
 
 @pytest.mark.slow

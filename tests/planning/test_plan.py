@@ -172,7 +172,7 @@ def test_a_recipe_that_no_ds_config_allows_is_refused(capsys, folder):
 
 def test_a_mean_over_too_few_updates_is_refused_as_in_training(capsys, folder):
     settings = ["train.average=last_k", "train.average_last=0.01", "train.max_updates=3"]
-    with pytest.raises(InputError, match=r"^train\.average_last 0\.01: of 3 update\(s\) that is 0, and a mean takes 2"):
+    with pytest.raises(InputError, match=r"^train\.average_last 0\.01: that is 0 of 3 update\(s\), and a mean needs 2"):
         printed(capsys, folder, gpus(1, 1e6), *settings)
 
 

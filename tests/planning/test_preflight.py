@@ -6,7 +6,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from swep_ds.data import plugged
+from swep_ds.data import reader_registry
 from swep_ds.errors import InputError
 from swep_ds.planning import preflight
 from tests.support.fork_server import ROOT, run_script
@@ -44,7 +44,7 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     assert preflight._data("no such thing") == "missing"
     assert preflight._data("empty").startswith("missing")
     assert preflight._data("quickstart:news") == "in this package"
-    monkeypatch.setitem(plugged._readers, "faq", iter)
+    monkeypatch.setitem(reader_registry._readers, "faq", iter)
     assert preflight._data("faq:questions.csv") == "read by a registered reader"
     assert preflight._local(tmp_path / "none") is None
     assert preflight._local(tmp_path / ("n" * 300)).startswith("unreadable (")

@@ -15,7 +15,7 @@ from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.ranks.group import process_group
 from swep_ds.ssmba.augment import _merge, _read, augment
-from swep_ds.ssmba.reconstruct import Settings
+from swep_ds.ssmba.reconstruct import AugmentSettings
 from tests.support import bad_input, tiny, tiny_masked_lm
 from tests.support.bad_input import error_line
 from tests.support.fork_server import ROOT, run_script
@@ -98,11 +98,11 @@ def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free
     with process_group():
         for model in ("nowhere", "./nowhere"):
             with pytest.raises(InputError, match=f"--model {model}: "):
-                augment(data, model, output, Settings(), None)
+                augment(data, model, output, AugmentSettings(), None)
         assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
         output.write_text("")
         with pytest.raises(InputError, match=r"--output .*out\.json: exists already"):
-            augment(data, "nowhere", output, Settings(), None)
+            augment(data, "nowhere", output, AugmentSettings(), None)
     assert "RANK" not in os.environ  # nor does what is started next take itself for this rank
 
 

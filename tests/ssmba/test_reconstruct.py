@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.ssmba import corruption
 from swep_ds.ssmba.corruption import splice, tokenise
-from swep_ds.ssmba.reconstruct import Reconstructor, Settings, cover
+from swep_ds.ssmba.reconstruct import AugmentSettings, Reconstructor, cover
 from tests.support import tiny, tiny_masked_lm, tiny_run
 
 TEXT = " ".join(tiny.SENTENCES[:3])
@@ -56,7 +56,7 @@ def models(tmp_path_factory) -> dict[str, str]:
 
 
 def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Reconstructor:
-    reconstruct = Reconstructor(models[kind], EXAMPLES[0], Settings(**settings), torch.device("cpu"))
+    reconstruct = Reconstructor(models[kind], EXAMPLES[0], AugmentSettings(**settings), torch.device("cpu"))
     reconstruct.model = Table(random_table(len(tiny.TOKENIZERS[kind]())) if table is None else table)
     return reconstruct
 

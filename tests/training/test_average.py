@@ -56,7 +56,7 @@ def test_the_recursion_is_the_definition(kind):
 
 def test_a_mean_over_fewer_than_two_updates_is_refused():
     with pytest.raises(
-        InputError, match=r"^train\.average_last 0\.1: of 8 update\(s\) that is 1, and a mean takes 2: "
+        InputError, match=r"^train\.average_last 0\.1: that is 1 of 8 update\(s\), and a mean needs 2: "
     ):
         newest_share(TrainSection(average="last_k", average_last=0.1), 8, 8)
 

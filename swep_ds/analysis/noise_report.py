@@ -88,7 +88,7 @@ def noise_size(lines: Sequence[Mapping[str, Any]], prior_mean: float, prior_vari
             f"{last['sigma']:.3f}{priors}, averaged over tokens and dimensions."
         )
     if last := _last(lines, "kl_per_window"):
-        sentences.append(f"It was {last['kl_per_window']:.3g} nats a window away from the prior.")
+        sentences.append(f"It was {last['kl_per_window']:.3g} nats per window away from the prior.")
     if last := _last(lines, "words_changed", "words_changed_clean"):
         sentences.append(
             f"{100 * last['words_changed']:.1f} % of the perturbed tokens were nearest to another word, and "

@@ -8,6 +8,7 @@ from swep_ds.errors import InputError, reason
 from swep_ds.settings.plugins import check_free, load_entry_points
 
 GROUP = "swep_ds.readers"  # the entry points' group
+BUILT_IN = ("quickstart", "quickstart_v2")  # the second with unanswerable questions, as SQuAD v2.0 has them
 Reader = Callable[[str], Iterable[dict[str, Any]]]
 R = TypeVar("R", bound=Reader)
 _readers: dict[str, Reader] = {}
@@ -30,10 +31,8 @@ def reader(name: str) -> Callable[[R], R]:
     """
 
     def register(function: R) -> R:
-        if not name.isidentifier() or name in ("quickstart", "quickstart_v2"):
-            raise TypeError(
-                f"reader {name!r}: name it with letters, digits and '_', and not quickstart or quickstart_v2"
-            )
+        if not name.isidentifier() or name in BUILT_IN:
+            raise TypeError(f"reader {name!r}: name it with letters, digits and '_', and not {' or '.join(BUILT_IN)}")
         check_free(name, _readers.get(name), function)
         _readers[name] = function
         return function
