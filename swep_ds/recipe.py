@@ -364,7 +364,8 @@ def _check_source_domain(
     sources, given_sources = after.get("eval"), given.get("eval") or {}
     if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)):
         return
-    if after.get("holdout_fraction"):
+    fraction = after.get("holdout_fraction")
+    if not isinstance(fraction, bool) and isinstance(fraction, int | float) and fraction:
         _check_beside_held_out(before, given, after)
         return
     name, source = next(iter(sources.items()))
@@ -389,9 +390,9 @@ def _check_beside_held_out(before: dict[str, Any], given: dict[str, Any], after:
     if not given.keys() & {"train", "eval", "holdout_fraction"}:
         return
     same = [name for name, source in after["eval"].items() if source == after.get("train")]
-    was_first = next(iter(before.get("eval") or {}), None)
+    former = list(before["eval"].items())[:1] if isinstance(before.get("eval"), dict) else []
     if not before.get("holdout_fraction") and before.get("train") == after.get("train"):
-        same += [name for name in after["eval"] if name == was_first and after["eval"][name] == before["eval"][name]]
+        same += [name for name, source in former if after["eval"].get(name) == source]
     if same:
         raise InputError(
             f"data.holdout_fraction {shown(after['holdout_fraction'])}: held-out articles are the source domain, and "

@@ -64,4 +64,4 @@ def test_the_installation_page_names_the_versions_that_are_admitted():
     lowest, beyond = bound(torch, ">="), bound(torch, "<")
     python = re.fullmatch(r">=(3\.\d+),<3\.(\d+)", PROJECT["requires-python"])
     expected = f"({lowest} to {beyond.major}.{beyond.minor - 1}, Python {python[1]} to 3.{int(python[2]) - 1})"
-    assert f"its own PyTorch {expected}" in text
+    assert f"that has PyTorch {expected}" in text
