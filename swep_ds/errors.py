@@ -59,7 +59,7 @@ def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] 
     Args:
         what: the file and field, as in "model.name ./bert: its config.json cannot be parsed".
         fix: what the user can do, in the imperative.
-        but: exceptions that the input does not cause, such as a full memory; they pass.
+        but: exceptions that the input does not cause, such as a full memory; they pass, except NotImplementedError.
 
     Raises:
         InputError: "<what> (<reason>): <fix>".

@@ -161,6 +161,14 @@ def test_whatever_a_parser_raises_names_the_input_and_the_fix(fault):
         raise fault
 
 
+def test_what_a_library_does_not_implement_is_the_inputs_fault():
+    with (
+        pytest.raises(InputError, match=r"^x \(.*bf16 with fp32.*\): y$"),
+        as_input_error("x", "y", but=(RuntimeError,)),
+    ):
+        raise NotImplementedError("bf16 with fp32")
+
+
 def test_an_end_and_an_interrupt_pass_through_a_parser():
     for end in (Stopped("later"), KeyboardInterrupt()):
         with pytest.raises(type(end)), as_input_error("x", "y"):

@@ -18,7 +18,7 @@ from swep_ds.data.splits import clusters
 from swep_ds.evaluation.results import Results
 
 MEAN = "mean of the others"
-MIN_CLUSTERS = 10  # fewer resampled clusters give intervals that cover far less than they say: with 3, 80 %
+MIN_CLUSTERS = 10  # a percentile interval over fewer resampled clusters is too narrow
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
@@ -93,10 +93,9 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
                 f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
                 "results.json."
             )
-    few = [name for name, items in matching.items() if len(items) and _effective(items) < MIN_CLUSTERS]
-    if few:
-        notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
     measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, matching)
+    if few := [name for name in matching if name not in measured.samples]:
+        notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
     rows = measured.rows(results)
     if not any(score.no_answer_total for score in results.eval.values()):
         return Domains(rows, *_finding(rows, measured), notes)
@@ -177,13 +176,8 @@ def _scores(items: Sequence[Answered]) -> np.ndarray:
 
 def _resampled(values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray | None:
     """Means of `values` [Q, 2] over resampled questions, [RESAMPLES, 2]; None if too few texts can be drawn."""
-    if _effective(items) < MIN_CLUSTERS:
-        return None
-    return resampled_means(values, clusters([item.example for item in items]), name)
-
-
-def _effective(items: Sequence[Answered]) -> float:
-    return effective_clusters(clusters([item.example for item in items]))
+    clusters_N = clusters([item.example for item in items])
+    return resampled_means(values, clusters_N, name) if effective_clusters(clusters_N) >= MIN_CLUSTERS else None
 
 
 def _intervals(values: np.ndarray, samples: np.ndarray | None) -> list[Interval]:

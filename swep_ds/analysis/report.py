@@ -21,7 +21,7 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
 from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
-from swep_ds.pipeline.folder import DS_CONFIG, HEALTH, METRICS, RunFolder
+from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, METRICS_FILE, RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 
@@ -74,7 +74,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         RunFolder(against).check_finished()
     results = read_results(folder / RESULTS) if (folder / RESULTS).exists() else None
     config, batch = _read_object(folder / DS_CONFIG), RunFolder(folder).read_batch([])
-    health, unread = run_facts.read_health(folder / HEALTH)
+    health, unread = run_facts.read_health(folder / HEALTH_FILE)
     answered, missing = _read_all(folder, recipe, results, against)
     compared = _compared(folder, recipe, answered, results, against) if against else None
     from swep_ds.analysis.example_maps import heat_maps  # imports DeepSpeed: not before the checks
@@ -100,7 +100,7 @@ def _make_report(folder: Path, against: Path | None) -> Report:
         "settings": run_facts.settings(recipe, results, config, batch),
         "recipe": recipe.dump(),
         "repeat": run_facts.command(folder, recipe, results),
-        **_course(recipe, read_lines(folder / METRICS)),
+        **_course(recipe, read_lines(folder / METRICS_FILE)),
     }
     return Report(_render(content), _tables(results, answered))
 

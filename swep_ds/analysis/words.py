@@ -13,7 +13,7 @@ from swep_ds.analysis.charts import is_number
 from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure
 from swep_ds.errors import InputError
 from swep_ds.files import read_json, read_lines
-from swep_ds.pipeline.folder import METRICS, RunFolder
+from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
 
 SHARES = ["words_changed", "words_changed_clean"]
 COLUMNS = ["run", "method", "seed", "update", *SHARES]
@@ -28,7 +28,7 @@ def curves(folders: Sequence[Path]) -> pd.DataFrame:
     """
     rows = []
     for folder in folders:
-        recipe, file = RunFolder(folder).read_recipe(), folder / METRICS
+        recipe, file = RunFolder(folder).read_recipe(), folder / METRICS_FILE
         if not file.is_file():
             raise InputError(f"{file}: no such file: name the folder of a run that has begun to train")
         lines = [line for line in read_lines(file) if all(is_number(line.get(name)) for name in SHARES)]

@@ -30,10 +30,10 @@ MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction", "train.micro_batch_siz
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE, DS_CONFIG, BATCH, LOCK, REPORT = "recipe.yaml", "ds_config.json", "batch.json", ".lock", "report.html"
-METRICS, HEALTH = "metrics.jsonl", "health.jsonl"
+METRICS_FILE, HEALTH_FILE = "metrics.jsonl", "health.jsonl"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
 # what a run writes into its folder
-FILES = (RECIPE, BATCH, DS_CONFIG, METRICS, HEALTH, "wandb_id", "noise.safetensors")
+FILES = (RECIPE, BATCH, DS_CONFIG, METRICS_FILE, HEALTH_FILE, "wandb_id", "noise.safetensors")
 FILES += (".noise.safetensors.unfinished", RESULTS, REPORT)
 REPLACED = ("model", ".model.unfinished", ".model.old")  # as a whole
 FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", *BY_TEST, *REPLACED)
@@ -219,7 +219,7 @@ class RunFolder:
     def _has_begun(self) -> bool:
         """Whether the folder holds more than settings: an update, a checkpoint or results. A start that is refused in
         its first update leaves none, and its advice is to change a setting."""
-        log = self.path / METRICS
+        log = self.path / METRICS_FILE
         return self.results.is_file() or bool(self._tags()) or (log.is_file() and log.stat().st_size > 0)
 
     def _foreign(self, recipe: Recipe) -> list[str]:

@@ -35,7 +35,16 @@ from swep_ds.evaluation.results import (
 )
 from swep_ds.files import read_lines, write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
-from swep_ds.pipeline.folder import DS_CONFIG, HEALTH, PRETRAIN, RECIPE, UNAVERAGED, GlobalBatch, RunFolder, check_alike
+from swep_ds.pipeline.folder import (
+    DS_CONFIG,
+    HEALTH_FILE,
+    PRETRAIN,
+    RECIPE,
+    UNAVERAGED,
+    GlobalBatch,
+    RunFolder,
+    check_alike,
+)
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
@@ -199,7 +208,7 @@ def _run_stage(
 
 def _peak(folder: RunFolder, before: TrainState) -> int:
     """This rank's peak memory in bytes; on rank 0 the highest of all ranks' in earlier starts, if there were any."""
-    lines = read_lines(folder.path / HEALTH) if before.updates and ranks.is_main() else []
+    lines = read_lines(folder.path / HEALTH_FILE) if before.updates and ranks.is_main() else []
     listed = [line["memory_mib"] for line in lines if isinstance(line.get("memory_mib"), list)]
     earlier = [mib for values in listed for mib in values if isinstance(mib, int | float) and math.isfinite(mib)]
     return max([peak_memory_bytes(), *(int(2**20 * mib) for mib in earlier)])

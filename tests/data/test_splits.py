@@ -110,8 +110,8 @@ def test_an_article_that_is_much_too_large_is_kept():
     sizes = {"a": 10, "b": 10, "c": 1000, "d": 10, "e": 10}
     examples = questions([name for name, size in sizes.items() for _ in range(size)])
     assert len(hold_out_articles(examples, 0.1)[0]) == 1000
-    one_or_the_other = questions(["a"] * 60 + ["b"] * 40)
-    assert {e.article for e in hold_out_articles(one_or_the_other, 0.1)[1]} == {"b"}
+    two_articles = questions(["a"] * 60 + ["b"] * 40)
+    assert {e.article for e in hold_out_articles(two_articles, 0.1)[1]} == {"b"}
 
 
 def test_the_choice_of_articles_does_not_depend_on_the_order_of_the_questions():
