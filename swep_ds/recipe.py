@@ -35,6 +35,7 @@ MAX_NAME_BYTES = 200  # bytes of a data set's name, which becomes predictions/NA
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Many = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Epochs = Annotated[float, Field(gt=0, le=10_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -166,7 +167,7 @@ class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
-    seed: int = Field(0, ge=0, lt=2**63)  # decides new layers, the order of the data, dropout and noise
+    seed: Seed = 0  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model
     # how it is fine-tuned: name, with the settings of that method
     method: methods.settings_union() = Field(discriminator="name")

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from swep_ds.api.wrap import Robust, RobustOutput, check_trained_dtypes
+from swep_ds.api.wrap import Robust, RobustOutput, check_offered, check_trained_dtypes
 from swep_ds.errors import InputError
 from swep_ds.methods.base import Settings
 
@@ -49,10 +49,12 @@ class RobustMixin:
         method: the settings of a method, such as `sd.Swep(...)`.
 
     Raises:
-        InputError: at the start, arguments that do not go with a method; in `train`, as `sd.wrap`.
+        InputError: at the start, no settings of a method, or arguments that do not go with it; in `train`, as
+            `sd.wrap`.
     """
 
     def __init__(self, *args, method: Settings, **kwargs):
+        check_offered(method)
         super().__init__(*args, **kwargs)
         self.method, self.robust = method, None
         self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log

@@ -24,7 +24,8 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import check_same_from_ids
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
-from swep_ds.settings import shown
+from swep_ds.recipe import Many, Seed
+from swep_ds.settings import Section, shown
 
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
 SPAN, TARGET = ("start_positions", "end_positions"), ("labels",)
@@ -43,6 +44,14 @@ class RobustOutput(ModelOutput):
     metrics: dict[str, Tensor] | None = None
 
 
+class WrapArguments(Section):
+    """Arguments of `wrap`, checked as settings are."""
+
+    seed: Seed = 0
+    updates: Many | None = None
+    accumulation: Many | None = 1
+
+
 class Robust(nn.Module):
     """A question-answering model with a method around it. In training `forward` gives the method's loss; in evaluation
     it is the bare model's.
@@ -58,8 +67,10 @@ class Robust(nn.Module):
 
     def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None, accumulation: int | None):
         super().__init__()
+        given = WrapArguments(seed=seed, updates=updates, accumulation=accumulation)
+        seed, updates, accumulation = given.seed, given.updates, given.accumulation
+        check_offered(settings)
         qa = _interface(model)
-        _check_offered(settings)
         table = model.get_input_embeddings().weight
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
@@ -113,8 +124,8 @@ class Robust(nn.Module):
             evaluation what the model returns.
 
         Raises:
-            InputError: in training, an input is unknown or missing, the model computes something else from
-                embeddings than from their ids, or there are more than `updates` updates.
+            InputError: in training, an input is unknown, missing, of another shape or not of integers; the model
+                computes something else from embeddings than from their ids; or there are more than `updates` updates.
         """
         if not self.training:
             inputs.pop("sample_id", None)
@@ -125,7 +136,7 @@ class Robust(nn.Module):
         if self._left_padding_error and mask is not None and bool((mask[:, 0] == 0).any()):
             raise self._left_padding_error
         batch = _batch(inputs, self._is_generative, self._shares)
-        if self.updates and self.update >= self.updates:
+        if self.updates is not None and self.update >= self.updates:
             calls = f", and as accumulation (now {self.accumulation}) the calls per step" if self.accumulation else ""
             raise InputError(
                 f"updates {self.updates}: all of them are done: give wrap the number of optimizer steps{calls}"
@@ -167,8 +178,11 @@ class Robust(nn.Module):
             micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
 
         Raises:
-            InputError: an input is unknown or missing, or the micro-batches are not as many as `accumulation`.
+            InputError: an input is unknown, missing or of another shape; or the micro-batches are no list, or not as
+                many as `accumulation`.
         """
+        if not isinstance(micro_batches, Sequence):
+            raise InputError(f"micro_batches: is a {type(micro_batches).__name__}: give a list of the calls' inputs")
         if not micro_batches or self.accumulation not in (None, len(micro_batches)):
             raise InputError(
                 f"micro_batches: there are {len(micro_batches)}, and accumulation is {self.accumulation}: give the "
@@ -233,9 +247,10 @@ def wrap(
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:
-        InputError: the model is of another kind; the method draws noise, and the embeddings' width is no multiple of 4;
-            the method needs more than one backward in an update; `updates` is missing for weights that change; or
-            weights that are trained are float16.
+        InputError: an argument is out of its range; the model is of another kind; the method draws noise, and the
+            embeddings' width is no multiple of 4; the method needs more than one backward in an update; `updates` is
+            missing for weights that change; or weights that are trained are float16.
+        TypeError: the method's passes are not as `Method.passes` says.
     """
     robust = Robust(model, method, seed, updates, accumulation)
     check_trained_dtypes(robust)
@@ -276,7 +291,7 @@ def check_trained_dtypes(robust: Robust) -> None:
             )
 
 
-def _check_offered(settings: Settings) -> None:
+def check_offered(settings: Settings) -> None:
     if not isinstance(settings, Settings):
         raise InputError(
             f"method {shown(settings)}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)"
@@ -310,6 +325,7 @@ def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Ten
         raise InputError(f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out")
     if missing := [name for name in ("input_ids", *labels) if inputs.get(name) is None]:
         raise InputError(f"inputs: {', '.join(missing)} must be given to train")
+    _check_shapes({name: value for name, value in inputs.items() if value is not None})
     ids = inputs["input_ids"]
     windows_N = ids.new_ones(len(ids))
     if generative:
@@ -318,6 +334,31 @@ def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Ten
         for positions_N in (inputs[name].view(-1) for name in SPAN):
             windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
     return windows_N, windows_N * _mask(inputs).sum(1)
+
+
+def _check_shapes(inputs: Mapping[str, Tensor]) -> None:
+    """Raises InputError: an input is no tensor of integers, or its shape does not go with that of input_ids."""
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+            what = f"is {value.dtype}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+            ones = ", 1 for a token and 0 for padding" if name == "attention_mask" else ""
+            raise InputError(f"inputs {name}: {what}: give a tensor of integers{ones}")
+    ids = inputs["input_ids"]
+    if ids.dim() != 2:
+        raise InputError(f"inputs input_ids: has the shape {list(ids.shape)}: give [N, T], a row for each window")
+    windows, width = ids.shape
+    for name, value in inputs.items():
+        if name in ("input_ids", "attention_mask", "token_type_ids"):
+            fits, wanted = value.shape == ids.shape, [windows, width]
+        elif name in TARGET:
+            fits, wanted = value.dim() == 2 and len(value) == windows, [windows, "K"]
+        else:
+            fits, wanted = value.numel() == windows, [windows]
+        if not fits:
+            wanted = ", ".join(map(str, wanted))
+            raise InputError(
+                f"inputs {name}: has the shape {list(value.shape)}, and input_ids {list(ids.shape)}: give [{wanted}]"
+            )
 
 
 def _mask(inputs: Mapping[str, Tensor]) -> Tensor:

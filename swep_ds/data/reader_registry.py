@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from swep_ds.data.fields import excerpt
 from swep_ds.errors import InputError, reason
 from swep_ds.settings.plugins import check_free, load_entry_points
 
@@ -30,6 +31,9 @@ def reader(name: str) -> Callable[[R], R]:
         TypeError: the name is taken, or is not a name.
     """
 
+    if not isinstance(name, str):
+        raise TypeError('reader: it needs a name: write @sd.reader("NAME")')
+
     def register(function: R) -> R:
         if not name.isidentifier() or name in BUILT_IN:
             raise TypeError(f"reader {name!r}: name it with letters, digits and '_', and not {' or '.join(BUILT_IN)}")
@@ -53,7 +57,10 @@ def read_rows(source: str, read: Reader) -> Iterator[tuple[str, Any]]:
     """The rows of a source, each with its place in it. Raises InputError: its reader cannot read it."""
     name, _, address = source.partition(":")
     try:
-        for number, row in enumerate(read(address)):
+        rows = read(address)
+        if not isinstance(rows, Iterable):
+            raise InputError(f"{source}: its reader {name} gives {excerpt(rows)}: yield rows, or return a list of them")
+        for number, row in enumerate(rows):
             yield f"row {number}", row
     except (OSError, ValueError, LookupError, csv.Error) as error:
         raise InputError(f"{source}: its reader {name} cannot read it ({reason(error)}): correct the data") from error

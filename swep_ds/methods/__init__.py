@@ -1,11 +1,11 @@
 """The methods by name. `build` is the only place that knows them all."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, Union, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_type_hints
 
 from swep_ds.errors import InputError
 from swep_ds.methods.adv_aug import AdvAug, AdvAugSettings
-from swep_ds.methods.base import Method, Settings
+from swep_ds.methods.base import Method, Need, Pass, Settings
 from swep_ds.methods.bernoulli_dropout import BernoulliDropout, BernoulliDropoutSettings
 from swep_ds.methods.fgm import Fgm, FgmSettings
 from swep_ds.methods.freelb import Freelb, FreelbSettings
@@ -62,6 +62,9 @@ def method(name: str) -> Callable[[M], M]:
         TypeError: the class is not such a method, or the name is taken.
     """
 
+    if not isinstance(name, str):
+        raise TypeError('method: it needs a name: write @sd.method("NAME")')
+
     def register(cls: M) -> M:
         settings = get_type_hints(cls.__init__).get("settings")
         if not (isinstance(settings, type) and issubclass(settings, Settings) and issubclass(cls, Method)):
@@ -70,6 +73,8 @@ def method(name: str) -> Callable[[M], M]:
             )
         if "name" not in settings.model_fields or settings.model_fields["name"].default != name:
             raise TypeError(f'method {name!r}: {settings.__name__} needs the field name: Literal["{name}"] = "{name}"')
+        if settings.needs not in (None, *get_args(Need)):
+            raise TypeError(f"method {name!r}: needs {settings.needs!r}: it is None, {', '.join(get_args(Need))}")
         former = METHODS.get(name)
         check_free(name, former and _CLASSES[former], cls)
         _CLASSES.pop(former, None)
@@ -86,13 +91,20 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
 
     Raises:
         InputError: the method draws noise, which comes in fours (`kernels/philox.py`), for another width.
+        TypeError: its passes are not as `Method.passes` says.
     """
     if settings.draws_noise and embedding_size % 4:
         raise InputError(
             f"model.name: its word embeddings are {embedding_size} wide, and method.name {settings.name} draws noise "
             "for widths that are multiples of 4: name another model, or a method without noise such as mle"
         )
-    return _CLASSES[type(settings)](settings, hidden_size, embedding_size)
+    method = _CLASSES[type(settings)](settings, hidden_size, embedding_size)
+    passes = method.passes(0.0)
+    if not isinstance(passes, list) or not any(isinstance(pass_, Pass) and pass_.trains for pass_ in passes):
+        raise TypeError(f"method {settings.name}: passes gives {passes!r}: it must give a list of Pass, and one trains")
+    if passes[0].compares:
+        raise TypeError(f"method {settings.name}: its first pass is compared with the one before, and there is none")
+    return method
 
 
 __all__ = ["METHODS", "Method", "build", "method", "settings_union"]

@@ -6,6 +6,7 @@ once.
 A new method is one small file: a `Settings` class with its fields, and a `Method` that says what its passes are.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -142,6 +143,11 @@ class Pass:
     hidden_distance_weight: float = 0.0
 
     def __post_init__(self):
+        numbers = ["weight", "divergence_weight", "hidden_distance_weight"]
+        numbers += ["kl_weight"] * (not isinstance(self.kl_weight, Tensor))  # which may be on a GPU
+        for name in numbers:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"pass {self.name!r}: {name} {getattr(self, name)}: must be finite and at least 0")
         if not self.trains and (isinstance(self.kl_weight, Tensor) or self.kl_weight):
             raise ValueError(f"pass {self.name!r}: a KL needs a pass that trains: weigh its nll or a divergence")
 
@@ -169,7 +175,11 @@ class Method(nn.Module):
     watches: str | None = None  # the statistic of `Objective.forward` that `observe` gets
 
     def passes(self, progress: float) -> list[Pass]:
-        """The passes of one update, in order. `progress` is the share of all updates already done, in [0, 1)."""
+        """The passes of one update, in order: at least one trains, and the first is compared with none.
+
+        Args:
+            progress: share of all updates already done, in [0, 1).
+        """
         raise NotImplementedError
 
     def observe(self, mean: Tensor) -> None:

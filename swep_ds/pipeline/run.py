@@ -99,14 +99,14 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
 
-    def take() -> tuple[list[Path], Recipe]:
+    def take() -> tuple[list[Path], GlobalBatch | None]:
         tags = folder.take(recipe, resume)
         if not tags:
             check_service(recipe)
-        began = folder.read_batch(tags)
-        return tags, began.split(recipe, ranks.world_size()) if began else recipe
+        return tags, folder.read_batch(tags)
 
-    return ranks.from_rank0(take)
+    tags, began = ranks.from_rank0(take)
+    return tags, began.split(recipe, ranks.world_size()) if began else recipe
 
 
 def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:

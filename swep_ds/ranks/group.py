@@ -11,6 +11,7 @@ Notable (DeepSpeed 0.19):
 import logging
 import os
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -110,14 +111,16 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Takes back what DeepSpeed and this module change in the process: another group may follow."""
+    """Takes back what PyTorch, DeepSpeed and this module change in the process: another group may follow."""
     linear, on_cpu = torch.nn.functional.linear, get_accelerator().device_name() == "cpu"
+    hook = sys.excepthook  # a group's begins each line of a traceback with the rank
     # on a GPU nothing changes it, and reading it would probe every operator, with a line on stdout for each that fails
     operators = dict(deepspeed.ops.__compatible_ops__) if on_cpu else {}
     try:
         yield
     finally:
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
+        sys.excepthook = hook
         groups._WORLD_GROUP = None
         if on_cpu:
             deepspeed.ops.__compatible_ops__.update(operators)

@@ -133,6 +133,46 @@ def test_what_is_not_a_method_is_refused():
         sd.method("bare")(type("Bare", (sd.Method,), {}))
     with pytest.raises(TypeError, match=r'needs the field name: Literal\["other"\]'):
         sd.method("other")(Scaled)
+    with pytest.raises(TypeError, match=r"write @sd\.method"):
+        sd.method(Scaled)
+
+
+class BadNeedSettings(ScaledSettings):
+    needs: ClassVar = "hidden"
+
+
+def test_an_unknown_need_is_refused():
+    class Bad(Scaled):
+        def __init__(self, settings: BadNeedSettings, hidden_size: int, embedding_size: int):
+            super().__init__(settings, hidden_size, embedding_size)
+
+    with pytest.raises(TypeError, match="needs 'hidden': it is None, h, dropout, gradient"):
+        sd.method("scaled")(Bad)
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [],
+        [sd.Pass("clean", 0.0)],
+        ["clean"],
+        (sd.Pass("clean", 1.0) for _ in ()),
+        [sd.Pass("x", 1.0, divergence_weight=1)],
+    ],
+    ids=["none", "none trains", "text", "generator", "the first compares"],
+)
+def test_passes_that_cannot_be_trained_are_refused(passes, registry, monkeypatch):
+    sd.method("scaled")(Scaled)
+    monkeypatch.setattr(Scaled, "passes", lambda self, progress: passes)
+    with pytest.raises(TypeError, match=r"^method scaled: (passes gives .*: it must give a list|its first pass)"):
+        sd.wrap(tiny_models.model(), ScaledSettings())
+
+
+@pytest.mark.parametrize("name", ["weight", "kl_weight", "divergence_weight", "hidden_distance_weight"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_weight_is_finite_and_not_negative(name, value):
+    with pytest.raises(ValueError, match=f"pass 'noisy': {name} {value}: must be finite and at least 0"):
+        sd.Pass("noisy", **{"weight": 1.0, name: value})
 
 
 ROWS = [{"question": "Who?", "context": "Ann did.", "answers": {"text": ["Ann"], "answer_start": [0]}, "title": "t"}]
@@ -157,6 +197,11 @@ def test_a_registered_reader_reads_its_sources(registry):
         read_examples("memo:0", training=True)
     with pytest.raises(InputError, match="no such file or folder"):
         read_examples("memoir:1", training=True)
+    sd.reader("forgetful")(lambda address: None)
+    with pytest.raises(InputError, match="forgetful:x: its reader forgetful gives None: yield rows"):
+        read_examples("forgetful:x", training=True)
+    with pytest.raises(TypeError, match=r"write @sd\.reader"):
+        sd.reader(read)
     with pytest.raises(TypeError, match="'memo' is taken"):
         sd.reader("memo")(print)
 

@@ -156,6 +156,11 @@ def test_arguments_that_do_not_go_with_a_method_are_named(changes, tmp_path):
         trainer(tmp_path, "swep", **changes)
 
 
+def test_a_name_in_place_of_settings_is_refused():
+    with pytest.raises(InputError, match=r"^method 'swep': is not "):
+        RobustTrainer(model=tiny_models.model(), method="swep")
+
+
 def test_weights_in_half_precision_are_refused(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     run = RobustTrainer(model=tiny_models.model().half(), args=args, train_dataset=rows("bert"), method=sd.Mle())

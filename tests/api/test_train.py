@@ -55,12 +55,12 @@ def host() -> dict:
     levels = {name: logging.getLogger(name).level for name in ("DeepSpeed", "transformers", "datasets", "")}
     bars = transformers.logging.is_progress_bar_enabled(), datasets.are_progress_bars_disabled()
     group, rng = torch.distributed.is_initialized(), torch.get_rng_state().tolist()
-    linear = torch.nn.functional.linear
+    patched = torch.nn.functional.linear, sys.excepthook
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     return {
         "env": dict(os.environ),
         "filters": [*warnings.filters],
-        "rest": (masks, levels, bars, group, rng, linear, handlers, torch.backends.cuda.cudnn_sdp_enabled()),
+        "rest": (masks, levels, bars, group, rng, patched, handlers, torch.backends.cuda.cudnn_sdp_enabled()),
     }
 
 

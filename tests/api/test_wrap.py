@@ -101,6 +101,8 @@ def test_an_update_of_another_number_of_micro_batches_is_refused(accumulation, c
     robust = sd.wrap(tiny_models.model().train(), sd.Swep(), accumulation=accumulation)
     with pytest.raises(InputError, match=f"micro_batches: there are {calls}, and accumulation is {accumulation}"):
         robust.begin_update([inputs(tiny_batches.batch((12, 7), dtype=torch.float32))] * calls)
+    with pytest.raises(InputError, match="micro_batches: is a generator: give a list"):
+        robust.begin_update(batch for batch in ())
 
 
 @pytest.mark.parametrize("method", ["freelb", "fgm", "ssmba"])
@@ -213,13 +215,37 @@ def test_answers_without_a_label_do_not_count(method):
     [
         ({"start_positions": None}, "start_positions"),
         ({"position_ids": torch.zeros(3, 12)}, "position_ids"),
+        ({"input_ids": torch.zeros(12, dtype=int)}, r"^inputs input_ids: has the shape \[12\]: give \[N, T\]"),
+        ({"attention_mask": torch.ones(3, 11, dtype=int)}, r"^inputs attention_mask: .*\[3, 12\]: give \[3, 12\]$"),
+        ({"attention_mask": torch.ones(3, 12)}, r"^inputs attention_mask: is torch.float32: .* 0 for padding$"),
+        ({"start_positions": torch.zeros(2, dtype=int)}, r"^inputs start_positions: .*\[2\], .*: give \[3\]$"),
+        ({"end_positions": [1, 2, 3]}, r"^inputs end_positions: is a list: give a tensor of integers$"),
     ],
-    ids=["missing", "unknown"],
+    ids=["missing", "unknown", "a row", "width", "float mask", "windows", "list"],
 )
 def test_inputs_that_do_not_fit_are_named(changes, named):
-    robust = sd.wrap(tiny_models.model(), sd.Mle())
-    with pytest.raises(InputError, match=named):
-        robust(**inputs(tiny_batches.batch(dtype=torch.float32)) | changes)
+    robust = sd.wrap(tiny_models.model(), sd.Mle(), accumulation=None)
+    given = inputs(tiny_batches.batch(dtype=torch.float32)) | changes
+    for call in (lambda: robust(**given), lambda: robust.begin_update([given])):
+        with pytest.raises(InputError, match=named):
+            call()
+
+
+def test_labels_of_other_windows_are_named():
+    robust = sd.wrap(tiny_models.model("t5"), sd.Mle())
+    given = inputs(tiny_batches.generative(dtype=torch.float32))
+    with pytest.raises(InputError, match=r"^inputs labels: has the shape .*, K\]$"):
+        robust(**given | {"labels": given["labels"][:-1]})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"accumulation": 0}, {"accumulation": 1.5}, {"accumulation": True}, {"updates": 0}, {"seed": "a"}, {"seed": -1}],
+    ids=str,
+)
+def test_arguments_outside_of_their_range_are_refused(given):
+    with pytest.raises(InputError, match=f"^WrapArguments: {next(iter(given))}: "):
+        sd.wrap(tiny_models.model(), sd.Swep(), **given)
 
 
 def test_settings_that_the_loop_decides_are_refused():
