@@ -19,7 +19,7 @@ from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.errors import InputError, printable
-from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
+from swep_ds.files import DEFAULT_DS_CONFIG, read_text, shipped
 from swep_ds.sweeps import slurm
 
 
@@ -59,7 +59,7 @@ def resources(arguments: argparse.Namespace) -> list[str]:
     return ["--export=ALL", *(f"--{name}={value}" for name, value in options.items() if value is not None)]
 
 
-def training(options: list[str]) -> tuple[list[str], list[str], Path]:
+def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str], list[str], Path]:
     """(options of sbatch, options of `swep-ds train` with the run's folder, the folder of the log)."""
     arguments = train_command.parser().parse_args(options)
     if arguments.resume != "auto":
@@ -68,11 +68,15 @@ def training(options: list[str]) -> tuple[list[str], list[str], Path]:
         raise InputError("--ranks: srun starts the ranks: leave it out")
     if arguments.plan is not None:
         raise InputError("--plan: trains nothing: run it without submit")
-    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
+    # these import PyTorch, for seconds
+    from swep_ds.pipeline.folder import RunFolder
+    from swep_ds.pipeline.prepare import check_ds_config
+    from swep_ds.recipe import Recipe
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
-    ds_config_path(arguments.ds_config or DEFAULT_DS_CONFIG)
     folder = train_command.run_folder(arguments, recipe).absolute()
+    RunFolder(folder).check_owner(recipe)
+    check_ds_config(recipe, arguments.ds_config or DEFAULT_DS_CONFIG, folder, ranks, on_cpu=on_cpu)
     chosen = [f"--job-name={folder.name}", f"--output={_in_pattern(folder)}.slurm-%j.log"]
     return chosen, with_folder(options, arguments, folder), folder.parent
 
@@ -118,10 +122,14 @@ def submit() -> None:
     arguments, options = parser().parse_args(words[:split]), words[split + 1 :]
     if arguments.parallel and arguments.kind == "train":
         raise InputError("--parallel is for sweeps: a training is one job")
+    slurm.check_options(arguments.sbatch)
     slurm.check_time(arguments.time, arguments.sbatch)
     ranks = arguments.nodes * (arguments.gpus_per_node or arguments.cpu_ranks_per_node)
     train = arguments.kind == "train"
-    chosen, options, logs = training(options) if train else sweep(options, arguments.parallel, ranks)
+    if train:
+        chosen, options, logs = training(options, ranks, on_cpu=arguments.gpus_per_node is None)
+    else:
+        chosen, options, logs = sweep(options, arguments.parallel, ranks)
     scripts = shipped("scripts")
     script = scripts / "slurm" / f"{arguments.kind}.sbatch"
     command = ["sbatch", "--parsable", *resources(arguments), *chosen, *arguments.sbatch, str(script), *options]

@@ -139,7 +139,7 @@ def _read_quickstart(source: str, training: bool, wanted: LabelOptions) -> list[
 def _read_folder(folder: Path, training: bool, wanted: LabelOptions) -> list[Example]:
     if saved := _saved_folder(folder, training):
         source = printable(str(folder))
-        return list(layouts.rows(source, table_rows(source, saved_contents(saved)), wanted))
+        return list(layouts.rows(source, table_rows(source, saved_contents(saved), labels=wanted.labels), wanted))
     return [example for file in _data_files(folder, training) for example in _read_file(file, wanted)]
 
 
@@ -193,7 +193,7 @@ def _read_hub(source: str, hub_id: re.Match[str], training: bool, wanted: LabelO
             raise InputError(f"{source}: cannot write {error.filename} ({error.strerror}): {CACHE_FIX}") from None
     if not isinstance(loaded, Dataset):
         loaded = loaded[_default_split(source, loaded, training)]
-    return list(layouts.rows(source, memory_rows(source, loaded.with_format("arrow")[:]), wanted))
+    return list(layouts.rows(source, memory_rows(source, loaded.with_format("arrow")[:], labels=wanted.labels), wanted))
 
 
 def _default_split(source: str, splits: Any, training: bool) -> str:
@@ -215,7 +215,7 @@ def _read_file(path: Path, wanted: LabelOptions) -> Iterator[Example]:
     if content[:2] == b"\x1f\x8b":
         content = _unzipped(source, content)
     if is_table(content):
-        return layouts.rows(source, table_rows(source, [content]), wanted)
+        return layouts.rows(source, table_rows(source, [content], labels=wanted.labels), wanted)
     return _read_text(source, content, wanted)
 
 
@@ -238,7 +238,7 @@ def _read_text(source: str, content: bytes, wanted: LabelOptions) -> Iterator[Ex
             f"{source}: neither UTF-8 text (byte {error.start}) nor Parquet or Arrow; save it as UTF-8"
         ) from None
     if delimiter := csv_delimiter(text):
-        return layouts.rows(source, csv_rows(source, text, delimiter), wanted, csv_answers)
+        return layouts.rows(source, csv_rows(source, text, delimiter, labels=wanted.labels), wanted, csv_answers)
     values = _json_values(source, text)
     first = next(values, None)
     if first is None:

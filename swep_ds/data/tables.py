@@ -21,6 +21,7 @@ from swep_ds.files import parse_json, read_bytes, read_json
 
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
 COLUMNS += ("detected_answers",)  # tells MRQA's rows
+LABELS = {"answers", "answer", "is_impossible", "detected_answers"}
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 32  # converted to Python objects at once: many rows may repeat one long context
 LARGE, RATIO = 2**28, 100  # `most_unpacked`
@@ -40,34 +41,37 @@ def most_unpacked(packed: int) -> int:
     return max(LARGE, RATIO * packed)
 
 
-def table_rows(source: str, contents: Iterable[bytes]) -> Rows:
-    """The rows of the files with these bytes, one after the other.
+def table_rows(source: str, contents: Iterable[bytes], *, labels: bool) -> Rows:
+    """The rows of the files with these bytes, one after the other. `labels`: whether they must have answers.
 
-    Raises InputError: a file is damaged, has a column twice, or claims more rows than it can hold.
+    Raises InputError: a file is damaged, lacks a column or has one twice, or claims more rows than it can hold.
     """
-    return _rows(source, (batch for content in contents for batch in _batches(source, content)))
+    return _rows(source, (batch for content in contents for batch in _batches(source, content, labels)))
 
 
-def memory_rows(source: str, table: pa.Table) -> Rows:
-    """The rows of a table that `datasets` loaded. Raises InputError: as `table_rows`."""
-    return _rows(source, iter(table.select(_columns(source, table.schema.names)).to_batches()))
+def memory_rows(source: str, table: pa.Table, *, labels: bool) -> Rows:
+    """The rows of a table that `datasets` loaded. Otherwise as `table_rows`."""
+    return _rows(source, iter(table.select(_columns(source, table.schema.names, labels)).to_batches()))
 
 
 def csv_delimiter(text: str) -> str | None:
-    """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line does not name the
-    columns question and context."""
+    """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line names neither the
+    column question nor the column context."""
     header = text[:MAX_HEADER].partition("\n")[0]
     for delimiter in ",;\t":
-        if {"question", "context"} <= {name.strip(' "\r') for name in header.split(delimiter)}:
+        if {"question", "context"} & {name.strip(' "\r') for name in header.split(delimiter)}:
             return delimiter
     return None
 
 
-def csv_rows(source: str, text: str, delimiter: str) -> Rows:
+def csv_rows(source: str, text: str, delimiter: str, *, labels: bool) -> Rows:
     """The rows of a text table with a header. An empty cell is None; see `csv_answers`.
 
+    Args:
+        labels: whether they must have answers.
+
     Raises InputError: a quoted text is not closed or is followed by more text, as one with quotes that are not doubled;
-    a row has more or fewer cells than the header; or the header has a column twice.
+    a row has more or fewer cells than the header; or the header lacks a column or has one twice.
     """
     csv.field_size_limit(sys.maxsize)  # a context may be long
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -83,7 +87,7 @@ def csv_rows(source: str, text: str, delimiter: str) -> Rows:
             return
         if not places:
             names = [name.strip() for name in cells]
-            places, width = {name: names.index(name) for name in _columns(source, names)}, len(names)
+            places, width = {name: names.index(name) for name in _columns(source, names, labels)}, len(names)
         elif cells:  # the line is not empty
             yield f"row {number}", {name: cells[place] or None for name, place in places.items()}
             number += 1
@@ -126,11 +130,11 @@ def _reading(source: str) -> AbstractContextManager[None]:
     return as_input_error(f"{source}: damaged data file", "fetch it or save it again")
 
 
-def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
+def _batches(source: str, content: bytes, labels: bool) -> Iterator[pa.RecordBatch]:
     """Record batches of `COLUMNS`, not validated."""
     with _reading(source):
         if content[:4] == b"PAR1":
-            batches = _parquet(source, content)
+            batches = _parquet(source, content, labels)
         elif content[:6] == b"ARROW1":
             file = pa.ipc.open_file(content)
             batches = (file.get_batch(i) for i in range(file.num_record_batches))
@@ -141,7 +145,7 @@ def _batches(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
             batch = next(batches, None)
             if batch is None:
                 return
-            batch = batch.select(_columns(source, batch.schema.names))
+            batch = batch.select(_columns(source, batch.schema.names, labels))
         # a null column has no bytes, so a small file can claim any number of rows
         if batch.num_rows > len(content):
             raise InputError(f"{source}: claims {batch.num_rows} rows in {len(content)} bytes; save it again")
@@ -156,7 +160,7 @@ def _stream(content: bytes) -> Iterator[pa.RecordBatch]:
         raise ValueError("it is cut off")
 
 
-def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
+def _parquet(source: str, content: bytes, labels: bool) -> Iterator[pa.RecordBatch]:
     file = pq.ParquetFile(pa.BufferReader(content))
     facts = file.metadata
     unpacked = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
@@ -165,15 +169,18 @@ def _parquet(source: str, content: bytes) -> Iterator[pa.RecordBatch]:
             f"{source}: claims {facts.num_rows} rows of {unpacked} bytes in a file of {len(content)} bytes; save it "
             "without compression if that is right"
         )
-    return file.iter_batches(batch_size=1024, columns=_columns(source, file.schema_arrow.names))
+    return file.iter_batches(batch_size=1024, columns=_columns(source, file.schema_arrow.names, labels))
 
 
-def _columns(source: str, names: Sequence[str]) -> list[str]:
+def _columns(source: str, names: Sequence[str], labels: bool) -> list[str]:
     """The names that are in COLUMNS. Raises InputError: one of them occurs twice, or a needed one is missing."""
     for name in COLUMNS:
         if names.count(name) > 1:
             raise InputError(f"{source}: has the column {name!r} {names.count(name)} times; keep one")
-    if missing := [name for name in ("question", "context") if name not in names]:
+    missing = [name for name in ("question", "context") if name not in names]
+    if labels and not LABELS.intersection(names):
+        missing.append("answers")
+    if missing:
         raise InputError(
             f"{source}: has no column {' and no column '.join(missing)} (there: {excerpt(list(names))}): rename yours"
         )

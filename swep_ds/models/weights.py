@@ -35,6 +35,13 @@ def check_size(hollow: PreTrainedModel, source: str, label: str) -> None:
         )
 
 
+def check_files(hollow: PreTrainedModel, source: str, label: str) -> None:
+    """Refuses a model, on the meta device, whose files are damaged or too small for it. Reads no weights."""
+    check_size(hollow, source, label)
+    for file in weight_files(source, label):
+        _dtypes(file, label)
+
+
 def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, head: str, *, new_head: bool) -> None:
     """Checks that all weights came from the files.
 
@@ -70,19 +77,22 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, h
 def check_dtypes(source: str, report: dict[str, Any], label: str) -> None:
     """Refuses weights that are not in floating point: transformers takes the codes of quantised ones for values."""
     for file in weight_files(source, label):
-        with transformers_errors(label, f"its {file.name} is damaged", "fetch it again"):
-            if file.suffix == ".safetensors":
-                with safe_open(file, "pt") as content:
-                    dtypes = {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
-            else:
-                weights = torch.load(file, map_location="meta", weights_only=True)
-                dtypes = {name: value.dtype for name, value in weights.items() if isinstance(value, Tensor)}
-        for name, dtype in dtypes.items():
+        for name, dtype in _dtypes(file, label).items():
             if dtype not in FLOATS and name.endswith((".weight", ".bias")) and name not in report["unexpected_keys"]:
                 raise InputError(
                     f"{label}: its {file.name} holds {name} as {dtype}, not in floating point: name a model that is "
                     "not quantised"
                 )
+
+
+def _dtypes(file: Path, label: str) -> dict[str, str | torch.dtype]:
+    """The dtypes of a file's tensors by name."""
+    with transformers_errors(label, f"its {file.name} is damaged", "fetch it again"):
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as content:
+                return {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
+        weights = torch.load(file, map_location="meta", weights_only=True)
+        return {name: value.dtype for name, value in weights.items() if isinstance(value, Tensor)}
 
 
 def check_finite(model: PreTrainedModel, label: str, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:

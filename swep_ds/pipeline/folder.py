@@ -176,10 +176,10 @@ class RunFolder:
                 there is no such checkpoint.
         """
         user_path(str(self.path / LONGEST_PATH), "--output_dir")
-        self._check_owner(recipe, resume)
+        self.check_owner(recipe, resume)
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._lock = _lock(self.path)
-        self._check_owner(recipe, resume)  # another process may have held the lock until now
+        self.check_owner(recipe, resume)  # another process may have held the lock until now
         self._check_names(recipe)
         self._clear_leftovers()
         if resume in ("auto", "never"):
@@ -196,8 +196,8 @@ class RunFolder:
         read_manifest(tag)
         return [tag]
 
-    def _check_owner(self, recipe: Recipe, resume: str) -> None:
-        """Raises InputError if the folder is not this run's."""
+    def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
+        """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
         where, saved = f"--output_dir {self.path}", self.path / RECIPE
         if not self.path.is_dir():
             if self.path.exists():

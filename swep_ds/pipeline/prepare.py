@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,13 +29,15 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.models.weights import check_files
 from swep_ds.pipeline.examples import load_examples, warn_of_known
-from swep_ds.pipeline.folder import resume_fingerprint
+from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 from swep_ds.training.average import last_k
+from swep_ds.training.checkpoint_files import find_checkpoints
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.determinism import set_deterministic
 from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, resolve_ds_config, zero_stage
@@ -96,14 +99,7 @@ def prepare(
             check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
         qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-        config = resolve_ds_config(
-            ds_config,
-            recipe,
-            world_size=ranks.world_size(),
-            micro_steps=len(objective.parts(recipe.train.execution)),
-            hidden_size=qa.hidden_size,
-            on_cpu=ranks.device().type == "cpu",
-        )
+        config = _config_of(recipe, ds_config, objective)
         _check_environment(recipe, qa, config)
         validation = {}
         if name := recipe.validation_set:
@@ -131,6 +127,52 @@ def prepare(
     if recipe.train.average == "last_k":
         last_k(recipe.train, batches.updates)  # checks the number
     return Job(objective, tokenizer, config, len(training), features, batches, *sets, evaluation, inputs)
+
+
+def check_ds_config(recipe: Recipe, ds_config: str, output_dir: Path, world_size: int, *, on_cpu: bool) -> None:
+    """Checks, for a job that is not started yet, the ds_config against the recipe of each stage. Reads no model.
+
+    Raises:
+        InputError: as `resolve_ds_config`; or the run in `output_dir` cannot continue on so many ranks.
+    """
+    folder = RunFolder(output_dir)
+    began = folder.read_batch(find_checkpoints(folder.checkpoints))
+    stages = [recipe.first_stage()] if recipe.pretrain else []
+    for stage in (*stages, began.split(recipe, world_size) if began else recipe):
+        resolve_ds_config(ds_config, stage, world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu)
+
+
+def check_start(recipe: Recipe, ds_config: str, *, model_is_here: bool) -> None:
+    """Checks on this rank what `prepare` checks before it reads data and weights.
+
+    Args:
+        model_is_here: whether the model can be looked at without a download.
+
+    Raises:
+        InputError: the ds_config contradicts the recipe; the model is of another task, or its files are damaged; or
+            this machine cannot run them.
+    """
+    if not model_is_here:
+        read_ds_config(ds_config)
+        return
+    tokenizer, label = run_tokenizer(recipe), f"model.name {recipe.model.name}"
+    qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
+    check_files(qa.model, resolve_model(recipe.model.name), label)
+    with torch.device("meta"):
+        objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+    _check_environment(recipe, qa, _config_of(recipe, ds_config, objective))
+
+
+def _config_of(recipe: Recipe, ds_config: str, objective: Objective) -> dict[str, Any]:
+    """The resolved ds_config on the ranks of this process group."""
+    return resolve_ds_config(
+        ds_config,
+        recipe,
+        world_size=ranks.world_size(),
+        micro_steps=len(objective.parts(recipe.train.execution)),
+        hidden_size=objective.qa.hidden_size,
+        on_cpu=ranks.device().type == "cpu",
+    )
 
 
 def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ Nothing is trained or downloaded. Ranks compare one line of text per subject; fi
 checksum of their heads and tails.
 """
 
+import functools
 import hashlib
 import platform
 import re
@@ -30,6 +31,8 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.files import PACKAGE, ds_config_path, shipped, user_path
 from swep_ds.models.hub import resolve_model
+from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.prepare import check_start
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.ranks.writing import find_fault
@@ -37,6 +40,7 @@ from swep_ds.recipe import Recipe
 
 Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
+ABSENT = "not in the hub's cache, would be downloaded"
 ENDS = 2**16  # bytes at a file's head and tail that are compared
 SHOWN = 4  # hosts, or values of one subject
 MAX_LIST_CHARACTERS = 60  # characters of a list of ranks
@@ -47,7 +51,8 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Collective. Prints what the ranks see and how fast they communicate.
 
     Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
-    are missing, an output folder that is not writable or not shared by the ranks.
+    are missing, an output folder that is not writable or not shared by the ranks. Where all see the same: the folder is
+    another run's; or as `check_start`.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
@@ -57,6 +62,10 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     say(time_collectives())
     if faults := disagreements(hosts, reports):
         raise InputError(f"preflight: {'; '.join(faults)}")
+    ranks.from_rank0(lambda: RunFolder(output_dir).check_owner(recipe))
+    absent = report[f"model.name {recipe.model.name}"] == ABSENT
+    for stage in ([recipe.first_stage()] if recipe.pretrain else []) + [recipe]:
+        ranks.on_all_ranks(functools.partial(check_start, stage, ds_config, model_is_here=not absent))
     say("preflight: all ranks see the same")
 
 
@@ -127,7 +136,7 @@ def _cached(hub_id: str, kind: str) -> str:
     except LocalEntryNotFoundError:
         if constants.is_offline_mode():
             return "missing from the hub's cache, and offline mode downloads nothing"
-        return "not in the hub's cache, would be downloaded"
+        return ABSENT
     return f"cached, {fingerprint(folder.rglob('*'), folder)}"
 
 

@@ -114,6 +114,14 @@ def test_an_answer_beside_empty_answers_counts(save):
         assert (example.answers, example.span) == (("bar",), (4, 7))
 
 
+def test_an_answer_that_contradicts_the_answers_is_an_error(save):
+    row = {"question": "What?", "context": "foo bar", "answers": ["foo", "bar"], "answer": "bar"}
+    [example] = read_examples(save(json.dumps(row)), training=True)
+    assert example.answers == ("foo", "bar")
+    for content in (json.dumps(row | {"answer": "baz"}), "question,context,answer,answers\nWhat?,foo bar,baz,bar\n"):
+        assert "answer is 'baz', which is not among its answers" in refused(save(content))
+
+
 @pytest.mark.parametrize("answers", [{"answers": None}, {"answers": []}, {"answer": None}])
 def test_a_question_without_an_answer_is_read_where_the_recipe_takes_it(save, answers):
     row = {"question": "What?", "context": "foo bar", **answers}
@@ -194,7 +202,12 @@ def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
         ('question,context,answer\nq,"We said.,We\nq,A,A\nq,"B",B\n', "from line 2 on (Error: ',' expected after"),
         ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "from line 3 on (Error: unexpected end of data)"),
         ('question,context,answer\nq,"To be" is said,be\n', "from line 2 on (Error: ',' expected after"),
-        ("question,context\nWho?,A text\n", "field 'answers' is missing (there: ['question', 'context'])"),
+        ("question,context\nWho?,A text\n", "has no column answers (there: ['question', 'context']): rename"),
+        (
+            "question,context,anwser\nWho?,A text,text\n",
+            "has no column answers (there: ['question', 'context', 'anwser'])",
+        ),
+        ("question;text;answer\nWho?;A text;text\n", "has no column context (there: ['question', 'text', 'answer'])"),
         ("question,context,context\nWho?,a,b\n", "has the column 'context' 2 times"),
         ("question,context,answer\n,A text,text\n", "field 'question' is None"),
         ("question,context,answer\nWho?,A text,\n", "question 'data-0': has no answer; give it, or set"),

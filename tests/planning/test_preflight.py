@@ -1,6 +1,7 @@
 """The preflight: fingerprints of files, comparing a thousand ranks, and two real ranks that disagree."""
 
 import re
+import shutil
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -9,6 +10,8 @@ import pytest
 from swep_ds.data import reader_registry
 from swep_ds.errors import InputError
 from swep_ds.planning import preflight
+from swep_ds.ranks.group import process_group
+from swep_ds.recipe import Recipe
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare
 
@@ -149,6 +152,48 @@ def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(tmp_path):
     assert re.search(rf"output_dir {output} +writable, shared\n", ended.stdout)
     assert ended.stdout.count("rank 0 (") == 1
     assert not output.parent.exists()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    prepare(folder)
+    ds_config(folder, 2)
+    return folder
+
+
+def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capfd):
+    recipe = Recipe.load(str(place / "recipe.yaml"))
+    broken, contradictory, config = tmp_path / "broken.json", tmp_path / "other.json", str(ds_config(tmp_path, 2))
+    broken.write_text("{")
+    contradictory.write_text('{"gradient_clipping": 7}')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    shutil.copytree(place / "model", tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    prepare(tmp_path, architecture="t5")
+    cases = [
+        (recipe, str(broken), "new", r"--ds_config .*broken\.json: .*JSON"),
+        (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
+        (recipe, config, "other", r"--output_dir .*other: holds files that belong to no run \(notes\.txt\)"),
+        (
+            Recipe.make(recipe, model={"name": str(tmp_path / "cut")}),
+            config,
+            "new",
+            r"its model\.safetensors is damaged",
+        ),
+        (
+            Recipe.make(recipe, model={"name": str(tmp_path / "model")}),
+            config,
+            "new",
+            "task extractive: .* is a sequence",
+        ),
+    ]
+    for changed, given, folder, said in cases:
+        with process_group(), pytest.raises(InputError, match=said):
+            preflight.preflight(changed, given, tmp_path / folder)
+    assert "all ranks see the same" not in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -134,6 +134,22 @@ CPU = ["--cpu_ranks_per_node", "1"]
         ),
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
         (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
+        (
+            ["train", *CPU, "--sbatch=account=lab", "--", *RUN],
+            "--sbatch=account=lab: is no option.*--sbatch=--account=",
+        ),
+        (["train", *CPU, "--sbatch=--nodes=3", "--", *RUN], "--sbatch: --nodes 3: is decided by --nodes: leave it out"),
+        (["sweep", *CPU, "--sbatch=-n2", "--", "quickstart_methods"], "--ntasks-per-node 2: is decided by --gpus_per"),
+        (["sweep", *CPU, "--sbatch=-a", "--sbatch=1-3", "--", "quickstart_methods"], "--array 1-3: is decided by kind"),
+        (
+            ["train", *CPU, "--", *RUN, "--output_dir", "README.md"],
+            r"--output_dir .*README.md: is a file: name a folder",
+        ),
+        (
+            ["train", *CPU, "--", *RUN, "--output_dir", "docs"],
+            r"--output_dir .*docs: holds files that belong to no run",
+        ),
+        (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; did you mean"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
         (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),
@@ -143,6 +159,26 @@ def test_bad_options_are_refused_before_the_job_is_queued(submit, words, said):
     with pytest.raises(InputError, match=said) as caught:
         submit(*words)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"zero_optimization": ', r"--ds_config .*zero.json: .*JSON"),
+        (
+            '{"gradient_clipping": 7}',
+            r"zero.json: gradient_clipping = 7, but the recipe's train.max_grad_norm gives 1.0",
+        ),
+        ('{"train_batch_size": 3}', r"zero.json: train_batch_size = 3, but .* x 1 rank\(s\) gives"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["train", "sweep"])
+def test_a_ds_config_is_checked_before_the_job_is_queued(submit, tmp_path, kind, content, said):
+    (tmp_path / "zero.json").write_text(content)
+    options = ["--ds_config", str(tmp_path / "zero.json"), "--output_dir", str(tmp_path / "new")]
+    with pytest.raises(InputError, match=said):
+        submit(kind, *CPU, "--dry_run", "--", *["quickstart_methods"] * (kind == "sweep"), *options)
+    assert not (tmp_path / "new").exists()
 
 
 def test_without_slurm_it_says_so(submit, tmp_path, monkeypatch):
