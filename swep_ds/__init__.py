@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from swep_ds.api.wrap import wrap as wrap
     from swep_ds.data.reader_registry import reader as reader
     from swep_ds.errors import InputError as InputError
+    from swep_ds.errors import TrainingDiverged as TrainingDiverged
+    from swep_ds.errors import WriteFailed as WriteFailed
     from swep_ds.kernels import perturb as perturb
     from swep_ds.methods import method as method
     from swep_ds.methods.base import Inputs as Inputs
@@ -44,6 +46,8 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "Robust": ("swep_ds.api.wrap", "Robust"),
     "Run": ("swep_ds.api.run", "Run"),
     "Settings": ("swep_ds.methods.base", "Settings"),
+    "TrainingDiverged": ("swep_ds.errors", "TrainingDiverged"),
+    "WriteFailed": ("swep_ds.errors", "WriteFailed"),
     "gaussian": ("swep_ds.methods.base", "gaussian"),
     "hf": ("swep_ds.api.hf", None),
     "method": ("swep_ds.methods", "method"),

@@ -18,14 +18,18 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from swep_ds import methods
 from swep_ds.errors import InputError
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
+from swep_ds.files import path_text
 from swep_ds.ranks.launch import is_first_on_node
-from swep_ds.settings import Section, join, lay_sections, load, read_whole, shown, suggest, validate
+from swep_ds.settings import Section, join, lay_sections, load, read_whole, shown, suggest, validate, without_paths
 from swep_ds.settings.plugins import load_entry_points
 
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
 AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
+# field of `train` -> the field that must have this value for it to count
+COUNTS_WITH = {name: ("average", kind) for name, kind in AVERAGED_BY.items()}
+COUNTS_WITH |= dict.fromkeys(("adam_betas", "adam_epsilon"), ("optimizer", "adamw"))
 # settings that change neither the trained model nor its scores
 NEUTRAL = ("tracking", "train.log_every", "train.stall_seconds")
 NEUTRAL += ("train.keep_checkpoints", "train.on_checkpoint_failure")
@@ -247,13 +251,13 @@ class Recipe(Section):
                 "checkpoint: set train.average to ema, or eval.select_on to null",
             ),
         )
-        for name, kind in AVERAGED_BY.items():
-            field = TrainSection.model_fields[name]
+        for name, (chooser, kind) in COUNTS_WITH.items():
+            chosen, default = getattr(train, chooser), TrainSection.model_fields[name].default
             rules += (
                 (
-                    train.average != kind and getattr(train, name) != field.default,
-                    f"train.{name}: is a setting of average {kind}, and train.average is {train.average}: set that to "
-                    f"{kind}, or leave {name} at {field.default}",
+                    chosen != kind and getattr(train, name) != default,
+                    f"train.{name}: is a setting of {chooser} {kind}, and train.{chooser} is {chosen}: set that to "
+                    f"{kind}, or leave {name} at {default}",
                 ),
             )
         if faults := [fault for broken, fault in rules if broken]:
@@ -294,10 +298,11 @@ class Recipe(Section):
         Raises:
             InputError: as `load`.
         """
+        sections = without_paths(sections)
         if isinstance(base, Recipe):
             path, tree = Path("recipe"), base.model_dump(mode="json")
         else:
-            path, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
+            path, tree = read_whole(path_text(base, "recipe"), RECIPES, "recipe", Recipe, _check_source_domain)
         given = {
             name: section.model_dump(mode="json") if isinstance(section, Section) else section
             for name, section in sections.items()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from swep_ds import ranks
 from swep_ds.data.batches import Padding
@@ -25,9 +26,11 @@ from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
+from swep_ds.files import path_text
 from swep_ds.models.hub import check_knows
 from swep_ds.pipeline.saved import load_saved
-from swep_ds.settings import shown
+from swep_ds.recipe import Count
+from swep_ds.settings import Section, shown
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,14 @@ class Reply:
     confidence: float | None = None
 
 
+class AnswerArguments(Section):
+    """Arguments of `QuestionAnswerer`, checked as settings are."""
+
+    batch_size: Count
+    null_threshold: float | None
+    min_confidence: float = Field(ge=0, le=1)
+
+
 class QuestionAnswerer:
     """A question-answering model, extractive or generative, on this process's device.
 
@@ -68,7 +79,8 @@ class QuestionAnswerer:
         min_confidence: a question is declined where the best answer's confidence is lower.
 
     Raises:
-        InputError: the model cannot be loaded, has no trained head, or is neither extractive nor generative.
+        InputError: an argument is out of its range; or the model cannot be loaded, has no trained head, or is neither
+            extractive nor generative.
     """
 
     def __init__(
@@ -79,13 +91,14 @@ class QuestionAnswerer:
         null_threshold: float | None = None,
         min_confidence: float = 0.0,
     ):
-        if batch_size < 1:
-            raise InputError(f"batch_size {batch_size}: must be at least 1")
-        if not 0 <= min_confidence <= 1:
-            raise InputError(f"min_confidence {min_confidence}: must be a probability, from 0 to 1")
-        self.name, self.batch_size, self.min_confidence = str(model), batch_size, min_confidence
+        given = AnswerArguments(batch_size=batch_size, null_threshold=null_threshold, min_confidence=min_confidence)
+        self.name, self.batch_size, self.min_confidence = (
+            path_text(model, "model"),
+            given.batch_size,
+            given.min_confidence,
+        )
         with ranks.quiet():
-            self._saved = load_saved(self.name, null_threshold)
+            self._saved = load_saved(self.name, given.null_threshold)
 
     @property
     def generative(self) -> bool:
@@ -120,8 +133,8 @@ class QuestionAnswerer:
 
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
-        if n_best < 1:
-            raise InputError(f"n_best {n_best}: must be at least 1")
+        if not isinstance(n_best, int) or n_best < 1:
+            raise InputError(f"n_best {shown(n_best)}: give a whole number, at least 1")
         if n_best > 1 and self.generative:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"

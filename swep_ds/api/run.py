@@ -7,7 +7,7 @@ import torch
 
 from swep_ds.console import quiet_about_cpu
 from swep_ds.evaluation.results import Results, Scores, read_results
-from swep_ds.files import DEFAULT_DS_CONFIG, user_path
+from swep_ds.files import DEFAULT_DS_CONFIG, path_text, user_path
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.recipe import Recipe
 
@@ -22,7 +22,7 @@ class Run:
     """
 
     def __init__(self, path: Path | str):
-        self.path = user_path(str(path), "run")
+        self.path = user_path(path_text(path, "run"), "run")
         self._folder = RunFolder(self.path)
         self.model_dir, self.report = self._folder.model, self._folder.report
 
@@ -81,7 +81,8 @@ def train(
         from swep_ds.training.determinism import deterministic_restored
 
     whole = Recipe.make(recipe, **sections)
-    folder = user_path(str(output_dir), "output_dir")
+    folder = user_path(path_text(output_dir, "output_dir"), "output_dir")
+    ds_config, resume = path_text(ds_config, "ds_config"), path_text(resume, "resume")
     with torch.random.fork_rng(range(device_count())), deterministic_restored(), process_group():
-        run(whole, str(ds_config), folder, str(resume), write_report)
+        run(whole, ds_config, folder, resume, write_report)
     return Run(folder)

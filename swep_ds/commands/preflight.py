@@ -3,7 +3,7 @@
     swep-ds preflight --ranks 8 --recipe bert_base_squad --output_dir runs/bert
     srun swep-ds preflight --recipe bert_base_squad --output_dir runs/bert
 
-Compares devices, versions, files and the output folder, and times collectives.
+Compares devices, versions, files and the output folder, times collectives, and checks what a start would refuse.
 Exit codes: 0: all ranks see the same. 2: they do not, or bad input (one line says what and how to fix it).
 """
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from swep_ds.commands.cli import Parser, add_set_option, at_least, names_of
 from swep_ds.console import Console
 from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
-from swep_ds.files import ds_config_path, path_of, shipped
+from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, path_of, shipped
 
 if TYPE_CHECKING:
     from swep_ds.sweeps.sweep import Cell
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     options.add_argument("sweep", help="name of a shipped sweep, or a YAML file").completer = names_of("sweeps")
-    options.add_argument("--ds_config", help="DeepSpeed configuration (default: the sweep's)")
+    options.add_argument(
+        "--ds_config", help=f"DeepSpeed configuration (default: the sweep's, else {DEFAULT_DS_CONFIG})"
+    )
     add_set_option(options, "every run")
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="for the runs and the table (default: runs/SWEEP)"
@@ -63,9 +65,7 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
         if not folder.is_dir():
             raise InputError(f"--output_dir {folder}: no such folder: name the one that the sweep ran in")
         return folder, cells, []
-    ds_config = arguments.ds_config or chosen.ds_config
-    if not ds_config:
-        raise InputError("the sweep names no ds_config: give --ds_config")
+    ds_config = arguments.ds_config or chosen.ds_config or DEFAULT_DS_CONFIG
     ds_config_path(ds_config)  # before the first run starts
     return folder, cells, [str(shipped("scripts") / "train.py"), "--recipe", chosen.recipe, "--ds_config", ds_config]
 
@@ -82,6 +82,8 @@ def sweep() -> None:
     arguments = parser().parse_args()
     if arguments.srun and max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("--srun takes all tasks of the Slurm job for one run: leave out --jobs and --ranks")
+    if arguments.srun and "SLURM_JOB_ID" not in os.environ:
+        raise InputError("--srun: this is no Slurm job: use --jobs and --ranks, or `swep-ds submit sweep`")
     folder, cells, command = read(arguments)
     from swep_ds.sweeps.sweep import describe, digest_of
 

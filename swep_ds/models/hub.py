@@ -62,7 +62,10 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     with transformers_errors(label, "no tokenizer to load there", fix):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if not tokenizer.is_fast:
-        raise InputError(f"{label}: its tokenizer has no fast version, which gives the answers' offsets")
+        raise InputError(
+            f"{label}: its tokenizer has no fast version, which gives the answers' offsets: name a model that has a "
+            "tokenizer.json"
+        )
     with transformers_errors(label, "its tokenizer cannot be used", "correct its tokenizer files"):
         if fault := _fault(tokenizer):
             raise InputError(f"{label}: its {fault}")

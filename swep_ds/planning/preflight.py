@@ -1,4 +1,5 @@
-"""Before a long job: what every rank sees, whether all ranks see the same, and what a collective costs.
+"""Before a long job: what every rank sees, whether all ranks see the same, what a collective costs, and whether the
+start would be refused.
 
 Nothing is trained or downloaded. Ranks compare one line of text per subject; files are compared by number, size and a
 checksum of their heads and tails.

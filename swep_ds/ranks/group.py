@@ -149,7 +149,8 @@ def _join(launch: Launch) -> None:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
     elif local >= (devices := get_accelerator().device_count()):
-        fault = f"rank {launch.rank} wants device {local} of a node with {devices}: start fewer ranks"
+        fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
+        fault = f"rank {launch.rank} wants device {local} of a node with {devices}: {fix}"
     else:
         try:
             get_accelerator().set_device(local)

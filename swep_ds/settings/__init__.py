@@ -2,7 +2,7 @@
 
 from swep_ds.settings.messages import FieldFault, join, open_fields, shown, suggest
 from swep_ds.settings.reading import inherit, lay_sections, load, parse_yaml, read_settings, read_whole
-from swep_ds.settings.sections import Section, differences, flatten, validate, without
+from swep_ds.settings.sections import Section, differences, flatten, validate, without, without_paths
 
 __all__ = [
     "FieldFault",
@@ -21,4 +21,5 @@ __all__ = [
     "suggest",
     "validate",
     "without",
+    "without_paths",
 ]

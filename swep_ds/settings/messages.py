@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from swep_ds.errors import printable
 
@@ -32,6 +32,13 @@ def join(messages: Sequence[str]) -> str:
     """Messages on one line, of which at most `MAX_FAULTS_LISTED` are shown."""
     more = f"; and {len(messages) - MAX_FAULTS_LISTED} more" if len(messages) > MAX_FAULTS_LISTED else ""
     return f"{'; '.join(messages[:MAX_FAULTS_LISTED])}{more}"
+
+
+def faults_of(error: ValidationError) -> list[Any]:
+    """The errors of pydantic's without those that follow from others: a list with a wrong value counts as shorter."""
+    faults = error.errors()
+    wrong = {fault["loc"][:-1] for fault in faults}
+    return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in wrong]
 
 
 def explain(error: Any, model: type[BaseModel], advise: Advice) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from swep_ds.errors import InputError
-from swep_ds.settings.messages import Advice, FieldFault, argument, explain, join, option, shown
+from swep_ds.settings.messages import Advice, FieldFault, argument, explain, faults_of, join, option, shown
 from swep_ds.settings.schema import add_meanings
 
 MAX_TEXT = 4096  # characters of a value; Linux takes no longer path
@@ -19,10 +19,12 @@ class _Settings(type(BaseModel)):
     """Settings made in Python raise `InputError`, as those of a file do."""
 
     def __call__(cls, *args, **values):
+        if args:
+            raise InputError(f"{cls.__name__}: {shown(args[0])}: give each setting by its name, as in NAME=VALUE")
         try:
-            return super().__call__(*args, **values)
+            return super().__call__(**without_paths(values))
         except ValidationError as error:
-            messages = [explain(fault, cls, argument) for fault in error.errors()]
+            messages = [explain(fault, cls, argument) for fault in faults_of(error)]
             raise InputError(f"{cls.__name__}: {join(messages)}") from None
 
 
@@ -75,6 +77,15 @@ def leaves(value: Any) -> Iterator[Any]:
             waiting += part
         else:
             yield part
+
+
+def without_paths(value: Any) -> Any:
+    """The value, in whose mappings and lists each path is text."""
+    if isinstance(value, dict):
+        return {name: without_paths(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(without_paths, value))
+    return str(value) if isinstance(value, Path) else value
 
 
 def _leaf_types(annotation: Any) -> Iterator[Any]:
@@ -154,4 +165,4 @@ def _validated(model: type[S], tree: dict[str, Any], advise: Advice) -> tuple[S 
     try:
         return model.model_validate(tree), []
     except ValidationError as error:
-        return None, [(fault["loc"], explain(fault, model, advise)) for fault in error.errors()]
+        return None, [(fault["loc"], explain(fault, model, advise)) for fault in faults_of(error)]

@@ -57,7 +57,7 @@ class Sweep(Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)  # a bare number is a label, too
 
     recipe: str = "quickstart"  # name of a shipped recipe, or a YAML file
-    ds_config: str | None = None  # name of a shipped one, or path; the command line may name another
+    ds_config: str | None = None  # name of a shipped one, or path; null = zero2; the command line may name another
     set: Settings = Field({})  # for all cells
     variants: dict[str, Annotated[Settings, OR_EMPTY]] = Field({})  # by name
     # by axis and label; "model" makes the table's blocks
@@ -289,6 +289,9 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         try:
             recipe = Recipe.load(sweep.recipe, options, "recipe", given_by="")
         except InputError as error:
+            if overrides and _loads(sweep.recipe, [*options[: len(settings)], f"seed={seed}"]):
+                given = " ".join(f"--set {override}" for override in overrides)
+                raise InputError(f"{given}: with {place}: {error}") from None
             raise InputError(f"{place}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         if len(name) > MAX_FOLDER_BYTES:
@@ -297,6 +300,14 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     _check_cells(cells, path)
     _check_primary(cells, path)
     return sweep, cells
+
+
+def _loads(recipe: str, options: Sequence[str]) -> bool:
+    try:
+        Recipe.load(recipe, options, "recipe", given_by="")
+    except InputError:
+        return False
+    return True
 
 
 def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -311,10 +322,15 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_cells(cells: Sequence[Cell], path: Path) -> None:
-    """Raises InputError if two cells share a folder, or if their scores could not be compared in one table."""
+    """Raises InputError if two cells share a folder or are the same run, or if their scores could not be compared in
+    one table."""
     name, times = Counter(cell.name for cell in cells).most_common(1)[0]
     if times > 1:
         raise InputError(f"{path}: {times} runs would share the folder {name}: rename a variant or a label")
+    names: dict[str, str] = {}
+    for cell in cells:
+        if (other := names.setdefault(json.dumps(identity(cell.recipe)), cell.name)) != cell.name:
+            raise InputError(f"{path}: {other} and {cell.name} have the same settings: change or leave out one of them")
 
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data

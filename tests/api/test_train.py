@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import datasets
 import pytest
@@ -131,6 +132,14 @@ def test_sections_are_laid_over_a_recipe(tmp_path):
     assert sd.Recipe.make(made, method={"name": "mle"}).method == sd.Mle()
 
 
+def test_paths_are_as_good_as_their_text():
+    data = {"train": "a/b.json", "eval": {"x": "c.json"}}
+    paths = {"train": Path("a/b.json"), "eval": {"x": Path("c.json")}}
+    whole = {"model": {"name": "m"}, "method": sd.Mle()}
+    assert sd.Recipe(**whole, data=paths) == sd.Recipe(**whole, data=data)
+    assert sd.Recipe.make("quickstart", data=paths) == sd.Recipe.make("quickstart", data=data)
+
+
 def test_a_recipe_is_made_of_keyword_arguments_alone():
     made = sd.Recipe(**SECTIONS, method=sd.PriorAug(prior_variance=0.2))
     assert made == sd.Recipe(**SECTIONS, method={"name": "prior_aug", "prior_variance": 0.2})
@@ -161,6 +170,11 @@ def test_a_recipe_is_made_of_keyword_arguments_alone():
             lambda: sd.Recipe.make("quickstart", pretrain={}),
             r'^Recipe: pretrain\.train is required: give pretrain=\{"train": \.\.\.\}$',
         ),
+        (lambda: sd.Swep(1e-4), "^SwepSettings: 0.0001: give each setting by its name"),
+        (lambda: sd.Recipe.make(None), "^recipe: None is no path: give a str or a Path$"),
+        (lambda: sd.Run(3), "^run: 3 is no path"),
+        (lambda: sd.train("quickstart", output_dir=None), "^output_dir: None is no path"),
+        (lambda: sd.QuestionAnswerer(sd.Run("runs")), r"^model: Run\('runs'\) is no path"),
         (lambda: sd.Recipe.make("quikstart"), "recipe quikstart: no such recipe; did you mean 'quickstart'"),
     ],
 )

@@ -96,6 +96,16 @@ def test_a_rank_without_a_device_is_reported_by_all(ended):
     assert said == [reported, reported, ""]
 
 
+def test_without_a_gpu_the_cpu_is_named(monkeypatch):
+    class NoGpu(OneGpu):
+        device_count = staticmethod(lambda: 0)
+
+    monkeypatch.setattr("swep_ds.ranks.group.get_accelerator", NoGpu)
+    said = r"device 0 of a node with 0: for a run on the CPU set DS_ACCELERATOR=cpu$"
+    with pytest.raises(InputError, match=said), process_group():
+        pytest.fail("joined it")
+
+
 def test_a_rank_that_cannot_reach_rank_0_is_reported_and_the_others_leave(ended):
     codes, said = ended["no way to rank 0"]
     assert codes == [2, 2, 2]

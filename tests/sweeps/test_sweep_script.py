@@ -1,0 +1,128 @@
+"""scripts/sweep.py: one cell alone, and a real sweep of a tiny model in which one cell fails at first."""
+
+import json
+import runpy
+import sys
+
+import pytest
+
+from swep_ds.errors import InputError
+from swep_ds.sweeps.sweep import digest_of, read_sweep
+from tests.support import tiny_run
+from tests.support.fork_server import run_script
+from tests.support.sweep_files import MINIMAL, write
+
+SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
+TABLE = tiny_run.ROOT / "scripts" / "table.py"
+
+
+def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypatch):
+    path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
+    asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
+
+    def run_queue(cells, command, *, jobs, ranks, sharing):
+        [cell], code = cells, codes.pop(0)
+        asked.append((cell.seed, jobs, ranks))
+        cell.log.write_text(f"$ run\n# exit code {code}\n")
+        if code == 0:
+            cell.folder.mkdir()
+            (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+            (cell.folder / "results.json").write_text('{"eval": {"x": {}}}')
+            (cell.folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 0}}')
+        return [], code is None
+
+    monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", run_queue)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    script = runpy.run_path(str(SWEEP))["sweep"]
+
+    def ends(*options: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", path, "--output_dir", str(tmp_path / "runs"), *options])
+        with pytest.raises(SystemExit) as end:
+            script()
+        return end.value.code
+
+    assert [ends("--cell", "1", "--srun") for _ in list(codes)] == [2, 137, 75, 75, 0]
+    assert set(asked) == {(1, 1, None)}
+    assert not list(tmp_path.glob("runs/table.*"))
+    monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", lambda *_, **__: ([], True))
+    assert ends() == 75  # a sweep that was asked to stop makes no table either
+    assert not list(tmp_path.glob("runs/table.*"))
+    for options, said in (
+        (["--runs_per_device", "0"], "--runs_per_device: 0 must be at least 1"),
+        (["--cell", "2"], "--cell 2: the sweep has 2, from 0 to 1"),
+        (["--srun", "--jobs", "2"], "--srun takes all tasks of the Slurm job"),
+        (["--cell", "1", "--cells", "0" * 12], "changed after the array was submitted, .*: cancel the array"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ends(*options)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(InputError, match="--srun: this is no Slurm job: use --jobs and --ranks"):
+        ends("--srun")
+    _, cells = read_sweep(path, tmp_path / "runs")
+    assert ends("--cell", "0", "--cells", digest_of(cells)) == 75
+    _, others = read_sweep(path, tmp_path / "runs", ["train.epochs=9"])
+    assert len({digest_of(cells), digest_of(others), digest_of(cells[::-1])}) == 3
+
+
+@pytest.mark.slow
+def test_a_sweep_survives_a_failed_cell_and_resumes_from_there(tmp_path):
+    recipe = tiny_run.prepare(tmp_path)
+    here, away = tmp_path / "train.json", tmp_path / "away.json"
+    variants = {
+        "MLE": {"method.name": "mle"},
+        "SWEP [elsewhere]": {"data.train": str(away)},
+    }
+    path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
+    output, config = tmp_path / "runs", str(tiny_run.ds_config(tmp_path, 0))
+    command = [SWEEP, path, "--output_dir", str(output)]
+
+    away.write_text("")  # it exists when the recipes are checked
+    ended = run_script(*command, "--ds_config", config, "--jobs", "2", check=False)
+    assert ended.returncode == 1
+    assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
+    assert "mle-seed0: done in" in ended.stdout
+    [block] = json.loads((output / "table.json").read_text())["blocks"]
+    scores = json.loads((output / "mle-seed0" / "results.json").read_text())["eval"]["test"]
+    assert [row["seeds"] for row in block["rows"]] == [[0], []]
+    assert block["rows"][0]["scores"]["test"]["f1"]["mean"] == scores["f1"]
+    [missing] = json.loads((output / "table.json").read_text())["missing"]
+    assert (missing["name"], missing["seed"]) == ("SWEP [elsewhere]", 0)
+    assert missing["reason"].startswith("exit code 2: error: ")
+    assert str(away) in missing["reason"]
+    assert f"missing: SWEP [elsewhere], seed 0: {missing['reason']} ({output}/swep-elsewhere-seed0.log)" in ended.stdout
+    lines = (output / "table.md").read_text().splitlines()
+    assert lines[2] == "| EM / F1 | test | runs |"
+    assert lines[5] == "| SWEP \\[elsewhere\\] | - | 0 |"
+    assert lines[-1].startswith("- SWEP \\[elsewhere\\], seed 0: exit code 2: error: ")
+
+    finished = (output / "mle-seed0" / "results.json").stat().st_mtime_ns
+    away.write_text(here.read_text())
+    ended = run_script(*command, "--ds_config", config)
+    assert (output / "mle-seed0" / "results.json").stat().st_mtime_ns == finished
+    assert "mle-seed0" not in ended.stdout.replace("swep", "")
+    table = json.loads((output / "table.json").read_text())
+    assert [row["seeds"] for row in table["blocks"][0]["rows"]] == [[0], [0]]
+    assert table["missing"] == []
+    # intervals are over the questions that were asked; the table can be made again from sweep.json alone
+    [_, swep] = table["blocks"][0]["rows"]
+    assert swep["differences"]["test"]["f1"]["bootstrap_low"] <= swep["differences"]["test"]["f1"]["mean"]
+    ended = run_script(TABLE, str(output), "--output", str(tmp_path / "again"))
+    assert json.loads((tmp_path / "again" / "table.json").read_text()) == table
+    assert tiny_run.losses(output / "swep-elsewhere-seed0")
+
+
+@pytest.mark.slow
+def test_the_table_of_a_sweep_needs_its_folder_and_no_ds_config(tmp_path):
+    command = [SWEEP, write(tmp_path, **MINIMAL), "--output_dir", str(tmp_path / "runs")]
+    ended = run_script(*command, "--table", check=False)
+    assert ended.returncode == 2
+    assert (
+        f"error: --output_dir {tmp_path / 'runs'}: no such folder: name the one that the sweep ran in" in ended.stderr
+    )
+    (tmp_path / "runs").mkdir()
+    ended = run_script(*command, "--table", check=False)
+    assert ended.returncode == 1
+    assert "missing: MLE, seed 0: not run" in ended.stdout
+    ended = run_script(*command, "--ds_config", "none.json", check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: --ds_config none.json: no such file: give a path, or a shipped one: zero0, ")
