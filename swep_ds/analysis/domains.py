@@ -13,12 +13,11 @@ import numpy as np
 from swep_ds.analysis.answers import Answered
 from swep_ds.analysis.crossed import effective_clusters
 from swep_ds.analysis.questions import ROUNDING
-from swep_ds.analysis.significance import interval, resampled_means
+from swep_ds.analysis.significance import MIN_CLUSTERS, interval, resampled_means
 from swep_ds.data.splits import clusters
 from swep_ds.evaluation.results import Results
 
 MEAN = "mean of the others"
-MIN_CLUSTERS = 10  # a percentile interval over fewer resampled clusters is too narrow
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 

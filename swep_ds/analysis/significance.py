@@ -15,6 +15,7 @@ from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run
 
 RESAMPLES = 10_000
+MIN_CLUSTERS = 10  # a percentile interval over fewer resampled clusters is too narrow
 ELEMENTS = 2**22  # so many of the bootstrap's counts are in memory at a time
 Rows = Mapping[str, Sequence[Run]]
 
@@ -23,7 +24,7 @@ class Difference(NamedTuple):
     """The difference of a row to the base, in points: EM and F1 [2]."""
 
     crossed: Estimate | None  # None: fewer than `MIN_SEEDS` seeds in common, or not even two paragraphs
-    bootstrap: np.ndarray | None  # [2, 2]: low and high; None: not even two paragraphs
+    bootstrap: np.ndarray | None  # [2, 2]: low and high; None: fewer than `MIN_CLUSTERS` paragraphs
 
 
 def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
@@ -63,12 +64,11 @@ def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScore
 
 def _difference(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarray) -> Difference:
     """From the values [S, Q, 2] and the clusters of one data set or several, and the resampled means."""
-    if any(effective_clusters(clusters) < 2 for _, clusters in sets):  # they say nothing of other texts
-        return Difference(None, None)
+    fewest = min(effective_clusters(clusters) for _, clusters in sets)
     crossed = None
-    if len(sets[0][0]) >= MIN_SEEDS:
+    if len(sets[0][0]) >= MIN_SEEDS and fewest >= 2:  # fewer say nothing of other texts
         crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters) for values_SQ2, clusters in sets])
-    return Difference(crossed, interval(samples))
+    return Difference(crossed, interval(samples) if fewest >= MIN_CLUSTERS else None)
 
 
 def question_differences(rows: Rows, base: str, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:

@@ -290,7 +290,7 @@ def _difference_notes(base: str) -> list[str]:
         f"one too if the block has several. Bold: p below {1 - LEVEL / 100:.2f}. No difference: "
         f"smaller than {MARGIN} points (two one-sided tests at {100 - LEVEL} %, not adjusted for their number).",
         f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
-        "these trained models. It knows nothing of other seeds.",
+        f"these trained models. It knows nothing of other seeds, and needs {significance.MIN_CLUSTERS} texts.",
     ]
 
 

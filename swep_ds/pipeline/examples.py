@@ -105,6 +105,17 @@ def _tests(
     return training, tests
 
 
+def warn_of_unequal_halves(name: str, choosing: int, reported: int) -> None:
+    """Warns if one of the `halves` of a data set has less than a third of its questions."""
+    if 3 * min(choosing, reported) < choosing + reported and is_first_on_node():
+        log.warning(
+            "%s: %d questions choose, and %d are reported: its articles are too large for equal halves",
+            name,
+            choosing,
+            reported,
+        )
+
+
 def _warn_of_another_share(held: int, kept: int, fraction: float) -> None:
     share = held / (held + kept)
     if not fraction / 2 <= share <= 2 * fraction and is_first_on_node():

@@ -30,7 +30,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.weights import check_files
-from swep_ds.pipeline.examples import load_examples, warn_of_known
+from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_of_unequal_halves
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.ranks import accelerator
@@ -104,6 +104,7 @@ def prepare(
         validation = {}
         if name := recipe.validation_set:
             validation[name], tests[name] = halves(tests[name])
+            warn_of_unequal_halves(name, len(validation[name]), len(tests[name]))
         return tokenizer, objective, config, training, validation, tests
 
     tokenizer, objective, config, training, validation, tests = ranks.on_all_ranks(load)

@@ -40,6 +40,14 @@ def product_name() -> str | None:
     return module.get_device_name() if named else get_accelerator().device_name()
 
 
+def unique_name(number: int) -> str | None:
+    """The UUID of a GPU; None on the CPU, or where PyTorch does not tell it."""
+    if get_accelerator().device_name() != "cuda":
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(number), "uuid", None)
+    return None if uuid is None else str(uuid)
+
+
 def machine() -> str:
     """What computes on this node: the accelerator or CPU, their number and memory."""
     if not on_gpu():

@@ -144,7 +144,8 @@ def _named_rank() -> Iterator[Launch]:
 
 
 def _join(launch: Launch) -> None:
-    backend, local, fault = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"]), ""
+    backend, local = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"])
+    fault, device = "", None
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
@@ -154,10 +155,11 @@ def _join(launch: Launch) -> None:
     else:
         try:
             get_accelerator().set_device(local)
+            device = accelerator.unique_name(local)
         except RuntimeError as error:  # such as: another process has the device for itself
             fault = f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
     # keep the store until the group has its own
-    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), fault)
+    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), fault, device)
     with as_input_error("the ranks cannot form a process group", "check the network between them, and its variables"):
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
     del store

@@ -51,15 +51,17 @@ class Wait:
         time.sleep(POLL_SECONDS)
 
 
-def meet(launch: Launch, address: str, port: int, fault: str) -> dist.Store:
+def meet(launch: Launch, address: str, port: int, fault: str, device: str | None = None) -> dist.Store:
     """Waits for all ranks. The caller keeps the store until the process group has its own.
 
     Args:
         address, port: where rank 0 serves the store.
         fault: why this rank cannot take part; empty if it can.
+        device: tells this rank's accelerator from all others; None on the CPU.
 
     Raises:
-        InputError: on all ranks, if one has a fault or their numbers do not fit together; on the ranks that see it, if
+        InputError: on all ranks, if one has a fault, their numbers do not fit together or two share a device, which
+            NCCL refuses; on the ranks that see it, if
             the port is in use or rank 0 cannot be reached.
     """
     wait, meeting = Wait(), next(_meetings)
@@ -67,7 +69,7 @@ def meet(launch: Launch, address: str, port: int, fault: str) -> dist.Store:
     place = f"MASTER_ADDR {address}, MASTER_PORT {port}"
     try:
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun's agent outlives a start
-        _arrive(dist.PrefixStore(f"swep_ds/{start}/{meeting}", store), launch, place, fault, wait)
+        _arrive(dist.PrefixStore(f"swep_ds/{start}/{meeting}", store), launch, place, fault, device, wait)
     except RuntimeError as error:  # from the store: rank 0 is gone
         raise InputError(f"{place}: rank 0 ended before all ranks were there ({reason(error, 100)})") from None
     return store
@@ -125,13 +127,13 @@ def _connect(address: str, port: int, options: dict[str, Any]) -> dist.Store:
     )
 
 
-def _arrive(store: dist.Store, launch: Launch, place: str, fault: str, wait: Wait) -> None:
+def _arrive(store: dist.Store, launch: Launch, place: str, fault: str, device: str | None, wait: Wait) -> None:
     """Raises InputError unless all ranks arrive without a fault.
 
     Arrivals are numbered, so that two processes with the same RANK have different numbers.
     """
     mine = {"rank": launch.rank, "world": launch.world_size, "host": socket.gethostname(), "pid": os.getpid()}
-    mine |= {"job": launch.job, "fault": fault}
+    mine |= {"job": launch.job, "fault": fault, "device": device}
     if launch.rank == 0:
         store.set("rank 0", json.dumps(mine))
     else:
@@ -173,6 +175,7 @@ def _wait_for_all(store: dist.Store, world: int, wait: Wait) -> list[Arrival]:
 
 def _contradiction(arrivals: list[Arrival]) -> str:
     seen: dict[int, Arrival] = {}
+    users: dict[str, Arrival] = {}  # by device
     for arrival in arrivals:
         place = f"host {arrival['host']}, pid {arrival['pid']}"
         if arrival["world"] != arrivals[0]["world"]:
@@ -184,5 +187,10 @@ def _contradiction(arrivals: list[Arrival]) -> str:
             return (
                 f"RANK: two processes have {arrival['rank']} (host {other['host']}, pid {other['pid']}; {place}): "
                 "give each rank its own"
+            )
+        if arrival["device"] and (other := users.setdefault(arrival["device"], arrival)) is not arrival:
+            return (
+                f"ranks {other['rank']} and {arrival['rank']} have the same device (host {arrival['host']}): start as "
+                "many ranks as there are devices"
             )
     return ""

@@ -4,7 +4,7 @@ import pytest
 
 from swep_ds.data.splits import halves
 from swep_ds.errors import InputError
-from swep_ds.pipeline.examples import load_examples, reported_examples
+from swep_ds.pipeline.examples import load_examples, reported_examples, warn_of_unequal_halves
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.ranks.group import process_group
 from swep_ds.recipe import HOLDOUT, Recipe
@@ -35,6 +35,14 @@ def test_another_share_than_asked_for_is_said(tmp_path, caplog):
         assert len(tests[HOLDOUT]) == 10
         assert said in caplog.text
         assert bool(said) == ("data.holdout_fraction" in caplog.text)
+
+
+@pytest.mark.parametrize("sizes", [(33, 67), (34, 66)])
+def test_halves_that_are_far_from_equal_are_said(caplog, sizes):
+    warn_of_unequal_halves("news", *sizes)
+    assert caplog.text.count("news: 33 questions choose, and 67 are reported: its articles are too large") == (
+        sizes == (33, 67)
+    )
 
 
 def test_a_source_that_cannot_be_read_does_not_take_the_others_along():

@@ -26,13 +26,15 @@ def launch(rank: int, world: int, job: str | None = None) -> Launch:
     return Launch(rank, rank, world, HERE, 1, job)
 
 
-def meet(*launches: Launch, port: int | None = None, faults: dict[int, str] | None = None) -> list[str]:
+def meet(*launches: Launch, port: int | None = None, faults=None, devices=None) -> list[str]:
     """The error that each ended with; empty if it met the others. The stores live until all have ended."""
     port, ends, stores = port or free_port(), [""] * len(launches), []
 
     def run(number: int, launch: Launch) -> None:
         try:
-            stores.append(rendezvous.meet(launch, HERE, port, (faults or {}).get(number, "")))
+            stores.append(
+                rendezvous.meet(launch, HERE, port, (faults or {}).get(number, ""), devices and devices[number])
+            )
         except InputError as error:
             ends[number] = str(error)
 
@@ -51,6 +53,12 @@ def test_ranks_meet():
 def test_a_fault_of_one_is_that_of_all():
     ends = meet(*(launch(rank, 3) for rank in range(3)), faults={2: "no device"})
     assert ends == ["no device"] * 3
+
+
+def test_ranks_that_share_a_device_are_reported_at_once():
+    ends = meet(*(launch(rank, 3) for rank in range(3)), devices=["GPU-a", "GPU-b", "GPU-a"])
+    assert all(end.startswith("ranks ") and " 0 " in end and "2 have the same device (host " in end for end in ends)
+    assert meet(*(launch(rank, 2) for rank in range(2)), devices=["GPU-a", "GPU-b"]) == ["", ""]
 
 
 def test_two_processes_of_one_rank_are_reported_at_once():
