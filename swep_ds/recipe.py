@@ -20,7 +20,18 @@ from swep_ds.errors import InputError
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
 from swep_ds.files import path_text
 from swep_ds.ranks.launch import is_first_on_node
-from swep_ds.settings import Section, join, lay_sections, load, read_whole, shown, suggest, validate, without_paths
+from swep_ds.settings import (
+    FieldFault,
+    Section,
+    join,
+    lay_sections,
+    load,
+    read_whole,
+    shown,
+    suggest,
+    validate,
+    without_paths,
+)
 from swep_ds.settings.plugins import load_entry_points
 
 log = logging.getLogger(__name__)
@@ -111,6 +122,25 @@ class TrainSection(Section):
     average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
     average_last: float = Field(0.25, gt=0, le=1)  # last_k: k as a share of all updates
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> "TrainSection":
+        faults = []
+        if self.packing and self.compile:
+            faults.append(
+                "compile: with train.packing every batch has other lengths and would be compiled anew: set one of them "
+                "to false"
+            )
+        for name, (chooser, kind) in COUNTS_WITH.items():
+            chosen, default = getattr(self, chooser), type(self).model_fields[name].default
+            if chosen != kind and getattr(self, name) != default:
+                faults.append(
+                    f"{name}: is a setting of {chooser} {kind}, and train.{chooser} is {chosen}: set that to {kind}, "
+                    f"or leave {name} at {default}"
+                )
+        if faults:
+            raise FieldFault(*faults)
+        return self
+
 
 class PretrainSection(Section):
     """A first stage of training on other data, usually generated questions. All else is as in the recipe."""
@@ -145,6 +175,14 @@ class EvalSection(Section):
             raise ValueError(
                 f"{shown(value)}: give one of {', '.join(LANGUAGES)}, or one of them by data set"
             ) from None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "EvalSection":
+        if self.scorer == "squad" and self.language != "en":
+            raise FieldFault(
+                "language: scorer squad has rules for English alone: set eval.scorer to mlqa, or language to en"
+            )
+        return self
 
     def answer_language(self, data_set: str) -> Language | None:
         """The language whose rules score a data set; None = SQuAD's rules."""
@@ -201,10 +239,6 @@ class Recipe(Section):
                 select_on not in (None, *tests),
                 f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(str(select_on), tests)}",
             ),
-            (
-                self.eval.scorer == "squad" and self.eval.language != "en",
-                "eval.language: scorer squad has rules for English alone: set eval.scorer to mlqa, or language to en",
-            ),
             *(
                 (name not in tests, f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}")
                 for name in (self.eval.language if isinstance(self.eval.language, dict) else ())
@@ -227,11 +261,6 @@ class Recipe(Section):
             (generative and train.packing, "train.packing: is for extractive models: set it to false"),
             (generative and train.compile, "train.compile: is for extractive models: set it to false"),
             (
-                train.packing and train.compile,
-                "train.compile: with train.packing every batch has other lengths and would be compiled anew: set one "
-                "of them to false",
-            ),
-            (
                 model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"),
                 "model.attention: flash_attention_2 needs half precision: set train.precision to bf16",
             ),
@@ -251,15 +280,6 @@ class Recipe(Section):
                 "checkpoint: set train.average to ema, or eval.select_on to null",
             ),
         )
-        for name, (chooser, kind) in COUNTS_WITH.items():
-            chosen, default = getattr(train, chooser), TrainSection.model_fields[name].default
-            rules += (
-                (
-                    chosen != kind and getattr(train, name) != default,
-                    f"train.{name}: is a setting of {chooser} {kind}, and train.{chooser} is {chosen}: set that to "
-                    f"{kind}, or leave {name} at {default}",
-                ),
-            )
         if faults := [fault for broken, fault in rules if broken]:
             raise ValueError(join(faults))
         return self
