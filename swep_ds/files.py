@@ -105,11 +105,11 @@ def user_path(text: str, option: str) -> Path:
     return path
 
 
-def path_text(value: str | Path, what: str) -> str:
+def path_text(value: str | os.PathLike, what: str) -> str:
     """A path, or a name, that a call in Python gave. Raises InputError: it is neither text nor a path."""
-    if not isinstance(value, str | Path):
+    if not isinstance(value, str | os.PathLike):
         raise InputError(f"{what}: {printable(repr(value)[:100])} is no path: give a str or a Path")
-    return str(value)
+    return os.fspath(value)
 
 
 def path_of(option: str) -> Callable[[str], Path]:

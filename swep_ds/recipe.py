@@ -38,9 +38,6 @@ log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parent / "recipes"
 HOLDOUT = "held_out"
 AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
-# field of `train` -> the field that must have this value for it to count
-COUNTS_WITH = {name: ("average", kind) for name, kind in AVERAGED_BY.items()}
-COUNTS_WITH |= dict.fromkeys(("adam_betas", "adam_epsilon"), ("optimizer", "adamw"))
 # settings that change neither the trained model nor its scores
 NEUTRAL = ("tracking", "train.log_every", "train.stall_seconds")
 NEUTRAL += ("train.keep_checkpoints", "train.on_checkpoint_failure")
@@ -100,8 +97,8 @@ class TrainSection(Section):
     optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32, tf32 or autocast
     adam_betas: tuple[Beta, ...] = Field(
         (0.9, 0.999), min_length=2, max_length=2
-    )  # decay rates of the gradient's and its square's mean
-    adam_epsilon: float = Field(1e-8, gt=0)  # added to the root in AdamW's denominator
+    )  # adamw: decay rates of the gradient's and its square's mean
+    adam_epsilon: float = Field(1e-8, gt=0)  # adamw: added to the root in its denominator
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
     precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
@@ -130,11 +127,11 @@ class TrainSection(Section):
                 "compile: with train.packing every batch has other lengths and would be compiled anew: set one of them "
                 "to false"
             )
-        for name, (chooser, kind) in COUNTS_WITH.items():
-            chosen, default = getattr(self, chooser), type(self).model_fields[name].default
-            if chosen != kind and getattr(self, name) != default:
+        for name, kind in AVERAGED_BY.items():
+            default = type(self).model_fields[name].default
+            if self.average != kind and getattr(self, name) != default:
                 faults.append(
-                    f"{name}: is a setting of {chooser} {kind}, and train.{chooser} is {chosen}: set that to {kind}, "
+                    f"{name}: is a setting of average {kind}, and train.average is {self.average}: set that to {kind}, "
                     f"or leave {name} at {default}"
                 )
         if faults:

@@ -273,11 +273,6 @@ def test_an_override_below_a_value(path):
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
         ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
-        (
-            "train.optimizer=adafactor train.adam_epsilon=1e-6",
-            "adam_epsilon: is a setting of optimizer adamw, and train",
-        ),
-        ("train.optimizer=adafactor train.adam_betas=[0.9,0.98]", "adam_betas: is a setting of optimizer adamw, and"),
         # sections
         (
             "method=mle",

@@ -11,6 +11,7 @@ import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ class Reply:
     confidence: float | None = None
 
 
-class AnswerArguments(Section):
+class _Arguments(Section, title="QuestionAnswerer"):
     """Arguments of `QuestionAnswerer`, checked as settings are."""
 
     batch_size: Count
@@ -91,7 +92,7 @@ class QuestionAnswerer:
         null_threshold: float | None = None,
         min_confidence: float = 0.0,
     ):
-        given = AnswerArguments(batch_size=batch_size, null_threshold=null_threshold, min_confidence=min_confidence)
+        given = _Arguments(batch_size=batch_size, null_threshold=null_threshold, min_confidence=min_confidence)
         self.name, self.batch_size, self.min_confidence = (
             path_text(model, "model"),
             given.batch_size,
@@ -133,7 +134,7 @@ class QuestionAnswerer:
 
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
-        if not isinstance(n_best, int) or n_best < 1:
+        if not isinstance(n_best, Integral) or isinstance(n_best, bool) or n_best < 1:
             raise InputError(f"n_best {shown(n_best)}: give a whole number, at least 1")
         if n_best > 1 and self.generative:
             raise InputError(

@@ -44,12 +44,12 @@ class RobustOutput(ModelOutput):
     metrics: dict[str, Tensor] | None = None
 
 
-class WrapArguments(Section):
+class _Arguments(Section, title="wrap"):
     """Arguments of `wrap`, checked as settings are."""
 
-    seed: Seed = 0
-    updates: Many | None = None
-    accumulation: Many | None = 1
+    seed: Seed
+    updates: Many | None
+    accumulation: Many | None
 
 
 class Robust(nn.Module):
@@ -67,8 +67,6 @@ class Robust(nn.Module):
 
     def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None, accumulation: int | None):
         super().__init__()
-        given = WrapArguments(seed=seed, updates=updates, accumulation=accumulation)
-        seed, updates, accumulation = given.seed, given.updates, given.accumulation
         check_offered(settings)
         qa = _interface(model)
         table = model.get_input_embeddings().weight
@@ -252,7 +250,8 @@ def wrap(
             missing for weights that change; or weights that are trained are float16.
         TypeError: the method's passes are not as `Method.passes` says.
     """
-    robust = Robust(model, method, seed, updates, accumulation)
+    given = _Arguments(seed=seed, updates=updates, accumulation=accumulation)
+    robust = Robust(model, method, given.seed, given.updates, given.accumulation)
     check_trained_dtypes(robust)
     return robust
 
@@ -292,6 +291,7 @@ def check_trained_dtypes(robust: Robust) -> None:
 
 
 def check_offered(settings: Settings) -> None:
+    """Raises InputError: these are not settings of a method that one backward in an update computes."""
     if not isinstance(settings, Settings):
         raise InputError(
             f"method {shown(settings)}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)"
@@ -339,17 +339,19 @@ def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Ten
 def _check_shapes(inputs: Mapping[str, Tensor]) -> None:
     """Raises InputError: an input is no tensor of integers, or its shape does not go with that of input_ids."""
     for name, value in inputs.items():
-        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        # a mask of 0.0 and 1.0 is as good
+        if not isinstance(value, Tensor) or (value.is_floating_point() and name != "attention_mask"):
             what = f"is {value.dtype}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
-            ones = ", 1 for a token and 0 for padding" if name == "attention_mask" else ""
-            raise InputError(f"inputs {name}: {what}: give a tensor of integers{ones}")
+            raise InputError(f"inputs {name}: {what}: give a tensor of integers")
     ids = inputs["input_ids"]
     if ids.dim() != 2:
         raise InputError(f"inputs input_ids: has the shape {list(ids.shape)}: give [N, T], a row for each window")
     windows, width = ids.shape
     for name, value in inputs.items():
-        if name in ("input_ids", "attention_mask", "token_type_ids"):
+        if name in ("input_ids", "attention_mask"):
             fits, wanted = value.shape == ids.shape, [windows, width]
+        elif name == "token_type_ids":  # one row may be for all windows
+            fits, wanted = value.shape in (ids.shape, ids[:1].shape), [windows, width]
         elif name in TARGET:
             fits, wanted = value.dim() == 2 and len(value) == windows, [windows, "K"]
         else:

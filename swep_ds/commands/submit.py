@@ -81,7 +81,7 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
     return chosen, with_folder(options, arguments, folder), folder.parent
 
 
-def sweep(options: list[str], parallel: int | None, ranks: int) -> tuple[list[str], list[str], Path]:
+def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool) -> tuple[list[str], list[str], Path]:
     """(options of sbatch, options of `swep-ds sweep` with its folder, the folder of the logs).
 
     Cells that are done are left out.
@@ -98,7 +98,7 @@ def sweep(options: list[str], parallel: int | None, ranks: int) -> tuple[list[st
     chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={_in_pattern(folder)}/slurm-%A_%a.log"]
     from swep_ds.sweeps.sweep import digest_of
 
-    sweep_command.check(cells, command, ranks)
+    sweep_command.check(cells, cells, command, ranks, on_cpu=on_cpu)
     return chosen, [*with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
 
 
@@ -125,11 +125,11 @@ def submit() -> None:
     slurm.check_options(arguments.sbatch)
     slurm.check_time(arguments.time, arguments.sbatch)
     ranks = arguments.nodes * (arguments.gpus_per_node or arguments.cpu_ranks_per_node)
-    train = arguments.kind == "train"
-    if train:
-        chosen, options, logs = training(options, ranks, on_cpu=arguments.gpus_per_node is None)
+    on_cpu = arguments.gpus_per_node is None
+    if arguments.kind == "train":
+        chosen, options, logs = training(options, ranks, on_cpu=on_cpu)
     else:
-        chosen, options, logs = sweep(options, arguments.parallel, ranks)
+        chosen, options, logs = sweep(options, arguments.parallel, ranks, on_cpu=on_cpu)
     scripts = shipped("scripts")
     script = scripts / "slurm" / f"{arguments.kind}.sbatch"
     command = ["sbatch", "--parsable", *resources(arguments), *chosen, *arguments.sbatch, str(script), *options]

@@ -70,12 +70,16 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
     return folder, cells, [str(shipped("scripts") / "train.py"), "--recipe", chosen.recipe, "--ds_config", ds_config]
 
 
-def check(cells: list["Cell"], command: list[str], ranks: int | None) -> None:
-    """Raises InputError if finished runs read other files, or trained otherwise, than those that `command` starts."""
-    from swep_ds.sweeps.conditions import check_conditions, check_inputs
+def check(
+    cells: list["Cell"], chosen: list["Cell"], command: list[str], ranks: int | None, *, on_cpu: bool = False
+) -> None:
+    """Raises InputError if the `chosen` cells cannot start with `command`, because its ds_config cannot be read or
+    contradicts a recipe; or if finished runs read other files, or trained otherwise, than those that it starts."""
+    from swep_ds.sweeps.conditions import check_conditions, check_ds_config, check_inputs
 
     check_inputs(cells)
     check_conditions(cells, command[-1], ranks)
+    check_ds_config(chosen, command[-1], ranks, on_cpu=on_cpu)
 
 
 def sweep() -> None:
@@ -98,7 +102,7 @@ def sweep() -> None:
     ranks = None if arguments.srun else arguments.ranks
     if not arguments.table:
         tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
-        check(cells, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
+        check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
     describe(cells, folder)
     failed, stopped = [], False
     if not arguments.table:

@@ -46,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
     instead.add_argument(
         "--preflight",
         action="store_true",
-        help="train nothing: compare what the ranks see (devices, versions, files, output folder) and time collectives",
+        help="train nothing: compare what the ranks see (devices, versions, files, output folder), time collectives "
+        "and check what a start would refuse",
     )
     add_launch_options(options)
     return options

@@ -170,11 +170,6 @@ def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
             )
         starts = row.get("answer_start") if texts else None
         starts = starts if starts is None or isinstance(starts, list) else [starts]
-    if row.get("answer") not in (None, *texts):
-        raise InputError(
-            f"{where}: answer is {excerpt(row['answer'])}, which is not among its answers {excerpt(texts)}: leave one "
-            "of the two fields out"
-        )
     if starts is None:
         starts = [None] * len(texts)
     if not (isinstance(starts, list) and len(starts) == len(texts)):

@@ -56,7 +56,9 @@ def memory_rows(source: str, table: pa.Table, *, labels: bool) -> Rows:
 
 def csv_delimiter(text: str) -> str | None:
     """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line names neither the
-    column question nor the column context."""
+    column question nor the column context, or the text is JSON."""
+    if text.lstrip()[:1] in ("{", "["):
+        return None
     header = text[:MAX_HEADER].partition("\n")[0]
     for delimiter in ",;\t":
         if {"question", "context"} & {name.strip(' "\r') for name in header.split(delimiter)}:

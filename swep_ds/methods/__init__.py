@@ -100,8 +100,10 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
         )
     method = _CLASSES[type(settings)](settings, hidden_size, embedding_size)
     passes = method.passes(0.0)
-    if not isinstance(passes, list) or not any(isinstance(pass_, Pass) and pass_.trains for pass_ in passes):
-        raise TypeError(f"method {settings.name}: passes gives {passes!r}: it must give a list of Pass, and one trains")
+    if not isinstance(passes, list | tuple) or not all(isinstance(pass_, Pass) for pass_ in passes):
+        raise TypeError(f"method {settings.name}: passes gives a {type(passes).__name__}, which is not a list of Pass")
+    if not any(pass_.trains for pass_ in passes):
+        raise TypeError(f"method {settings.name}: none of its passes {[pass_.name for pass_ in passes]} trains")
     if passes[0].compares:
         raise TypeError(f"method {settings.name}: its first pass is compared with the one before, and there is none")
     return method

@@ -146,20 +146,20 @@ class Pass:
         numbers = ["weight", "divergence_weight", "hidden_distance_weight"]
         numbers += ["kl_weight"] * (not isinstance(self.kl_weight, Tensor))  # which may be on a GPU
         for name in numbers:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"pass {self.name!r}: {name} {getattr(self, name)}: must be finite and at least 0")
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"pass {self.name!r}: {name} {getattr(self, name)}: must be finite")
         if not self.trains and (isinstance(self.kl_weight, Tensor) or self.kl_weight):
             raise ValueError(f"pass {self.name!r}: a KL needs a pass that trains: weigh its nll or a divergence")
 
     @property
     def compares(self) -> bool:
         """Whether the loss compares this pass with the one before it; both then share a micro-step."""
-        return self.divergence_weight > 0 or self.hidden_distance_weight > 0
+        return self.divergence_weight != 0 or self.hidden_distance_weight != 0
 
     @property
     def trains(self) -> bool:
         """Whether the loss depends on this pass. Otherwise it runs without gradient, only for its h."""
-        return self.weight > 0 or self.compares
+        return self.weight != 0 or self.compares
 
 
 class Method(nn.Module):

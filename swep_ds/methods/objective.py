@@ -109,7 +109,7 @@ class Objective(nn.Module):
             if not pass_.trains:
                 continue
             nll = (output.nll * batch.weight).sum()
-            if pass_.weight > 0:
+            if pass_.weight != 0:
                 loss = loss + pass_.weight * nll
             statistics[f"nll_{pass_.name}"] = nll.detach()
             if pass_.divergence_weight:
@@ -130,7 +130,7 @@ class Objective(nn.Module):
                 kl_N = noise.kl.detach().sum(1)
                 statistics["kl_per_token"] = (kl_N * batch.token_weight).sum()
                 statistics["kl_per_window"] = (kl_N * batch.weight).sum()
-                if pass_.weight > 0:
+                if pass_.weight != 0:
                     statistics["beta"] = loss.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
             if step.measure and noise.measure is not None:
                 statistics |= _means(noise.measure(), batch)

@@ -31,13 +31,12 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.weights import check_files
 from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_of_unequal_halves
-from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
+from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 from swep_ds.training.average import last_k
-from swep_ds.training.checkpoint_files import find_checkpoints
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.determinism import set_deterministic
 from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, resolve_ds_config, zero_stage
@@ -130,35 +129,48 @@ def prepare(
     return Job(objective, tokenizer, config, len(training), features, batches, *sets, evaluation, inputs)
 
 
-def check_ds_config(recipe: Recipe, ds_config: str, output_dir: Path, world_size: int, *, on_cpu: bool) -> None:
-    """Checks, for a job that is not started yet, the ds_config against the recipe of each stage. Reads no model.
-
-    Raises:
-        InputError: as `resolve_ds_config`; or the run in `output_dir` cannot continue on so many ranks.
-    """
-    folder = RunFolder(output_dir)
-    began = folder.read_batch(find_checkpoints(folder.checkpoints))
-    stages = [recipe.first_stage()] if recipe.pretrain else []
-    for stage in (*stages, began.split(recipe, world_size) if began else recipe):
-        resolve_ds_config(ds_config, stage, world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu)
-
-
-def check_start(recipe: Recipe, ds_config: str, *, model_is_here: bool) -> None:
-    """Checks on this rank what `prepare` checks before it reads data and weights.
+def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
+    """Checks, for a start that is still to come, the ds_config against the recipe of each stage. Reads no model.
 
     Args:
-        model_is_here: whether the model can be looked at without a download.
+        folder: of the run, which may have begun on another number of ranks.
+
+    Returns:
+        The recipe of each stage that the start would train, with the run's global batch split over the ranks.
 
     Raises:
-        InputError: the ds_config contradicts the recipe; the model is of another task, or its files are damaged; or
-            this machine cannot run them.
+        InputError: as `resolve_ds_config`; or the run cannot continue on so many ranks.
     """
-    if not model_is_here:
-        read_ds_config(ds_config)
-        return
-    tokenizer, label = run_tokenizer(recipe), f"model.name {recipe.model.name}"
-    qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
-    check_files(qa.model, resolve_model(recipe.model.name), label)
+    run, first = RunFolder(folder), RunFolder(folder / PRETRAIN)
+    stages = [(run, recipe, "")]
+    if recipe.pretrain and not run.read_batch([]) and not first.results.is_file():
+        stages.insert(0, (first, recipe.first_stage(), "first stage (pretrain): "))
+    checked = []
+    for place, stage, prefix in stages:
+        try:
+            began = place.read_batch([])
+            checked.append(began.split(stage, world_size) if began else stage)
+            resolve_ds_config(
+                ds_config, checked[-1], world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu
+            )
+        except InputError as error:
+            raise InputError(f"{prefix}{error}") from None
+    return checked
+
+
+def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
+    """Checks on this rank what `prepare` checks of the model before it reads its weights.
+
+    Args:
+        source: the model's folder.
+
+    Raises:
+        InputError: the model is of another task or its files are damaged, the ds_config does not go with it, or this
+            machine cannot run them.
+    """
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": source})})
+    qa = load_model(recipe, run_tokenizer(recipe), source, weights=False)
+    check_files(qa.model, source, f"model.name {source}")
     with torch.device("meta"):
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     _check_environment(recipe, qa, _config_of(recipe, ds_config, objective))

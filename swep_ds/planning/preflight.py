@@ -5,7 +5,6 @@ Nothing is trained or downloaded. Ranks compare one line of text per subject; fi
 checksum of their heads and tails.
 """
 
-import functools
 import hashlib
 import platform
 import re
@@ -31,9 +30,10 @@ from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import versions
 from swep_ds.files import PACKAGE, ds_config_path, shipped, user_path
+from swep_ds.models.folders import weight_files
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.pipeline.prepare import check_start
+from swep_ds.pipeline.prepare import check_ds_config, check_model
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.ranks.writing import find_fault
@@ -41,7 +41,6 @@ from swep_ds.recipe import Recipe
 
 Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
-ABSENT = "not in the hub's cache, would be downloaded"
 ENDS = 2**16  # bytes at a file's head and tail that are compared
 SHOWN = 4  # hosts, or values of one subject
 MAX_LIST_CHARACTERS = 60  # characters of a list of ranks
@@ -53,7 +52,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
     Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
     are missing, an output folder that is not writable or not shared by the ranks. Where all see the same: the folder is
-    another run's; or as `check_start`.
+    another run's; or as `check_ds_config` and `check_model`.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
@@ -63,11 +62,18 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     say(time_collectives())
     if faults := disagreements(hosts, reports):
         raise InputError(f"preflight: {'; '.join(faults)}")
-    ranks.from_rank0(lambda: RunFolder(output_dir).check_owner(recipe))
-    absent = report[f"model.name {recipe.model.name}"] == ABSENT
-    for stage in ([recipe.first_stage()] if recipe.pretrain else []) + [recipe]:
-        ranks.on_all_ranks(functools.partial(check_start, stage, ds_config, model_is_here=not absent))
+    ranks.on_all_ranks(lambda: _check_start(recipe, ds_config, output_dir))
     say("preflight: all ranks see the same")
+
+
+def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
+    """Raises InputError: what a start would end with on this rank, as far as it needs no data, weights or download."""
+    RunFolder(output_dir).check_owner(recipe)
+    on_cpu = ranks.device().type == "cpu"
+    stages = check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
+    if source := _model_folder(recipe.model.name):
+        for stage in stages:
+            check_model(stage, ds_config, source)
 
 
 # What a rank sees
@@ -137,8 +143,22 @@ def _cached(hub_id: str, kind: str) -> str:
     except LocalEntryNotFoundError:
         if constants.is_offline_mode():
             return "missing from the hub's cache, and offline mode downloads nothing"
-        return ABSENT
+        return "not in the hub's cache, would be downloaded"
     return f"cached, {fingerprint(folder.rglob('*'), folder)}"
+
+
+def _model_folder(name: str) -> str | None:
+    """The folder of a model, in the hub's cache if its name is a hub id; None if a start would still fetch files."""
+    folder = resolve_model(name)
+    if Path(folder).is_dir():
+        return folder
+    try:
+        folder = snapshot_download(name, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+    files = {file.name for file in Path(folder).iterdir()}
+    whole = {"config.json", "tokenizer_config.json"} <= files and weight_files(folder, f"model.name {name}")
+    return folder if whole else None
 
 
 def fingerprint(files: Iterable[Path], root: Path) -> str:

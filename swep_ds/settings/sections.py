@@ -15,17 +15,22 @@ MAX_TEXT = 4096  # characters of a value; Linux takes no longer path
 MAX_INTEGER = 10**30  # pydantic cannot compare, nor Python print, integers of any length
 
 
+def _title(settings: type[BaseModel]) -> str:
+    """What messages call settings that were made in Python: their class, unless they are the arguments of a call."""
+    return settings.model_config.get("title") or settings.__name__
+
+
 class _Settings(type(BaseModel)):
     """Settings made in Python raise `InputError`, as those of a file do."""
 
     def __call__(cls, *args, **values):
         if args:
-            raise InputError(f"{cls.__name__}: {shown(args[0])}: give each setting by its name, as in NAME=VALUE")
+            raise InputError(f"{_title(cls)}: {shown(args[0])}: give each setting by its name, as in NAME=VALUE")
         try:
             return super().__call__(**without_paths(values))
         except ValidationError as error:
             messages = [explain(fault, cls, argument) for fault in faults_of(error)]
-            raise InputError(f"{cls.__name__}: {join(messages)}") from None
+            raise InputError(f"{_title(cls)}: {join(messages)}") from None
 
 
 class Section(BaseModel, metaclass=_Settings):
@@ -84,7 +89,7 @@ def without_paths(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_paths(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(without_paths, value))
+        return [without_paths(part) for part in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -40,32 +40,21 @@ def _decided(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -> None:
-    """Checks what unfinished runs will train under.
+    """Raises InputError if a finished run trained under another ds_config or global batch than unfinished ones will.
+
+    A table would leave out the runs of one side.
 
     Args:
         ds_config: as in `resolve_ds_config`.
-        ranks: of each run; None = not known, and the ds_config is only read, and global batches are not compared.
-
-    Raises:
-        InputError: the ds_config cannot be read or contradicts a run's recipe; or a finished run trained under another
-            one, or another global batch: a table would leave out the runs of one side.
+        ranks: of each run; None = not known, and global batches are not compared.
     """
     results = [cell.results() for cell in cells]
-    waiting = [cell for cell, done in zip(cells, results, strict=True) if done is None]
-    if not waiting:
+    waiting = [cell.folder for cell, done in zip(cells, results, strict=True) if done is None]
+    if not waiting or not any(results):
         return
-    # these import DeepSpeed, for seconds
-    from swep_ds.pipeline.prepare import check_ds_config
-    from swep_ds.training.ds_config import read_ds_config, resolve_ds_config
+    from swep_ds.training.ds_config import resolve_ds_config  # imports DeepSpeed, for seconds
 
-    read_ds_config(ds_config)
-    for cell in waiting if ranks else ():
-        try:
-            check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=False)
-        except InputError as error:
-            raise InputError(f"{cell.name}: {error}") from None
-    # others keep the batch that they began with
-    new = any(not (cell.folder / BATCH).is_file() for cell in waiting)
+    new = any(not (folder / BATCH).is_file() for folder in waiting)  # others keep the batch that they began with
     for cell, done in zip(cells, results, strict=True):
         if done is None:
             continue
@@ -82,6 +71,27 @@ def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -
                 f"{cell.folder}: is done, under other conditions than this start's ({differing}): start with the same "
                 "--ds_config and --ranks, or name another --output_dir (--table shows what is done)"
             )
+
+
+def check_ds_config(cells: Sequence[Cell], ds_config: str, ranks: int | None, *, on_cpu: bool) -> None:
+    """Raises InputError if the ds_config cannot be read, or contradicts the recipe of a run that has not begun.
+
+    Args:
+        ranks: of each run; None = not known, and the ds_config is only read.
+    """
+    waiting = [cell for cell in cells if not cell.folder.exists()]  # others began with a ds_config that fits
+    if not waiting:
+        return
+    # these import DeepSpeed, for seconds
+    from swep_ds.pipeline import prepare
+    from swep_ds.training.ds_config import read_ds_config
+
+    read_ds_config(ds_config)
+    for cell in waiting if ranks else ():
+        try:
+            prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
+        except InputError as error:
+            raise InputError(f"{cell.name}: {error}") from None
 
 
 def check_inputs(cells: Sequence[Cell]) -> None:

@@ -17,23 +17,22 @@ OF_ANOTHER_JOB = re.compile("(SLURM|SRUN|PMI|PMIX)_.*|SBATCH_(SIGNAL|REQUEUE|NO_
 OF_THE_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
-# options of sbatch by the option of `swep-ds submit` that decides them
-DECIDED = {
-    "--nodes": ("--nodes", "-N"),
-    "--gpus_per_node or --cpu_ranks_per_node": ("--ntasks-per-node", "--ntasks", "-n", "--gpus-per-node"),
-    "kind": ("--array", "-a"),
-}
+# option of sbatch -> the option of `swep-ds submit` that decides the number of ranks
+OF_RANKS = dict.fromkeys(("--nodes", "-N"), "--nodes")
+OF_RANKS |= dict.fromkeys(
+    ("--ntasks", "-n", "--ntasks-per-node", "--tasks-per-node"), "--gpus_per_node or --cpu_ranks_per_node"
+)
 
 
 def check_options(options: Sequence[str]) -> None:
-    """Raises InputError: an extra option of sbatch is none, or one that `swep-ds submit` decides."""
-    for option, before in zip(options, ["", *options], strict=False):
-        separate = before.startswith("-") and "=" not in before  # the value of that option
-        if not option.startswith("-") and not separate:
-            raise InputError(f"--sbatch={option}: is no option of sbatch: write --sbatch=--{option.lstrip('-')}")
-    for by, names in DECIDED.items():
-        if values := _values(options, *names):
-            raise InputError(f"--sbatch: {names[0]} {values[-1]}: is decided by {by}: leave it out")
+    """Raises InputError: an extra argument is not an option of sbatch, or changes the number of ranks."""
+    for argument, before in zip(options, ["", *options], strict=False):
+        is_value = before.startswith("-") and "=" not in before  # of the option before it
+        if not argument.startswith("-") and not is_value:
+            raise InputError(f"--sbatch={argument}: is not an option of sbatch: write --sbatch=--{argument}")
+    for name, instead in OF_RANKS.items():
+        if values := _values(options, name):
+            raise InputError(f"--sbatch={name}: {values[-1]}: give the number of ranks by {instead} instead")
 
 
 def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:

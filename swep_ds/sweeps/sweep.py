@@ -20,6 +20,7 @@ resumes, and a table can be made at any time: `sweep.json` says what each folder
 import hashlib
 import itertools
 import json
+import logging
 import math
 import re
 from collections import Counter
@@ -37,6 +38,7 @@ from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate, without
 
+log = logging.getLogger(__name__)
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
 OR_EMPTY = WithJsonSchema({"type": ["object", "null"], "additionalProperties": True})  # null: as in `_lay_over`
@@ -322,15 +324,15 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_cells(cells: Sequence[Cell], path: Path) -> None:
-    """Raises InputError if two cells share a folder or are the same run, or if their scores could not be compared in
-    one table."""
+    """Raises InputError if two cells share a folder, or if their scores could not be compared in one table. Warns of
+    two that are the same run."""
     name, times = Counter(cell.name for cell in cells).most_common(1)[0]
     if times > 1:
         raise InputError(f"{path}: {times} runs would share the folder {name}: rename a variant or a label")
     names: dict[str, str] = {}
     for cell in cells:
         if (other := names.setdefault(json.dumps(identity(cell.recipe)), cell.name)) != cell.name:
-            raise InputError(f"{path}: {other} and {cell.name} have the same settings: change or leave out one of them")
+            log.warning("%s: %s and %s have the same settings", path, other, cell.name)
 
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data

@@ -162,10 +162,10 @@ def test_what_cannot_be_asked(model):
     assert "question 1: the question is empty" in refused(asks, " ", "text")
     assert "question 1: the text is empty" in refused(asks, "Who?", "\n")
     assert "question 1: question holds half of a surrogate pair" in refused(asks, "Who\ud800?", "text")
-    for n_best in (0, "2", 1.5, None):
+    for n_best in (0, "2", 1.5, None, True):
         assert f"n_best {n_best!r}: give a whole number, at least 1" in refused(asks, "Who?", "text", n_best)
     for wrong in ({"batch_size": 0}, {"min_confidence": 1.1}, {"min_confidence": None}, {"null_threshold": "high"}):
-        assert f"AnswerArguments: {next(iter(wrong))}: " in refused(
+        assert f"QuestionAnswerer: {next(iter(wrong))}: " in refused(
             lambda wrong=wrong: QuestionAnswerer(model, **wrong)
         )
     with pytest.raises(InputError, match="question 2: the text is empty"):

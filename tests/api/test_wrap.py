@@ -217,11 +217,11 @@ def test_answers_without_a_label_do_not_count(method):
         ({"position_ids": torch.zeros(3, 12)}, "position_ids"),
         ({"input_ids": torch.zeros(12, dtype=int)}, r"^inputs input_ids: has the shape \[12\]: give \[N, T\]"),
         ({"attention_mask": torch.ones(3, 11, dtype=int)}, r"^inputs attention_mask: .*\[3, 12\]: give \[3, 12\]$"),
-        ({"attention_mask": torch.ones(3, 12)}, r"^inputs attention_mask: is torch.float32: .* 0 for padding$"),
+        ({"token_type_ids": torch.ones(3, 12)}, r"^inputs token_type_ids: is torch.float32: give a tensor of integers"),
         ({"start_positions": torch.zeros(2, dtype=int)}, r"^inputs start_positions: .*\[2\], .*: give \[3\]$"),
         ({"end_positions": [1, 2, 3]}, r"^inputs end_positions: is a list: give a tensor of integers$"),
     ],
-    ids=["missing", "unknown", "a row", "width", "float mask", "windows", "list"],
+    ids=["missing", "unknown", "a row", "width", "floats", "windows", "list"],
 )
 def test_inputs_that_do_not_fit_are_named(changes, named):
     robust = sd.wrap(tiny_models.model(), sd.Mle(), accumulation=None)
@@ -229,6 +229,14 @@ def test_inputs_that_do_not_fit_are_named(changes, named):
     for call in (lambda: robust(**given), lambda: robust.begin_update([given])):
         with pytest.raises(InputError, match=named):
             call()
+
+
+def test_a_mask_of_floats_and_one_row_of_token_types_are_as_good():
+    given = inputs(tiny_batches.batch((12, 7, 9), dtype=torch.float32))
+    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
+    other = given | {"attention_mask": given["attention_mask"].float(), "token_type_ids": given["token_type_ids"][:1]}
+    losses = [sd.wrap(tiny_models.model(), sd.Swep(), seed=SEED)(**batch).loss for batch in (given, other)]
+    assert losses[0] == losses[1]
 
 
 def test_labels_of_other_windows_are_named():
@@ -244,7 +252,7 @@ def test_labels_of_other_windows_are_named():
     ids=str,
 )
 def test_arguments_outside_of_their_range_are_refused(given):
-    with pytest.raises(InputError, match=f"^WrapArguments: {next(iter(given))}: "):
+    with pytest.raises(InputError, match=f"^wrap: {next(iter(given))}: "):
         sd.wrap(tiny_models.model(), sd.Swep(), **given)
 
 

@@ -114,14 +114,6 @@ def test_an_answer_beside_empty_answers_counts(save):
         assert (example.answers, example.span) == (("bar",), (4, 7))
 
 
-def test_an_answer_that_contradicts_the_answers_is_an_error(save):
-    row = {"question": "What?", "context": "foo bar", "answers": ["foo", "bar"], "answer": "bar"}
-    [example] = read_examples(save(json.dumps(row)), training=True)
-    assert example.answers == ("foo", "bar")
-    for content in (json.dumps(row | {"answer": "baz"}), "question,context,answer,answers\nWhat?,foo bar,baz,bar\n"):
-        assert "answer is 'baz', which is not among its answers" in refused(save(content))
-
-
 @pytest.mark.parametrize("answers", [{"answers": None}, {"answers": []}, {"answer": None}])
 def test_a_question_without_an_answer_is_read_where_the_recipe_takes_it(save, answers):
     row = {"question": "What?", "context": "foo bar", **answers}

@@ -238,6 +238,14 @@ def test_bad_mrqa(save, changes, message):
 # Sources
 
 
+@pytest.mark.parametrize("layout", ["squad", "JSON lines", "JSON list"])
+def test_json_whose_text_names_columns_is_no_table_of_text(save, layout):
+    context = "It depends on usage, context, and register, or\tquestion\tmarks."
+    asked = {"id": "q", "question": "On what?", "answers": [{"text": "usage", "answer_start": 14}]}
+    [example] = read_examples(save(b"\n " + LAYOUTS[layout](asked, context=context)), training=True)
+    assert example.context == context
+
+
 def test_folder_of_files_in_name_order(save, tmp_path):
     save(LAYOUTS["Parquet"](WHAT), "b.parquet")
     save(gzip.compress(LAYOUTS["squad"](WHEN)), "a.json.gz")

@@ -9,6 +9,7 @@ import pytest
 
 from swep_ds.data import reader_registry
 from swep_ds.errors import InputError
+from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.planning import preflight
 from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
@@ -158,11 +159,11 @@ def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(tmp_path):
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     prepare(folder)
-    ds_config(folder, 2)
     return folder
 
 
-def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capfd):
+def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
     recipe = Recipe.load(str(place / "recipe.yaml"))
     broken, contradictory, config = tmp_path / "broken.json", tmp_path / "other.json", str(ds_config(tmp_path, 2))
     broken.write_text("{")
@@ -175,6 +176,12 @@ def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capf
     prepare(tmp_path, architecture="t5")
     cases = [
         (recipe, str(broken), "new", r"--ds_config .*broken\.json: .*JSON"),
+        (
+            Recipe.make(recipe, model={"name": "nobody/none"}),
+            str(contradictory),
+            "new",
+            r"gradient_clipping = 7, but the",
+        ),
         (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
         (recipe, config, "other", r"--output_dir .*other: holds files that belong to no run \(notes\.txt\)"),
         (
@@ -194,6 +201,26 @@ def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capf
         with process_group(), pytest.raises(InputError, match=said):
             preflight.preflight(changed, given, tmp_path / folder)
     assert "all ranks see the same" not in capfd.readouterr().out
+
+
+def test_a_run_keeps_the_global_batch_that_it_began_with(place, tmp_path, capfd):
+    recipe = Recipe.load(
+        str(place / "recipe.yaml"), ["train.micro_batch_size=4", "train.gradient_accumulation_steps=1"]
+    )
+    recipe = Recipe.make(recipe, pretrain={"train": recipe.data.train, "micro_batch_size": 4})
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    with (
+        process_group(),
+        pytest.raises(InputError, match=r"stage \(pretrain\): .*train_batch_size = 8, but .* gives 4"),
+    ):
+        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
+    RunFolder(tmp_path / "run" / "pretrain").path.mkdir(parents=True)
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.dump())
+    for folder in (tmp_path / "run", tmp_path / "run" / "pretrain"):
+        RunFolder(folder).write_batch(GlobalBatch(8, 4, 1))  # on two ranks
+    with process_group():
+        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
+    assert capfd.readouterr().out.endswith("all ranks see the same\n")
 
 
 @pytest.mark.slow
