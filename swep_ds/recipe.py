@@ -147,6 +147,7 @@ class PretrainSection(Section):
     epochs: Epochs = 2  # passes over that data
     max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
     micro_batch_size: Count = 32  # windows per rank and forward pass
+    max_tokens: Many | None = None  # replaces micro_batch_size: padded positions per rank and pass
     gradient_accumulation_steps: Count = 1  # micro-batches per update and rank
     learning_rate: float = Field(2e-5, gt=0, le=1000)  # at its peak
 

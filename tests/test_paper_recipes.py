@@ -61,6 +61,7 @@ SYNTHETIC = {
     "pretrain.epochs": 2,
     "pretrain.max_updates": None,
     "pretrain.micro_batch_size": 32,
+    "pretrain.max_tokens": None,
     "pretrain.gradient_accumulation_steps": 1,
     "pretrain.learning_rate": 2e-5,
     "train.micro_batch_size": 32,

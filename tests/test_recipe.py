@@ -156,6 +156,7 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
         "data.train_fraction=0.5",
         "train.precision=bf16",
         "train.max_updates=7",
+        "train.max_tokens=4096",
     ]
     first = Recipe.load(str(path), settings + others).first_stage()
     expected = ["data.train=pairs", "data.max_train_examples=50", "data.eval={}", "train.epochs=3"]
@@ -172,6 +173,9 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
     ("override", "expected"),
     [
         ("train.learning_rate=3e-5", 3e-5),  # YAML 1.1 reads this one as a string
+        ("seed=010", 10),  # and this one as octal
+        ("data.train='a #2.json'", "a #2.json"),
+        ('data.train="12e4"', "12e4"),
         ("train.learning_rate=2E-4", 2e-4),
         ("train.learning_rate=1.5e-4", 1.5e-4),
         ("train.adam_betas=[0.8, 0.98]", (0.8, 0.98)),
@@ -242,6 +246,10 @@ def test_an_override_that_is_not_yaml(path, value):
     assert f"--set data.train={value}: not YAML" in message(path, f"data.train={value}")
 
 
+def test_a_comment_in_an_override_is_refused(path):
+    assert "what follows ' #' would be left out as a comment: quote" in message(path, "data.train=a #2.json")
+
+
 def test_an_override_below_a_value(path):
     assert "train is a value, not a section" in message(path, "data.train.x=1")
 
@@ -273,6 +281,7 @@ def test_an_override_below_a_value(path):
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
         ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
+        ("train.epochs=1:30", "train.epochs: '1:30' is not a number"),
         # sections
         (
             "method=mle",

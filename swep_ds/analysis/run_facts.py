@@ -12,7 +12,7 @@ from swep_ds.analysis.charts import is_number
 from swep_ds.evaluation.results import Checked, Results
 from swep_ds.files import read_lines
 from swep_ds.pipeline.folder import DS_CONFIG, RECIPE, GlobalBatch, RunFolder, batch_of_rank
-from swep_ds.recipe import Recipe
+from swep_ds.recipe import PretrainSection, Recipe
 
 MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
@@ -47,11 +47,17 @@ def zero_stage(config: dict[str, Any]) -> int:
     return stage if stage in (0, 1, 2, 3) else 0
 
 
+def _first_stage(pretrain: PretrainSection) -> str:
+    updates = f", at most {pretrain.max_updates:,} updates" if pretrain.max_updates else ""
+    questions = f", at most {pretrain.max_train_examples:,} questions" if pretrain.max_train_examples else ""
+    return f"{pretrain.epochs:g} epochs{updates} on {pretrain.train}{questions}"
+
+
 def settings(recipe: Recipe, results: Results | None, config: dict, batch: GlobalBatch | None) -> list[tuple[str, str]]:
     data, train = recipe.data, recipe.train
     sources = {
-        "held-out articles": data.holdout_fraction and f"{data.holdout_fraction:.0%} of the training articles",
-        "share of the questions": data.train_fraction != 1 and f"{data.train_fraction:.0%}",
+        "held-out articles": data.holdout_fraction and f"{100 * data.holdout_fraction:.3g} % of the training articles",
+        "share of the questions": data.train_fraction != 1 and f"{100 * data.train_fraction:.3g} %",
         "at most": data.max_train_examples and f"{data.max_train_examples:,} questions",
         "augmented with": data.augmented,
     }
@@ -65,7 +71,7 @@ def settings(recipe: Recipe, results: Results | None, config: dict, batch: Globa
         ("Method", f"{recipe.method.name}" + (f": {', '.join(method)}" if method else "")),
         ("Model", f"{recipe.model.name}, {recipe.task}"),
         ("Trained on", "; ".join([data.train, *(f"{name}: {value}" for name, value in sources.items() if value)])),
-        ("First stage", recipe.pretrain and f"{recipe.pretrain.epochs:g} epochs on {recipe.pretrain.train}"),
+        ("First stage", recipe.pretrain and _first_stage(recipe.pretrain)),
         ("Tested on", ("; ".join(tests) or "nothing else") + limit),
         ("Windows", f"{data.max_length} tokens, a new one every {data.doc_stride}"),
         ("Training", f"{length}, global batch {size}, {train.execution} execution"),

@@ -17,7 +17,17 @@ from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, Ru
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten, without
 from swep_ds.sweeps.conditions import conditions
-from swep_ds.sweeps.sweep import DESCRIPTION, Cell, Primary, fault_of, identity, log_of, saved_recipe, unaveraged
+from swep_ds.sweeps.sweep import (
+    DESCRIPTION,
+    Cell,
+    Primary,
+    fault_of,
+    identity,
+    log_of,
+    saved_recipe,
+    unaveraged,
+    warn_of_unnamed,
+)
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # settings in which runs of one row may differ
@@ -107,7 +117,7 @@ def _with_unaveraged(refs: Sequence[RunRef]) -> list[RunRef]:
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunRef]:
-    """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several runs.
+    """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several of these.
 
     A run that no sweep describes is named by its method and by the settings in which it differs from most runs of it.
     A run with `train.average` is followed by the same training without it, from `unaveraged/`.
@@ -126,11 +136,13 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
         try:
             candidates = [folder] if (folder / RECIPE).is_file() else sorted(folder.iterdir())
             runs = [candidate for candidate in candidates if (candidate / RECIPE).is_file()]
+            sweeps = [candidate for candidate in candidates if (candidate / DESCRIPTION).is_file()]
         except OSError as error:
             raise InputError(f"{folder}: cannot be read ({error.strerror}): name another folder") from None
-        if not runs:
+        if not runs and not sweeps:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
         others += runs
+        refs += [ref for sweep in sweeps for ref in _runs_of_sweep(sweep)]
     return _with_unaveraged(refs + _name_runs(others))
 
 
@@ -145,6 +157,7 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with `swep-ds sweep SWEEP --table`") from None
+    warn_of_unnamed(folder, sweep.runs)
     return [RunRef(folder / name, **dict(entry), primary=sweep.primary) for name, entry in sweep.runs.items()]
 
 

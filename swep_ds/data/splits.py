@@ -33,9 +33,21 @@ def sample_id(original: str, number: int) -> str:
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
     """The augmented samples of these questions only, so that a subset gets no sample of other questions.
-    Raises InputError: there is none."""
-    ids = {example.id for example in originals}
-    samples = [sample for sample in augmented if sample.id.rpartition(SAMPLE_SUFFIX)[0] in ids]
+
+    Raises InputError: there is none, or one has another answer than its question: it was made from other data, and
+    may hold the text of held-out articles.
+    """
+    by_id = {example.id: example for example in originals}
+    samples = []
+    for sample in augmented:
+        if original := by_id.get(sample.id.rpartition(SAMPLE_SUFFIX)[0]):
+            texts = [example.span and example.context[slice(*example.span)] for example in (original, sample)]
+            if texts[0] != texts[1]:
+                raise InputError(
+                    f"data.augmented: {sample.id!r} has the answer {texts[1]!r:.80}, and {original.id!r} of the "
+                    f"training data {texts[0]!r:.80}: make it from this data.train with `swep-ds augment`"
+                )
+            samples.append(sample)
     if not samples:
         raise InputError(
             f"data.augmented: none of its {len(augmented)} questions is a sample of a training question "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
+from swep_ds.data.windows import WindowSettings
 from swep_ds.errors import InputError
 from swep_ds.files import read_json
 from swep_ds.ranks.launch import is_first_on_node
@@ -113,6 +114,16 @@ def warn_of_unequal_halves(name: str, choosing: int, reported: int) -> None:
             name,
             choosing,
             reported,
+        )
+
+
+def warn_without_overlap(settings: WindowSettings) -> None:
+    """Warns, once a node, of windows of which the next begins where the one before ends, or later."""
+    if settings.doc_stride >= settings.max_length and is_first_on_node():
+        log.warning(
+            "doc_stride %d: windows of %d tokens then do not overlap, and an answer at the end of one is cut: lower it",
+            settings.doc_stride,
+            settings.max_length,
         )
 
 

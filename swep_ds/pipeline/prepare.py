@@ -30,7 +30,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.weights import check_files
-from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_of_unequal_halves
+from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_of_unequal_halves, warn_without_overlap
 from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.ranks import accelerator
@@ -90,6 +90,7 @@ def prepare(
         sharded = zero_stage(read_ds_config(ds_config)) == 3
         set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
+        warn_without_overlap(window_settings(recipe))
         training, tests = load_examples(recipe, training_source)
         warn_of_known(training, tested_later or {}, training_source)
         named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
@@ -104,6 +105,8 @@ def prepare(
         if name := recipe.validation_set:
             validation[name], tests[name] = halves(tests[name])
             warn_of_unequal_halves(name, len(validation[name]), len(tests[name]))
+            others = {other: examples for other, examples in tests.items() if other != name}
+            warn_of_known(validation[name], others, f"the half of {name} that chooses")
         return tokenizer, objective, config, training, validation, tests
 
     tokenizer, objective, config, training, validation, tests = ranks.on_all_ranks(load)

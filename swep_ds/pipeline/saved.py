@@ -27,6 +27,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.loading import load_weights, warn_if_padding_matters
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.pipeline.examples import warn_without_overlap
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
@@ -199,6 +200,7 @@ def evaluate_saved(
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
         given = {"max_length": max_length, "doc_stride": doc_stride}
         windows = replace(saved.windows, **{name: value for name, value in given.items() if value is not None})
+        warn_without_overlap(windows)
         with as_input_error(f"--output_dir {output_dir}: cannot be made", "name another folder"):
             output_dir.mkdir(parents=True, exist_ok=True)
         return tests, saved, windows

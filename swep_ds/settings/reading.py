@@ -8,10 +8,10 @@ Notable:
 """
 
 import copy
+import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -23,6 +23,14 @@ from swep_ds.settings.sections import S, Section, validate
 MAX_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
 MAX_DEPTH = 100  # levels of YAML; Python's limit on recursion is for other code to raise
 MAX_PARENTS = 10  # sections above a field that --set names
+# tag -> what it looks like
+NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|\.[0-9][0-9_]*([eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+)$"
+        r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
+}
 CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
 
 
@@ -52,6 +60,12 @@ def parse_yaml(text: str, what: str) -> Any:
 
 
 class _UniqueKeys(yaml.SafeLoader):
+    """Numbers are those of YAML 1.2: 3e-5 is one; 010 is not octal and 1:30 not base 60, as in YAML 1.1."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in NUMBERS]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
     what: str  # how the user named the text
     depth = 0
 
@@ -71,6 +85,10 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise InputError(f"{self.what}: line {line} gives {name} a second time: keep one")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return node
+
+
+for _tag, _pattern in NUMBERS.items():
+    _UniqueKeys.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
 
 
 def _size(node: yaml.Node, sizes: dict[int, float]) -> float:
@@ -223,9 +241,8 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     if not separator or not all([*parents, leaf]) or len(parents) > MAX_PARENTS:
         raise InputError(f"--set {override}: write it as section.field=value")
     value = parse_yaml(text, f"--set {override}")
-    if isinstance(value, str) and "e" in value.lower():
-        with suppress(ValueError):
-            value = float(value)  # YAML 1.1 reads 3e-5 (no dot) as a string; everyone who writes it means the number
+    if isinstance(value, str) and " #" in text and "#" not in value:
+        raise InputError(f"--set {override}: what follows ' #' would be left out as a comment: quote the value")
     node = tree
     for key in parents:
         if node.get(key) is None:

@@ -24,7 +24,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,6 +50,7 @@ Settings = dict[str, Any]  # dotted name -> value
 Primary = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
 MAX_RUNS = 10_000
+MAX_NAMED = 6  # runs in a warning
 MAX_FOLDER_BYTES = 200  # bytes of a run's folder name; NAME.log is beside the folder
 
 
@@ -164,7 +165,7 @@ def unaveraged(variant: str) -> str:
 def identity(recipe: Recipe) -> dict[str, Any]:
     """The settings, flat, that tell this run from others."""
     settings = flatten(recipe.model_dump(mode="json"))
-    return without(settings, NEUTRAL)
+    return without(settings, NEUTRAL) | {"order of data.eval": [*recipe.data.eval]}  # the source domain comes first
 
 
 def digest_of(cells: Sequence[Cell]) -> str:
@@ -253,6 +254,7 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
         cell.name: {"variant": cell.variant, "labels": cell.labels, "seed": cell.seed, "model": cell.recipe.model.name}
         for cell in cells
     }
+    warn_of_unnamed(folder, runs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tree = {"runs": runs} | ({"primary": cells[0].primary} if cells[0].primary else {})
@@ -261,6 +263,19 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
             write_atomically(file, text)
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
+
+
+def warn_of_unnamed(folder: Path, names: Collection[str]) -> None:
+    """Warns of finished runs in a sweep's folder that are not among those that it names: a table leaves them out."""
+    unnamed = sorted(file.parent.name for file in folder.glob(f"*/{RESULTS}") if file.parent.name not in names)
+    if unnamed:
+        more = f" and {len(unnamed) - MAX_NAMED} more" if len(unnamed) > MAX_NAMED else ""
+        log.warning(
+            "%s: holds runs that the sweep does not name, and its table leaves out: %s%s",
+            folder,
+            ", ".join(unnamed[:MAX_NAMED]),
+            more,
+        )
 
 
 def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = ()) -> tuple[Sweep, list[Cell]]:

@@ -145,7 +145,7 @@ class TensorBoard(Service):
         from torch.utils.tensorboard import SummaryWriter
 
         # what an earlier start logged of updates that are made again is dropped
-        run = SummaryWriter(folder / "tensorboard", purge_step=before.updates + 1 if before.updates else None)
+        run = SummaryWriter(folder / "tensorboard", purge_step=before.updates + 1)
         service = cls(run)
         service.update = before.updates
         return service

@@ -1,6 +1,8 @@
 """Which runs go into a table, and how the others are named."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from swep_ds.analysis import runs
 from swep_ds.errors import InputError
 from swep_ds.pipeline.folder import batch_of_rank
 from swep_ds.recipe import Recipe
+from swep_ds.sweeps.sweep import describe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import fake_runs, tiny_run
 
@@ -48,6 +51,26 @@ def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path):
         (cell.folder, cell.variant, cell.seed, "google/electra-small-discriminator") for cell in cells
     ]
     assert reasons(tmp_path) == {}
+
+
+def test_runs_that_a_sweep_no_longer_names_are_said(cells, tmp_path, caplog):
+    describe(cells[1:], tmp_path / "runs")
+    runs.find_runs([tmp_path / "runs"])
+    said = f"{tmp_path / 'runs'}: holds runs that the sweep does not name, and its table leaves out: {cells[0].name}"
+    assert [record.message for record in caplog.records] == [said, said]
+
+
+def test_sweeps_beside_a_run_are_found(cells, tmp_path):
+    shutil.move(tmp_path / "runs", tmp_path / "all" / "sweep")
+    fake_runs.finish(tmp_path / "all" / "alone", cells[0].recipe, dict.fromkeys(cells[0].recipe.data.eval, 3))
+    assert len(runs.find_runs([tmp_path / "all"])) == len(cells) + 1
+
+
+def test_a_sweep_whose_source_domain_changes_is_not_done(cells):
+    sets = cells[0].recipe.data.eval
+    other = Recipe.make(cells[0].recipe, data={"eval": dict(reversed(sets.items()))})
+    assert cells[0].results() is not None
+    assert replace(cells[0], recipe=other).results() is None
 
 
 def test_failed_and_half_written_runs_and_those_of_another_version_are_named(cells, tmp_path):

@@ -85,6 +85,14 @@ def test_samples_of_other_questions_only():
             samples_of(questions(["t"] * 3), augmented)
 
 
+def test_samples_of_other_data_under_the_same_ids_are_refused():
+    """Rows without ids are numbered: in another version of a file their numbers are those of other questions."""
+    originals = [replace(e, context="xyz", answers=("x",)) for e in questions(["t"] * 3)]
+    samples = [replace(e, id=sample_id(e.id, 0)) for e in questions(["t"] * 3)]
+    with pytest.raises(InputError, match=r"^data\.augmented: 'q0-ssmba0' has the answer 'c', and 'q0' of the training"):
+        samples_of(originals, samples)
+
+
 # Articles
 
 SEVERAL_ARTICLES = st.lists(st.sampled_from("abcdefgh"), min_size=2).filter(lambda names: len(set(names)) > 1)

@@ -3,8 +3,9 @@
 import pytest
 
 from swep_ds.data.splits import halves
+from swep_ds.data.windows import WindowSettings
 from swep_ds.errors import InputError
-from swep_ds.pipeline.examples import load_examples, reported_examples, warn_of_unequal_halves
+from swep_ds.pipeline.examples import load_examples, reported_examples, warn_of_unequal_halves, warn_without_overlap
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.ranks.group import process_group
 from swep_ds.recipe import HOLDOUT, Recipe
@@ -43,6 +44,25 @@ def test_halves_that_are_far_from_equal_are_said(caplog, sizes):
     assert caplog.text.count("news: 33 questions choose, and 67 are reported: its articles are too large") == (
         sizes == (33, 67)
     )
+
+
+@pytest.mark.parametrize("step", [63, 64])
+def test_windows_that_do_not_overlap_are_said(caplog, step):
+    warn_without_overlap(WindowSettings(64, step))
+    assert ("doc_stride 64: windows of 64 tokens then do not overlap" in caplog.text) == (step == 64)
+
+
+def test_questions_that_choose_are_counted_in_other_test_sets(caplog, tmp_path):
+    source = "quickstart_v2:news"
+    sets = f"data.eval={{news: '{source}', again: '{source}', forum: 'quickstart_v2:forum'}}"
+    recipe = Recipe.load(
+        "quickstart", [sets, "eval.select_on=news", "data.max_eval_examples=50", "data.max_train_examples=9"]
+    )
+    with process_group():
+        job = prepare(recipe, "zero0")
+    [said] = [record.message for record in caplog.records if "that chooses" in record.message]
+    count = len(job.validation.examples)
+    assert said.startswith(f"test set again: {count} of its 50 questions are in the half of news that chooses, with")
 
 
 def test_a_source_that_cannot_be_read_does_not_take_the_others_along():

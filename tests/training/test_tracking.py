@@ -254,6 +254,8 @@ def test_tensorboard_gets_numbers_and_tables_and_drops_those_of_updates_made_aga
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     chosen = recipe("tensorboard")
+    with Tracker(chosen, tmp_path, 3, TrainState(), active=True) as tracker:  # killed before a checkpoint
+        tracker.log(replace(LINE, updates=1), {"loss": 8.0}, None)
     with Tracker(chosen, tmp_path, 3, TrainState(), active=True) as tracker:
         for update, loss in ((1, 3.0), (2, 9.0)):
             tracker.log(replace(LINE, updates=update), {"loss": loss}, None)
