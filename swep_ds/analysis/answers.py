@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import read_json
 from swep_ds.pipeline.examples import reported_examples
@@ -36,6 +36,7 @@ class Answered:
 
     confidence: the answer's probability in [0, 1]; None where the run wrote none.
     calibrated: how likely the answer is exactly right, by the run's calibrator; None without one.
+    span: characters [start, end) of the text that the run pointed at; None where it wrote none.
     """
 
     example: Example
@@ -47,6 +48,7 @@ class Answered:
     other_right: bool = False
     other_f1: float = 0.0
     calibrated: float | None = None
+    span: tuple[int, int] | None = None
 
     @property
     def gain(self) -> float:
@@ -71,11 +73,12 @@ class Answered:
     def places(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Characters [start, end) of the accepted and of the predicted answer in the text; (0, 0) if it is not there.
 
-        Both are texts without a place. Where they occur more than once, the two places nearest to each other count.
+        Accepted answers are texts without a place, and so is a predicted one without `span`. Where they occur more than
+        once, the two places nearest to each other count.
         """
         context = self.example.context
         accepted = [span for answer in self.example.answers for span in _places(answer, context)]
-        predicted = [*_places(self.predicted, context)]
+        predicted = [self.span] if self.span else [*_places(self.predicted, context)]
         if accepted and predicted:
             pairs = product(accepted, predicted)
             return min(pairs, key=lambda pair: max(pair[0][0], pair[1][0]) - min(pair[0][1], pair[1][1]))
@@ -115,6 +118,24 @@ def read_confidences(folder: Path, name: str, kind: str = "confidence") -> dict[
     return values
 
 
+def read_spans(folder: Path, name: str) -> dict[str, tuple[int, int]]:
+    """Characters [start, end) of the text that a run's answers are, by question id; without those of declined
+    questions, and empty for a run that generates.
+
+    Raises:
+        InputError: the file of the n best answers is not what a run writes.
+    """
+    file = folder / "n_best" / f"{name}.json"
+    if not file.is_file():
+        return {}
+    spans = {}
+    with as_input_error(f"{file}: is damaged", "test the model again"):
+        for id_, answers in read_json(file, unique_keys=False).items():
+            if answers and answers[0].get("start") is not None:
+                spans[id_] = (int(answers[0]["start"]), int(answers[0]["end"]))
+    return spans
+
+
 def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None = None) -> list[Answered]:
     """The questions of a test set that the run in `folder` answered, in the order of their source, read again.
 
@@ -125,7 +146,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
         InputError: the questions or the answers cannot be read.
     """
     answers, confidences = read_predictions(folder, name), read_confidences(folder, name)
-    calibrated = read_confidences(folder, name, "calibrated")
+    calibrated, spans = read_confidences(folder, name, "calibrated"), read_spans(folder, name)
     others = read_predictions(against, name) if against and (against / f"predictions/{name}.json").is_file() else {}
     examples, scorer = reported_examples(recipe, name), Scorer(recipe.eval.answer_language(name))
     golds = {example.id: example.answers for example in examples}
@@ -141,6 +162,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
             bool(other_scores[example.id][0]),
             100 * other_scores[example.id][1],
             calibrated.get(example.id),
+            _span_in(example.context, answers[example.id], spans.get(example.id)),
         )
         for example in examples
         if example.id in answers
@@ -148,6 +170,11 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     if not answered:
         raise InputError("its source holds none of the questions that were answered")
     return answered
+
+
+def _span_in(context: str, answer: str, span: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The span, if the text there is the answer: a run may have read another version of the data."""
+    return span if span and context[slice(*span)] == answer else None
 
 
 def in_fixed_order(answered: Sequence[Answered]) -> list[Answered]:

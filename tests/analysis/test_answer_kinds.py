@@ -1,10 +1,11 @@
 """What is wrong with an answer, and where answers are in the text."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, read_confidences
+from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, read_confidences, read_spans
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import SQUAD
@@ -53,6 +54,26 @@ def marked(answer: Answered) -> str:
         text = f"[{piece.text}]" if piece.accepted else piece.text
         shown += "…" * piece.cut + (f"{{{text}}}" if piece.predicted else text)
     return shown
+
+
+def test_a_place_that_the_run_wrote_counts():
+    twice = "In 1700 nothing happened. The battle of Narva was fought in 1700."
+    pointed = replace(item("1700", "fought in 1700", text=twice), span=(3, 7))
+    assert pointed.kind == "other"
+    assert marked(pointed) == "In {1700} nothing happened. The battle of Narva was [fought in 1700]."
+
+
+def test_places_are_read_from_the_n_best_answers(tmp_path):
+    (tmp_path / "n_best").mkdir()
+    assert read_spans(tmp_path, "x") == {}
+    best = {"a": [{"text": "b", "start": 4, "end": 5}, {"text": "c", "start": 0, "end": 1}]}
+    best |= {"declined": [{"text": ""}], "generated": [{"text": "d"}], "none": []}
+    (tmp_path / "n_best" / "x.json").write_text(json.dumps(best))
+    assert read_spans(tmp_path, "x") == {"a": (4, 5)}
+    for content in ("[]", '{"a": 3}', '{"a": [{"start": 4}]}'):
+        (tmp_path / "n_best" / "x.json").write_text(content)
+        with pytest.raises(InputError, match=r"x\.json: is damaged"):
+            read_spans(tmp_path, "x")
 
 
 def test_both_answers_are_marked_where_they_are_nearest():
