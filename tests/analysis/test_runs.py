@@ -60,6 +60,24 @@ def test_runs_that_a_sweep_no_longer_names_are_said(cells, tmp_path, caplog):
     assert [record.message for record in caplog.records] == [said, said]
 
 
+def test_a_training_has_one_vote_though_it_has_two_rows(tmp_path):
+    variants = {"plain": {}, "averaged": {"train.average": "ema"}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=[0, 1, 2])
+    for cell in [cell for cell in cells if cell.variant == "plain" or cell.seed]:
+        recipe = Recipe.make(cell.recipe, eval={"n_best": 30 if cell.variant == "averaged" else 20})
+        fake_runs.finish(cell.folder, recipe, {"squad": 3})
+        if cell.variant == "averaged":
+            fake_runs.finish(cell.folder / "unaveraged", recipe.unaveraged(), {"squad": 3})
+    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    assert {run.ref.variant for run in done} == {"plain"}
+    assert [each.ref.variant for each in missing if "tested differently" in each.reason] == [
+        "averaged",
+        "averaged, unaveraged",
+        "averaged",
+        "averaged, unaveraged",
+    ]
+
+
 def test_sweeps_beside_a_run_are_found(cells, tmp_path):
     shutil.move(tmp_path / "runs", tmp_path / "all" / "sweep")
     fake_runs.finish(tmp_path / "all" / "alone", cells[0].recipe, dict.fromkeys(cells[0].recipe.data.eval, 3))
