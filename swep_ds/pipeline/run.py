@@ -99,14 +99,16 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
 
-    def take() -> tuple[list[Path], GlobalBatch | None]:
+    def take() -> tuple[list[Path], dict[str, Any]]:
         tags = folder.take(recipe, resume)
         if not tags:
             check_service(recipe)
-        return tags, folder.read_batch(tags)
+        began = folder.read_batch(tags)
+        split = began.split(recipe, ranks.world_size()) if began else recipe
+        return tags, split.model_dump(mode="json")  # a method's settings may be of a class that cannot be pickled
 
-    tags, began = ranks.from_rank0(take)
-    return tags, began.split(recipe, ranks.world_size()) if began else recipe
+    tags, split = ranks.from_rank0(take)
+    return tags, Recipe.model_validate(split)
 
 
 def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:

@@ -189,8 +189,9 @@ def _contradiction(arrivals: list[Arrival]) -> str:
                 "give each rank its own"
             )
         if arrival["device"] and (other := users.setdefault(arrival["device"], arrival)) is not arrival:
+            first, second = sorted((other["rank"], arrival["rank"]))
             return (
-                f"ranks {other['rank']} and {arrival['rank']} have the same device (host {arrival['host']}): start as "
+                f"ranks {first} and {second} have the same device (host {arrival['host']}): start as "
                 "many ranks as there are devices"
             )
     return ""

@@ -57,7 +57,7 @@ def test_a_fault_of_one_is_that_of_all():
 
 def test_ranks_that_share_a_device_are_reported_at_once():
     ends = meet(*(launch(rank, 3) for rank in range(3)), devices=["GPU-a", "GPU-b", "GPU-a"])
-    assert all(end.startswith("ranks ") and " 0 " in end and "2 have the same device (host " in end for end in ends)
+    assert all(end.startswith("ranks 0 and 2 have the same device (host ") for end in ends)
     assert meet(*(launch(rank, 2) for rank in range(2)), devices=["GPU-a", "GPU-b"]) == ["", ""]
 
 
