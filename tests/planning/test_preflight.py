@@ -177,7 +177,7 @@ def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capf
     cases = [
         (recipe, str(broken), "new", r"--ds_config .*broken\.json: .*JSON"),
         (
-            Recipe.make(recipe, model={"name": "nobody/none"}),
+            Recipe.make(recipe, model={"name": "owner/absent-model"}),
             str(contradictory),
             "new",
             r"gradient_clipping = 7, but the",
