@@ -254,12 +254,12 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
         cell.name: {"variant": cell.variant, "labels": cell.labels, "seed": cell.seed, "model": cell.recipe.model.name}
         for cell in cells
     }
-    warn_of_unnamed(folder, runs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tree = {"runs": runs} | ({"primary": cells[0].primary} if cells[0].primary else {})
         text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
         if not file.is_file() or file.read_bytes() != text.encode():  # every task of a Slurm array does this
+            warn_of_unnamed(folder, runs)
             write_atomically(file, text)
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
