@@ -29,6 +29,7 @@ from swep_ds.models.loading import load_weights, warn_if_padding_matters
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import warn_without_overlap
 from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
@@ -87,6 +88,8 @@ class SavedModel:
 def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
+    It computes in the dtype of its files or, on a CPU that could only emulate that one, in float32.
+
     Args:
         null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
@@ -109,6 +112,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
     model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
+    if accelerator.emulates(model.dtype):
+        model = model.float()
     model = model.eval().to(ranks.device())
     warn_if_padding_matters(model, label)
     longest = min(WindowSettings.max_length, longest_window(tokenizer, model))

@@ -10,6 +10,12 @@ import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
 
+# dtype -> names of x86 and of ARM instructions, in `torch.cpu.get_capabilities`, that multiply matrices of it
+INSTRUCTIONS = {
+    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+    torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
+}
+
 
 def on_gpu() -> bool:
     """Whether a GPU, or another accelerator, computes."""
@@ -29,6 +35,19 @@ def total_memory() -> list[int]:
 def has_tf32() -> bool:
     """Whether this process's accelerator computes products of float32 matrices in TF32 if it is asked to."""
     return get_accelerator().device_name() == "cuda" and torch.cuda.is_tf32_supported()
+
+
+def emulates(dtype: torch.dtype) -> bool:
+    """Whether the CPU computes and has no instructions for products of matrices of `dtype`.
+
+    PyTorch then converts elements to float32 and back. On a processor with AVX2 alone a product in bfloat16 takes 50
+    times as long as in float32. False for a processor of another architecture, of which PyTorch does not tell.
+    """
+    if on_gpu():
+        return False
+    capabilities = torch.cpu.get_capabilities()
+    there = [capabilities[name] for name in INSTRUCTIONS.get(dtype, ()) if name in capabilities]
+    return bool(there) and not any(there)
 
 
 def product_name() -> str | None:

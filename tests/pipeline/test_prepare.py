@@ -1,9 +1,10 @@
-"""What a recipe's seed decides."""
+"""What a recipe's seed decides, and what a start warns of."""
 
 import pytest
 import torch
 
 from swep_ds.pipeline.prepare import Job, prepare
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.recipe import Recipe
 from tests.support import tiny_run
@@ -44,3 +45,17 @@ def test_the_same_seed_decides_the_same(jobs):
     assert torch.equal(weights(first), weights(other))
     assert order(first) == order(other)
     assert questions(first) == questions(other)
+
+
+@pytest.mark.parametrize(
+    ("precision", "emulated", "warned"),
+    [("autocast", True, True), ("bf16", True, True), ("bf16", False, False), ("fp32", True, False)],
+)
+def test_a_precision_that_the_processor_emulates_is_warned_of(
+    precision, emulated, warned, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(accelerator, "emulates", lambda dtype: emulated)
+    file, config = str(tiny_run.prepare(tmp_path)), str(tiny_run.ds_config(tmp_path, 1))
+    with process_group():
+        prepare(Recipe.load(file, [f"train.precision={precision}"]), config)
+    assert (f"train.precision {precision}: this processor has no instructions for bf16" in caplog.text) == warned

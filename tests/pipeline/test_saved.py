@@ -6,10 +6,12 @@ from unittest import mock
 
 import huggingface_hub.constants
 import pytest
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-from transformers import FNetConfig, FNetForQuestionAnswering
+from transformers import FNetConfig, FNetForQuestionAnswering, T5ForConditionalGeneration
 
 from swep_ds.pipeline.saved import READING, WINDOWS, _reading_file, load_saved
+from swep_ds.ranks import accelerator
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
@@ -40,6 +42,14 @@ def test_a_model_is_read_as_its_run_did(folder):
     assert (saved.windows.max_length, saved.windows.doc_stride, saved.windows.max_query_length) == (48, 16, 8)
     assert (saved.windows.task, saved.spans.max_answer_tokens) == ("generative", 9)
     assert (saved.qa.generation.num_beams, saved.qa.generation.max_new_tokens) == (2, 9)
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_a_model_computes_in_its_own_dtype_unless_the_cpu_emulates_it(folder, monkeypatch, emulated):
+    T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    monkeypatch.setattr(accelerator, "emulates", lambda dtype: emulated and dtype == torch.bfloat16)
+    weights = load_saved(str(folder)).qa.model.state_dict()
+    assert {weight.dtype for weight in weights.values()} == {torch.float32 if emulated else torch.bfloat16}
 
 
 def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog):

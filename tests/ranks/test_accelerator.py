@@ -68,6 +68,30 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     assert peak >= state + 4 * 50 * 100
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "emulated"),
+    [
+        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False, "avx512_fp16": False, "amx_fp16": False}, (True, True)),
+        ({"avx512_bf16": True, "amx_bf16": False, "avx512_fp16": False, "amx_fp16": False}, (False, True)),
+        ({"avx512_bf16": False, "amx_bf16": True, "avx512_fp16": True, "amx_fp16": False}, (False, False)),
+        ({"neon": True, "bf16": False, "fp16_arith": True}, (True, False)),
+        ({"architecture": "ppc64le"}, (False, False)),  # PyTorch does not tell
+    ],
+)
+def test_half_precision_is_emulated_by_a_cpu_without_instructions_for_it(monkeypatch, capabilities, emulated):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert (accelerator.emulates(torch.bfloat16), accelerator.emulates(torch.float16)) == emulated
+    assert not accelerator.emulates(torch.float32)
+    monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
+    assert not accelerator.emulates(torch.bfloat16)
+
+
+def test_pytorch_tells_of_the_instructions_by_these_names():
+    capabilities = torch.cpu.get_capabilities()
+    of_x86_and_arm = {name for names in accelerator.INSTRUCTIONS.values() for name in names}
+    assert capabilities["architecture"] not in ("x86_64", "arm64") or of_x86_and_arm & set(capabilities)
+
+
 @pytest.mark.parametrize("has_names", [True, False])
 def test_a_gpu_that_deepspeed_uses_is(monkeypatch, has_names):
     monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
