@@ -124,6 +124,7 @@ EXPERIMENTAL = {
     "seeds differ a lot": {"seed": 1.9, "question": 6, "residual": 12},
     "paragraphs differ a lot, and in size": {"seed": 0.5, "question": 6, "residual": 10, "cluster": 12, "uneven": True},
     "the mean over three sets": {"seed": 0.7, "question": 6, "residual": 10, "sets": 3},
+    "as in stage B of cpu-learned-noise.md": {"seed": 0.21, "question": 0.4, "residual": 3.8},
 }
 
 

@@ -80,10 +80,12 @@ ACCUMULATED = ("adv_aug", "freelb")
 
 
 def stages(variant: str, world_size: int) -> tuple[int, ...]:
-    """ZeRO stages of a variant's runs: 0 on one rank, 3 on two, and 2 on two where passes are three or compared."""
+    """ZeRO stages of a variant's runs: 0, 2 and 3 for rivals and shuffled noise; else 0 on one rank, and 3 on two."""
+    if variant in (*RIVALS, "shuffled"):
+        return (0, 2, 3)
     if world_size == 1:
         return (0,)
-    return ({"published": (2, 3), "controlled": STAGES} | dict.fromkeys(RIVALS, (2, 3))).get(variant, (3,))
+    return {"published": (2, 3), "controlled": STAGES}.get(variant, (3,))
 
 
 @pytest.fixture(scope="module")
