@@ -131,7 +131,7 @@ def _score_grid(block: Block, title: str, metrics: Sequence[str], style: Style) 
         sign = "+" if metrics == (ABOVE,) else ""
         mean = style.escape(f"{figures['mean']:{sign}.2f}{std}")
         paper = DASH if figures.get("paper") is None else f"{figures['paper']:.2f}"
-        return style.lines([style.bold(mean) if figures["best"] else mean, *([f"({paper})"] if with_paper else [])])
+        return style.lines([mean, *([f"({paper})"] if with_paper else [])])
 
     lines = []
     for row in rows:
@@ -179,7 +179,7 @@ def _remarks(table: Table) -> tuple[list[str], list[str]]:
 
 
 def markdown(table: Table) -> str:
-    """EM / F1 in each cell, the best of each column in bold, a dash if no run is finished."""
+    """EM / F1 in each cell, a dash if no run is finished; significant differences in bold."""
     parts = []
     for block in table["blocks"]:
         title = f"**{MARKDOWN.escape(block['title'])}**\n\n"

@@ -23,7 +23,6 @@ from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, Scores, out_of_do
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
-LOWER_IS_BETTER = (*CALIBRATION[:2], *CALIBRATED[:2])
 BASE = "MLE"
 Table = dict[str, Any]
 Block = dict[str, Any]
@@ -42,7 +41,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
         "metric", **difference}], "rows": [{"name", "seeds": those of its finished runs, "scores", "differences"}]}],
         "missing": [{"name", "labels", "seed", "reason", "line"}], "notes": [lines]}.
         "scores": by column, then "exact_match", "f1" and, where known, `CALIBRATION`, `CALIBRATED` and `ABOVE`:
-        {"mean", "std" or None (one run), "best": in its column, "paper" or None}, in percent.
+        {"mean", "std" or None (one run), "paper" or None}, in percent.
         "differences" to the base row, by column, then "exact_match" and "f1": see `_difference`.
 
     Raises:
@@ -153,9 +152,8 @@ def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
 
     Returns:
         {"columns": the data sets, then the out-of-domain mean if there are shifted ones, taken run by run,
-        "rows": [{"name", "scores": {column: {metric: {"mean", "std" or None, "best"}}}}]}, with the metrics that all of
-        a row's runs have; a row without runs has no scores. The best are those of a column as printed, if there are
-        rows to compare.
+        "rows": [{"name", "scores": {column: {metric: {"mean", "std" or None}}}}]}, with the metrics that all of a row's
+        runs have; a row without runs has no scores.
     """
     entries = []
     for name, runs in rows.items():
@@ -169,15 +167,7 @@ def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
             for column in (full[0] if full else [])
         }
         entries.append({"name": name, "scores": scores})
-    done = [entry["scores"] for entry in entries if entry["scores"]]
-    columns = list(done[0]) if done else []
-    for column in columns:
-        for metric in SCORES:
-            cells = [scores[column][metric] for scores in done if metric in scores[column]]
-            sign = -1 if metric in LOWER_IS_BETTER else 1
-            best = f"{sign * max(sign * cell['mean'] for cell in cells):.2f}" if cells else ""
-            for cell in cells:
-                cell["best"] = len(cells) > 1 and f"{cell['mean']:.2f}" == best
+    columns = next((list(entry["scores"]) for entry in entries if entry["scores"]), [])
     return {"columns": columns, "rows": entries}
 
 

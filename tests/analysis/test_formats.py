@@ -40,10 +40,9 @@ def example() -> table.Table:
     block["primary"] = [{"row": NAMES[1], "base": "gone", "column": "wiki", "metric": "f1", **significant}]
     block["rows"][0]["scores"]["squad"]["f1"]["paper"] = 89.5
     block["rows"][0]["scores"]["squad"] |= {
-        name: {"mean": number, "std": None, "best": False}
-        for name, number in zip(CALIBRATION, (5, 20, 60), strict=True)
+        name: {"mean": number, "std": None} for name, number in zip(CALIBRATION, (5, 20, 60), strict=True)
     }
-    block["rows"][0]["scores"]["wiki"]["above_line"] = {"mean": 1.5, "std": 0.5, "best": False}
+    block["rows"][0]["scores"]["wiki"]["above_line"] = {"mean": 1.5, "std": 0.5}
     missing = [{"name": "gone", "labels": {}, "seed": 0, "reason": "no_room", "line": "gone, seed 0: no_room"}]
     return {"against": "MLE", "line": None, "blocks": [block], "notes": ["A note_."], "missing": missing}
 
@@ -60,10 +59,10 @@ def test_markdown():
         "**small & 5 %**\n\n"
         "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
-        "| MLE | **81.00 ± 1.41** (-) / **90.00 ± 0.00** (89.50) | **72.00 ± 2.83** (-) / 80.50 ± 0.71 (-) "
-        "| 40.50 ± 0.71 (-) / **51.50 ± 2.12** (-) | 56.25 ± 1.77 (-) / 66.00 ± 1.41 (-) | 2 |\n"
-        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] | **81.00** (-) / 88.00 (-) | **72.00** (-) / **84.00** (-) "
-        "| **42.50** (-) / 51.00 (-) | **57.25** (-) / **67.50** (-) | 1 |\n"
+        "| MLE | 81.00 ± 1.41 (-) / 90.00 ± 0.00 (89.50) | 72.00 ± 2.83 (-) / 80.50 ± 0.71 (-) "
+        "| 40.50 ± 0.71 (-) / 51.50 ± 2.12 (-) | 56.25 ± 1.77 (-) / 66.00 ± 1.41 (-) | 2 |\n"
+        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] | 81.00 (-) / 88.00 (-) | 72.00 (-) / 84.00 (-) "
+        "| 42.50 (-) / 51.00 (-) | 57.25 (-) / 67.50 (-) | 1 |\n"
         "| gone | - | - | - | - | 0 |\n"
         "\n"
         "| ECE / AURC / coverage | squad | runs |\n"
@@ -137,7 +136,7 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
             assert len(re.findall(r"(?<!\\)&", line)) + 1 + wide == len(layout), line
     scores, _, _, _, differences, _ = tables
     assert scores[0] == "l" + 5 * "r"  # a column for both metrics
-    assert r"\shortstack[r]{\textbf{81.00 $\pm$ 1.41} (-)\\{}\textbf{90.00 $\pm$ 0.00} (89.50)} &" in scores[1]
+    assert r"\shortstack[r]{81.00 $\pm$ 1.41 (-)\\{}90.00 $\pm$ 0.00 (89.50)} &" in scores[1]
     assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 6
     assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
     assert (
@@ -149,15 +148,14 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
     assert not re.search(r"(?<!\\)%(?!$)", text, re.MULTILINE)  # nothing in comments
 
 
-def test_the_terminal_shows_the_same_numbers_in_bold_what_is_best_or_significant(monkeypatch):
+def test_the_terminal_shows_the_same_numbers_in_bold_what_is_significant(monkeypatch):
     console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
     monkeypatch.setattr(formats, "Console", lambda **options: console)
     formats.show(example())
     shown = console.export_text(styles=True)
     assert "<i>50 %</i>_[x]" in shown
     bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
-    assert {"81.00 ± 1.41", "42.50", "84.00"} <= set(bold)
-    assert not {"40.50 ± 0.71", "88.00", "(-)"} & set(bold)
+    assert not {"81.00 ± 1.41", "88.00", "(-)"} & set(bold)
     assert [text for text in bold if text[0] in "+-"] == ["-3.00"] * 2  # the difference, and the primary one
     assert "(89.50)" in shown
 

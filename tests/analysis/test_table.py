@@ -32,14 +32,13 @@ def test_a_table_worked_out_by_hand():
     result = table.aggregate(RUNS)
     assert result["columns"] == ["squad", "wiki", "bio", "out-of-domain mean"]
     mle, other, gone = (row["scores"] for row in result["rows"])
-    assert mle["squad"]["exact_match"] == {"mean": 81.0, "std": pytest.approx(2**0.5), "best": True}
-    assert mle["squad"]["f1"] == {"mean": 90.0, "std": 0.0, "best": True}
+    assert mle["squad"]["exact_match"] == {"mean": 81.0, "std": pytest.approx(2**0.5)}
+    assert mle["squad"]["f1"] == {"mean": 90.0, "std": 0.0}
     # each run's own mean first: EM (70 + 40) / 2 = 55 and 57.5, F1 65 and 67
     mean = mle["out-of-domain mean"]
-    assert mean["exact_match"] == {"mean": 56.25, "std": pytest.approx(2.5 / 2**0.5), "best": False}
-    assert mean["f1"] == {"mean": 66.0, "std": pytest.approx(2**0.5), "best": False}
-    assert other["bio"]["f1"] == {"mean": 51.0, "std": None, "best": False}
-    assert other["squad"]["exact_match"]["best"]  # 81.00 as printed
+    assert mean["exact_match"] == {"mean": 56.25, "std": pytest.approx(2.5 / 2**0.5)}
+    assert mean["f1"] == {"mean": 66.0, "std": pytest.approx(2**0.5)}
+    assert other["bio"]["f1"] == {"mean": 51.0, "std": None}
     assert gone == {}
 
 
@@ -53,7 +52,6 @@ def test_means_and_deviations_are_numpys(runs):
             cell = row["scores"][name][key]
             assert cell["mean"] == pytest.approx(expected[:, column, metric].mean())
             assert cell["std"] == pytest.approx(expected[:, column, metric].std(ddof=1), abs=1e-9)
-            assert not cell["best"]  # one row alone has no best
 
 
 def test_no_run_at_all_still_makes_a_table():
@@ -200,8 +198,7 @@ def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     other = [{name: score | new | {"ece": 7.0} for name, score in runs[0].items()}]
     rows = table.aggregate({"old": [runs[0], with_all[1]], "new": with_all, "worse": other})["rows"]
     assert set(rows[0]["scores"]["a"]) == {"exact_match", "f1"}
-    assert rows[1]["scores"]["out-of-domain mean"]["aurc"] == {"mean": 20.0, "std": 0.0, "best": True}
-    assert [row["scores"]["b"]["ece"]["best"] for row in rows[1:]] == [True, False]
+    assert rows[1]["scores"]["out-of-domain mean"]["aurc"] == {"mean": 20.0, "std": 0.0}
 
 
 def test_the_base_row_is_the_one_that_is_named():

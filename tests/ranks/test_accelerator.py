@@ -71,7 +71,10 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
 @pytest.mark.parametrize(
     ("capabilities", "emulated"),
     [
-        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False, "avx512_fp16": False, "amx_fp16": False}, (True, True)),
+        (
+            {"avx2": True, "avx512_bf16": False, "amx_bf16": False, "avx512_fp16": False, "amx_fp16": False},
+            (True, True),
+        ),
         ({"avx512_bf16": True, "amx_bf16": False, "avx512_fp16": False, "amx_fp16": False}, (False, True)),
         ({"avx512_bf16": False, "amx_bf16": True, "avx512_fp16": True, "amx_fp16": False}, (False, False)),
         ({"neon": True, "bf16": False, "fp16_arith": True}, (True, False)),
