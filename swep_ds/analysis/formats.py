@@ -60,7 +60,7 @@ def _shortstack(lines: Sequence[str]) -> str:
 
 # Names come from folders and files: `printable` keeps them on one line and from moving the cursor. It comes first, as
 # Markdown's backslashes would hide what follows them.
-TERMINAL = Style(printable, "\0{}".format, "\n".join)  # \0 marks a bold line
+TERMINAL = Style(printable, "\0{}".format, "\n".join)  # \0 marks a bold text
 MARKDOWN = Style(lambda text: re.sub(r"([|*_<`\[\]\\])", r"\\\1", printable(text)), "**{}**".format, " ".join)
 LATEX = Style(_latex_escape, r"\textbf{{{}}}".format, " ".join)
 
@@ -284,5 +284,4 @@ def _rich_table(grid: Grid) -> RichTable:
 
 
 def _marked(text: str) -> Text:
-    lines = text.split("\n")
-    return Text("\n").join(Text(line.lstrip("\0"), "bold" if line.startswith("\0") else "") for line in lines)
+    return Text(text.lstrip("\0"), "bold" if text.startswith("\0") else "")

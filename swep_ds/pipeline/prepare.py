@@ -203,8 +203,8 @@ def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: 
         check_monitors(config)
         if recipe.train.precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
             log.warning(
-                "train.precision %s: this processor has no instructions for bf16, and emulating them takes many times "
-                "as long as fp32: set it to fp32",
+                "train.precision %s: this processor has no instructions for bf16 and is several times as fast in fp32: "
+                "set it to fp32 in a new run",
                 recipe.train.precision,
             )
     fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"

@@ -113,6 +113,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
     if accelerator.emulates(model.dtype):
+        if ranks.is_main():
+            log.info("%s: %s is computed in float32, which is faster on this processor", label, model.dtype)
         model = model.float()
     model = model.eval().to(ranks.device())
     warn_if_padding_matters(model, label)

@@ -80,7 +80,7 @@ ACCUMULATED = ("adv_aug", "freelb")
 
 
 def stages(variant: str, world_size: int) -> tuple[int, ...]:
-    """ZeRO stages of a variant's runs: 0, 2 and 3 for rivals and shuffled noise; else 0 on one rank, and 3 on two."""
+    """ZeRO stages of a variant's runs. Most have 0 on one rank, and 3 on two."""
     if variant in (*RIVALS, "shuffled"):
         return (0, 2, 3)
     if world_size == 1:

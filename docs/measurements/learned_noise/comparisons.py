@@ -1,8 +1,9 @@
-"""The tables of "The other comparisons" in cpu-learned-noise.md: F1 of each arm, and 20 differences with Holm's rule.
+"""The tables of "The other comparisons" in cpu-learned-noise.md: F1 of the arms, their differences, and calibration.
 
     python docs/measurements/learned_noise/comparisons.py runs/learned_noise
 
-The runs are those that `sweep.json` names. Two of the differences have rules of their own; Holm's adjusts the others.
+The runs are those that `sweep.json` names. Two of the 20 registered differences have rules of their own; Holm's adjusts
+the other 18. Differences that were not registered, and all of calibration, have plain intervals.
 """
 
 import argparse
@@ -10,8 +11,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
-from swep_ds.analysis.crossed import holm
+from swep_ds.analysis.crossed import Estimate, holm
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run, find_runs, read_runs
 from swep_ds.analysis.significance import compare
@@ -19,55 +21,88 @@ from swep_ds.errors import InputError
 from swep_ds.sweeps.sweep import unaveraged
 
 ARMS = ("SWEP", "SWEP, shuffled", "Prior-Aug 0.1", "Prior-Aug 0.333", "MLE, two dropout masks", "MLE, equal compute")
-PAIRS = (
+CONTROL = ARMS[4]
+REGISTERED = (
     ("SWEP", "SWEP, shuffled"),
     ("SWEP", "Prior-Aug 0.1"),
-    ("Prior-Aug 0.1", "MLE, two dropout masks"),
+    ("Prior-Aug 0.1", CONTROL),
     ("SWEP", "MLE, equal compute"),
     ("Prior-Aug 0.333", "Prior-Aug 0.1"),
 )
-OWN_RULE = PAIRS[:2]  # with the last weights, on the shifted mean
+OWN_RULE = {(pair, "last", None) for pair in REGISTERED[:2]}  # the last weights, the shifted mean
+NOT_REGISTERED = (("Prior-Aug 0.333", CONTROL), (CONTROL, "MLE, equal compute"))
 WEIGHTS = {"last": unaveraged, "average": str}  # -> the name of an arm's row
 F1 = 1  # its number in estimates, after EM
 
 
+def line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def head(*cells: str) -> list[str]:
+    return ["", line(*cells), line(*["---"] * len(cells))]
+
+
 def scores(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
-    """A line for each arm: F1 on each set, after the source domain the mean over the others, mean ± SD over seeds."""
-    lines = []
+    """F1 on each set and, after the source domain, the mean over the others: mean ± SD over seeds."""
+    lines = head("F1", "weights", "seeds", columns[0], "shifted mean", *columns[1:])
     for weights, row_of in WEIGHTS.items():
         for arm in ARMS:
-            of_seeds = [[run.results.scores[column]["f1"] for column in columns] for run in rows[row_of(arm)]]
-            f1_SC = np.array(of_seeds)
+            f1_SC = np.array([[run.results.scores[column]["f1"] for column in columns] for run in rows[row_of(arm)]])
             f1_SC = np.insert(f1_SC, 1, f1_SC[:, 1:].mean(1), axis=1)
             cells = [f"{mean:.2f} ± {sd:.2f}" for mean, sd in zip(f1_SC.mean(0), f1_SC.std(0, ddof=1), strict=True)]
-            lines.append(" | ".join([arm, weights, str(len(f1_SC)), *cells]))
+            lines.append(line(arm, weights, str(len(f1_SC)), *cells))
     return lines
 
 
 def differences(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
-    """A line for each pair and weights: on the shifted mean and on the source domain difference, interval, p, Holm."""
+    """Differences in F1 on the shifted mean and on the source domain: 95 % interval, p, p by Holm's rule."""
     questions, estimates = QuestionScores(), {}
-    for pair in PAIRS:
+    for pair in (*REGISTERED, *NOT_REGISTERED):
         for weights, row_of in WEIGHTS.items():
             name, base = map(row_of, pair)
-            by_set = compare({name: rows[name], base: rows[base]}, base, columns, questions)[name]
+            by_set = compare({name: rows[name], base: rows[base]}, base, columns, questions).get(name, {})
             for column in (None, columns[0]):
+                if column not in by_set or by_set[column].crossed is None:
+                    raise InputError("\n".join([f"{name} less {base}: has no interval", *questions.notes]))
                 estimates[pair, weights, column] = by_set[column].crossed
-    if questions.notes:
-        raise InputError("\n".join(questions.notes))
-    together = [key for key in estimates if not (key[0] in OWN_RULE and key[1:] == ("last", None))]
+    together = [key for key in estimates if key[0] in REGISTERED and key not in OWN_RULE]
     adjusted = dict(zip(together, holm([estimates[key].p()[F1] for key in together]), strict=True))
-    lines = []
-    for pair in PAIRS:
+
+    def cells(estimate: Estimate, note: str) -> list[str]:
+        (low, high), p = (bound[F1] for bound in estimate.interval()), estimate.p()[F1]
+        shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
+        return [f"{estimate.mean[F1]:+.2f}, {low:+.2f} to {high:+.2f}", f"{shown}, {note}"]
+
+    lines = head("difference in F1", "weights", "shifted mean", "p, Holm", columns[0], "p, Holm")
+    for pair in (*REGISTERED, *NOT_REGISTERED):
         for weights in WEIGHTS:
-            cells = [" less ".join(pair), weights]
-            for column in (None, columns[0]):
-                key = (pair, weights, column)
-                low, high = (bound[F1] for bound in estimates[key].interval())
-                holms = f"{adjusted[key]:.3f}" if key in adjusted else "its own rule"
-                mean, p = estimates[key].mean[F1], estimates[key].p()[F1]
-                cells += [f"{mean:+.2f}, {low:+.2f} to {high:+.2f}", f"{p:.4f}, {holms}"]
-            lines.append(" | ".join(cells))
+            both = []
+            for key in ((pair, weights, None), (pair, weights, columns[0])):
+                other = "its own rule" if key in OWN_RULE else "not registered"
+                both += cells(estimates[key], f"{adjusted[key]:.3f}" if key in adjusted else other)
+            lines.append(line(" less ".join(pair), weights, *both))
+    return lines
+
+
+def calibration(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
+    """ECE and AURC with the last weights, means over the shifted sets, and differences to MLE with two masks seed by
+    seed, with Student's t interval over seeds."""
+    lines = head("last weights, shifted mean", "ECE", "difference", "AURC", "difference")
+    for arm in ARMS:
+        cells = []
+        for metric in ("ece", "aurc"):
+            mine, control = (
+                {run.ref.seed: np.mean([run.results.scores[column][metric] for column in columns[1:]]) for run in runs}
+                for runs in (rows[unaveraged(arm)], rows[unaveraged(CONTROL)])
+            )
+            values = np.array([*mine.values()])
+            cells.append(f"{values.mean():.2f} ± {values.std(ddof=1):.2f}")
+            less = np.array([mine[seed] - control[seed] for seed in mine.keys() & control.keys()])
+            half = stats.t(len(less) - 1).ppf(0.975) * less.std(ddof=1) / len(less) ** 0.5
+            mean = less.mean()
+            cells.append("" if arm == CONTROL else f"{mean:+.2f}, {mean - half:+.2f} to {mean + half:+.2f}")
+        lines.append(line(arm, *cells))
     return lines
 
 
@@ -81,13 +116,12 @@ def main() -> None:
         rows: dict[str, list[Run]] = {}
         for run in runs:
             rows.setdefault(run.ref.variant, []).append(run)
-        if lost := [arm for arm in ARMS if arm not in rows]:
-            raise InputError(f"the sweep has no row {lost[0]!r}")
+        needed = [row_of(arm) for row_of in WEIGHTS.values() for arm in ARMS]
+        if lost := [row for row in needed if row not in rows]:
+            raise InputError(f"the sweep has no runs of {lost[0]!r}")
         columns = list(runs[0].results.scores)
-        print("F1: arm | weights | seeds |", " | ".join([columns[0], "shifted mean", *columns[1:]]))
-        print("\n".join(scores(rows, columns)))
-        print(f"difference in F1 | weights | shifted mean, 95 % interval | p, Holm | {columns[0]} | p, Holm")
-        print("\n".join(differences(rows, columns)))
+        for table in (scores, differences, calibration):
+            print("\n".join(table(rows, columns)))
     except InputError as error:
         sys.exit(f"error: {error}")
 

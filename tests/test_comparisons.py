@@ -1,0 +1,95 @@
+"""docs/measurements/learned_noise/comparisons.py: numbers of the package's table, and Holm's rule over 18 of them."""
+
+import json
+import re
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from swep_ds.analysis import significance, table
+from swep_ds.analysis.crossed import holm
+from swep_ds.analysis.runs import find_runs
+from swep_ds.sweeps.sweep import read_sweep
+from tests.support import fake_runs, scripts
+
+METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle")
+SIZES = {"squad": 40, "nyt": 40, "bio": 30}
+
+
+@pytest.fixture(scope="module")
+def comparisons():
+    return scripts.load("docs/measurements/learned_noise/comparisons.py")
+
+
+@pytest.fixture(scope="module")
+def runs(comparisons, tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
+    arms = zip(comparisons.ARMS, METHODS, strict=True)
+    variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
+    for cell in fake_runs.sweep(folder, SIZES, variants=variants, seeds=[0, 1, 2, 3]):
+        for run, recipe in ((cell.folder, cell.recipe), (cell.folder / "unaveraged", cell.recipe.unaveraged())):
+            fake_runs.finish(run, recipe, {name: int(rng.integers(10, 20)) for name in SIZES})
+            results = json.loads((run / "results.json").read_text())
+            for scores in results["eval"].values():
+                scores |= {"ece": rng.uniform(1, 9), "aurc": rng.uniform(1, 9)}
+            (run / "results.json").write_text(json.dumps(results))
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def printed(comparisons, runs):
+    """The cells of each row of the three tables."""
+    shown = []
+    with mock.patch.object(sys, "argv", ["comparisons.py", str(runs)]), mock.patch("builtins.print", shown.append):
+        comparisons.main()
+    return [[[cell.strip() for cell in line.split("|")[1:-1]] for line in part.split("\n")[3:]] for part in shown]
+
+
+def test_its_arms_are_those_of_the_sweep(comparisons, tmp_path):
+    sweep, _ = read_sweep("learned_noise", tmp_path)
+    assert set(comparisons.ARMS) == set(sweep.variants)
+
+
+def test_differences_are_those_of_the_table(comparisons, runs, printed, monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
+    of_table = {}
+    for pair in (*comparisons.REGISTERED, *comparisons.NOT_REGISTERED):
+        for weights, suffix in (("last", ", unaveraged"), ("average", "")):
+            name, base = (arm + suffix for arm in pair)
+            refs = [ref for ref in find_runs([runs]) if ref.variant in (name, base)]
+            [row] = [row for row in table.make(refs, against=base)["blocks"][0]["rows"] if row["name"] == name]
+            for column in ("out-of-domain mean", "squad"):
+                of_table[" less ".join(pair), weights, column] = row["differences"][column]["f1"]
+    alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in comparisons.REGISTERED[:2]}
+    outside = {" less ".join(pair) for pair in comparisons.NOT_REGISTERED}
+    together = [key for key in of_table if key not in alone and key[0] not in outside]
+    assert len(together) == 18
+    adjusted = dict(zip(together, holm([of_table[key]["p"] for key in together]), strict=True))
+    assert len(printed[1]) * 2 == len(of_table)
+    for pair, weights, *cells in printed[1]:
+        for column, difference, p in zip(("out-of-domain mean", "squad"), cells[::2], cells[1::2], strict=True):
+            entry = of_table[pair, weights, column]
+            numbers = [float(number) for number in re.findall(r"[-+]\d+\.\d+", difference)]
+            assert numbers == pytest.approx([entry["mean"], entry["low"], entry["high"]], abs=0.006)
+            said = p.split(", ", 1)[1]
+            if (pair, weights, column) in adjusted:
+                assert float(said) == pytest.approx(adjusted[pair, weights, column], abs=0.0006)
+            else:
+                assert said == ("not registered" if pair in outside else "its own rule")
+
+
+def test_calibration_is_compared_seed_by_seed(comparisons, runs, printed):
+    def of(arm: str) -> np.ndarray:
+        name = arm.lower().replace(" ", "-").replace(",", "").replace(".", "-")
+        files = [runs / f"{name}-seed{seed}" / "unaveraged" / "results.json" for seed in range(4)]
+        return np.array([np.mean([json.loads(f.read_text())["eval"][s]["ece"] for s in ("nyt", "bio")]) for f in files])
+
+    for arm, mean, difference, *_ in printed[2]:
+        assert float(mean.split(" ± ")[0]) == pytest.approx(of(arm).mean(), abs=0.006)
+        if arm != comparisons.CONTROL:
+            interval = stats.ttest_rel(of(arm), of(comparisons.CONTROL)).confidence_interval()
+            numbers = [float(number) for number in re.findall(r"[-+]\d+\.\d+", difference)]
+            assert numbers[1:] == pytest.approx([*interval], abs=0.006)
