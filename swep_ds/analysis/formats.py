@@ -284,4 +284,4 @@ def _rich_table(grid: Grid) -> RichTable:
 
 
 def _marked(text: str) -> Text:
-    return Text(text.lstrip("\0"), "bold" if text.startswith("\0") else "")
+    return Text.assemble((text.lstrip("\0"), "bold" if text.startswith("\0") else ""))

@@ -29,7 +29,6 @@ from swep_ds.models.loading import load_weights, warn_if_padding_matters
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import warn_without_overlap
 from swep_ds.pipeline.folder import RECIPE, RunFolder
-from swep_ds.ranks import accelerator
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
@@ -112,8 +111,10 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
     model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
+    from swep_ds.ranks import accelerator  # imports DeepSpeed, which takes seconds: after what can be refused
+
     if accelerator.emulates(model.dtype):
-        if ranks.is_main():
+        if is_first_on_node():
             log.info("%s: %s is computed in float32, which is faster on this processor", label, model.dtype)
         model = model.float()
     model = model.eval().to(ranks.device())
