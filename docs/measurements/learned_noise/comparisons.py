@@ -98,10 +98,9 @@ def calibration(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
             )
             values = np.array([*mine.values()])
             cells.append(f"{values.mean():.2f} ± {values.std(ddof=1):.2f}")
-            less = np.array([mine[seed] - control[seed] for seed in mine.keys() & control.keys()])
-            half = stats.t(len(less) - 1).ppf(0.975) * less.std(ddof=1) / len(less) ** 0.5
-            mean = less.mean()
-            cells.append("" if arm == CONTROL else f"{mean:+.2f}, {mean - half:+.2f} to {mean + half:+.2f}")
+            less = np.array([mine[seed] - control[seed] for seed in mine if seed in control])
+            low, high = stats.ttest_1samp(less, 0).confidence_interval()
+            cells.append("" if arm == CONTROL else f"{less.mean():+.2f}, {low:+.2f} to {high:+.2f}")
         lines.append(line(arm, *cells))
     return lines
 
