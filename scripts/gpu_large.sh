@@ -40,11 +40,12 @@ PY
 
 begin "$folder"
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
-device=()  # of --plan; without it, this machine's
-if ! rehearsing; then
+if rehearsing; then
+  plan=(--set train.precision=fp32)  # for this machine, which may have no instructions for bf16
+else
   gib=$("$PYTHON" -c 'import torch; print(f"{torch.cuda.get_device_properties(0).total_memory / 2**30:.3f}")') ||
     fail "the GPU's memory cannot be read"
-  device=("1x$gib")
+  plan=("1x$gib")
 fi
 for model in "${models[@]}"; do
   name=$(basename "$model" .json) here=$out/models/$(basename "$model" .json)
@@ -56,7 +57,7 @@ for model in "${models[@]}"; do
       if grep -Eq "\"model_type\": \"(m|um)?t5\"" "$2/config.json"; then recipe=large_t5; fi
       exec "$0" scripts/train.py --plan "${@:3}" --recipe $recipe --set "model.name=$2" \
         --set "data.train=$2/train.json" --set "data.eval={}" --set train.gradient_accumulation_steps=1' \
-      "$PYTHON" "$model" "$here" "${device[@]}"; then
+      "$PYTHON" "$model" "$here" "${plan[@]}"; then
     for later in "${after[@]}"; do skip "$later" "there is no plan"; done
     continue
   fi
@@ -67,7 +68,7 @@ for model in "${models[@]}"; do
   fi
   eval "chosen_options=(${command#* swep-ds train})"
   for method in swep mle; do
-    step "$name-plan-$method" 60 "$PYTHON" scripts/train.py --plan "${device[@]}" "${chosen_options[@]}" \
+    step "$name-plan-$method" 60 "$PYTHON" scripts/train.py --plan "${plan[@]}" "${chosen_options[@]}" \
       --set method.name=$method
   done
   if pending "$name-swep" "$name-mle"; then

@@ -24,7 +24,7 @@ from tests.support.tiny_run import prepare, squad
 
 SCRIPTS = ROOT / "scripts"
 TINY_T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-TINY_T5 |= {"decoder_start_token_id": 0}
+TINY_T5 |= {"decoder_start_token_id": 0, "vocab_size": 2000}
 
 
 def run(command: list[str | Path], **environment: str) -> subprocess.CompletedProcess:
