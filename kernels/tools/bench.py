@@ -242,13 +242,24 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
                 del functions, function
             except torch.OutOfMemoryError:
                 records.append(about | {"implementation": name, "timed": way, "out_of_memory": True})
+    compare_with_copies(records)
+    return records
+
+
+def compare_with_copies(records: list[dict]) -> None:
+    """Gives the records of a size their `share_of_copy`: the speed relative to a copy of the same bytes.
+
+    A graph is compared with the faster of the copy's graph and call: on an H100 the graph copied some sizes above
+    0.5 GB at four fifths of the call's rate.
+    """
     copies_of = {
         (r["pass"], r["timed"]): r["seconds"] for r in records if r["implementation"] == "copy" and "pass" in r
     }
     for record in records:
-        if "pass" in record and (record["pass"], record["timed"]) in copies_of:
-            record["share_of_copy"] = copies_of[record["pass"], record["timed"]] / record["seconds"]
-    return records
+        if "pass" in record:
+            timed = {record["timed"], record["timed"].replace("graph", "call")}
+            if seconds := [copies_of[record["pass"], way] for way in timed if (record["pass"], way) in copies_of]:
+                record["share_of_copy"] = min(seconds) / record["seconds"]
 
 
 def aims(records: list[dict]) -> list[str]:
@@ -259,7 +270,7 @@ def aims(records: list[dict]) -> list[str]:
     sizes: dict[tuple, dict] = {}
     for r in records:
         if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and r["timed"] == AIM_TIMING:
-            sizes.setdefault((r["tokens"], r["d"]), {})[r["implementation"], r["pass"]] = r["seconds"]
+            sizes.setdefault((r["tokens"], r["d"]), {})[r["implementation"], r["pass"]] = r
     lines = []
     for base, name, aim in (
         ("copy", "forward", 0.95),
@@ -267,7 +278,11 @@ def aims(records: list[dict]) -> list[str]:
         ("compiled", "both", 1.5),
         ("eager", "both", 8.0),
     ):
-        ratios = [(t[base, name] / t["fused", name], *size) for size, t in sizes.items() if (base, name) in t]
+        ratios = [
+            (r["share_of_copy"] if base == "copy" else t[base, name]["seconds"] / r["seconds"], *size)
+            for size, t in sizes.items()
+            if (base, name) in t and (r := t["fused", name])
+        ]
         if ratios:
             ratio, tokens, d = min(ratios)
             where = f"{tokens} tokens, d = {d}"

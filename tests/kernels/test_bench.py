@@ -64,6 +64,8 @@ def test_what_a_benchmark_says_of_the_aims():
         }
     )
     elsewhere = records(512, 768, fused=9.0, copy=1.0) + records(32768, 768, "float32", fused=9.0, copy=1.0)
+    for records_of_a_size in (good, worse, elsewhere):
+        bench.compare_with_copies(records_of_a_size)
     assert bench.aims(elsewhere) == []
     assert bench.aims(good + worse + elsewhere) == [
         "forward: 0.90 times the speed of copy at 65536 tokens, d = 1024; aim 0.95, missed",
@@ -71,6 +73,22 @@ def test_what_a_benchmark_says_of_the_aims():
         "both: 1.40 times the speed of compiled at 65536 tokens, d = 1024; aim 1.5, missed",
         "both: 8.00 times the speed of eager at 32768 tokens, d = 768; aim 8, met",
     ]
+
+
+def test_a_graph_is_compared_with_the_faster_copy():
+    def record(implementation, timed, seconds):
+        return {"implementation": implementation, "pass": "forward", "timed": timed, "seconds": seconds}
+
+    records = [
+        record("copy", "call, cold", 4.0),
+        record("copy", "graph, cold", 5.0),
+        record("copy", "call, warm", 3.0),
+        record("copy", "graph, warm", 2.0),
+        *(record("fused", timed, 8.0) for timed in ("call, cold", "graph, cold", "call, warm", "graph, warm")),
+        {"implementation": "eager", "timed": "graph", "out_of_memory": True},
+    ]
+    bench.compare_with_copies(records)
+    assert [r.get("share_of_copy") for r in records] == [1.0, 0.8, 1.0, 1.0, 0.5, 0.5, 0.375, 0.25, None]
 
 
 def test_host_times_of_every_entry_point():
