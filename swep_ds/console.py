@@ -111,12 +111,16 @@ class Progress:
         self._printed, self._bar = self._began, None
         if console.is_terminal and not console.quiet:
             # imported late: it takes as long as the rest of this module
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, RenderableColumn, TextColumn
             from rich.progress import Progress as Bar
+            from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+            from rich.table import Column
 
             columns = (TextColumn(unit, style="bold"), BarColumn(bar_width=24), MofNCompleteColumn())
             columns += (TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn())
-            self._bar = Bar(*columns, TextColumn("{task.description}", markup=False), console=console)
+            # the only column that may be narrower than its text: a narrow terminal cuts the note, not the count
+            self._note = Text(no_wrap=True, overflow="ellipsis")
+            self._bar = Bar(*columns, RenderableColumn(self._note, table_column=Column(no_wrap=False)), console=console)
             self._task = self._bar.add_task("", total=total, completed=done)
 
     def __enter__(self) -> "Progress":
@@ -134,7 +138,8 @@ class Progress:
     def update(self, done: int, note: str = "") -> None:
         """Shows that `done` units are done, and a note."""
         if self._bar:
-            self._bar.update(self._task, completed=done, description=note)
+            self._note.plain = note
+            self._bar.update(self._task, completed=done)
             return
         now = time.monotonic()
         if now - self._printed >= self._line_seconds or (done >= self._total and self._printed > self._began):

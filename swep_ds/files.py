@@ -205,9 +205,10 @@ def check_hub(repository: str, file: str, label: str, kind: str | None = None) -
     with suppress(HFValidationError, HfHubHTTPError):  # an HTTP error is an answer
         if constants.is_offline_mode() or try_to_load_from_cache(repository, file, repo_type=kind):
             return
-        fix = "name a local folder, or set HF_HUB_OFFLINE=1 to use what was fetched before"
+        fix = "name one that exists, or set HF_HUB_OFFLINE=1 to use what was fetched before"
         but = (HFValidationError, HfHubHTTPError)
-        with as_input_error(f"{label}: the hub {constants.ENDPOINT} cannot be reached", fix, but=but):
+        what = f"{label}: no such file or folder, and the hub {constants.ENDPOINT} cannot be reached"
+        with as_input_error(what, fix, but=but):
             get_hf_file_metadata(hf_hub_url(repository, file, repo_type=kind), timeout=HUB_SECONDS)
 
 

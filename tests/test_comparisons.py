@@ -1,4 +1,4 @@
-"""docs/measurements/learned_noise/comparisons.py: numbers of the package's table, and Holm's rule over 18 of them."""
+"""docs/measurements/learned_noise/comparisons.py: numbers of the package's table, Holm's rule over the registered ones."""
 
 import json
 import re
@@ -15,7 +15,8 @@ from swep_ds.analysis.runs import find_runs
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support import fake_runs, scripts
 
-METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle")
+METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle", "fgm", "lnsr")
+ADJUSTED = {"cpu": 18, "gpu": 5}  # by Holm's rule
 SIZES = {"squad": 40, "nyt": 40, "bio": 30}
 
 
@@ -24,10 +25,15 @@ def comparisons():
     return scripts.load("docs/measurements/learned_noise/comparisons.py")
 
 
+@pytest.fixture(scope="module", params=ADJUSTED)
+def plan(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def runs(comparisons, tmp_path_factory):
+def runs(plan, comparisons, tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
-    arms = zip(comparisons.ARMS, METHODS, strict=True)
+    arms = zip(comparisons.PLANS[plan].arms, METHODS, strict=False)
     variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
     for cell in fake_runs.sweep(folder, SIZES, variants=variants, seeds=[0, 1, 2, 3]):
         for run, recipe in ((cell.folder, cell.recipe), (cell.folder / "unaveraged", cell.recipe.unaveraged())):
@@ -40,33 +46,37 @@ def runs(comparisons, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def printed(comparisons, runs):
+def printed(plan, comparisons, runs):
     """The cells of each row of the three tables."""
-    shown = []
-    with mock.patch.object(sys, "argv", ["comparisons.py", str(runs)]), mock.patch("builtins.print", shown.append):
+    shown, argv = [], ["comparisons.py", str(runs), "--plan", plan]
+    with mock.patch.object(sys, "argv", argv), mock.patch("builtins.print", shown.append):
         comparisons.main()
     return [[[cell.strip() for cell in line.split("|")[1:-1]] for line in part.split("\n")[3:]] for part in shown]
 
 
-def test_its_arms_are_those_of_the_sweep(comparisons, tmp_path):
-    sweep, _ = read_sweep("learned_noise", tmp_path)
-    assert set(comparisons.ARMS) == set(sweep.variants)
+@pytest.mark.parametrize(("of", "name"), [("cpu", "learned_noise"), ("gpu", "learned_noise_gpu")])
+def test_its_arms_are_those_of_the_sweep(comparisons, tmp_path, of, name):
+    sweep, _ = read_sweep(name, tmp_path)
+    assert set(comparisons.PLANS[of].arms) == set(sweep.variants)
 
 
-def test_differences_are_those_of_the_table(comparisons, runs, printed, monkeypatch):
+def test_differences_are_those_of_the_table(plan, comparisons, runs, printed, monkeypatch):
+    registered, not_registered = comparisons.PLANS[plan].registered, comparisons.PLANS[plan].not_registered
     monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
     of_table = {}
-    for pair in (*comparisons.REGISTERED, *comparisons.NOT_REGISTERED):
+    for pair in (*registered, *not_registered):
         for weights, suffix in (("last", ", unaveraged"), ("average", "")):
             name, base = (arm + suffix for arm in pair)
             refs = [ref for ref in find_runs([runs]) if ref.variant in (name, base)]
             [row] = [row for row in table.make(refs, against=base)["blocks"][0]["rows"] if row["name"] == name]
             for column in ("out-of-domain mean", "squad"):
                 of_table[" less ".join(pair), weights, column] = row["differences"][column]["f1"]
-    alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in comparisons.REGISTERED[:2]}
-    outside = {" less ".join(pair) for pair in comparisons.NOT_REGISTERED}
-    together = [key for key in of_table if key not in alone and key[0] not in outside]
-    assert len(together) == 18
+    alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in registered[: {"cpu": 2, "gpu": 1}[plan]]}
+    outside = {key for key in of_table if key[0] in [" less ".join(pair) for pair in not_registered]}
+    if plan == "gpu":
+        outside = {key for key in of_table if key[1:] != ("last", "out-of-domain mean")}
+    together = [key for key in of_table if key not in alone and key not in outside]
+    assert len(together) == ADJUSTED[plan]
     adjusted = dict(zip(together, holm([of_table[key]["p"] for key in together]), strict=True))
     assert len(printed[1]) * 2 == len(of_table)
     for pair, weights, *cells in printed[1]:
@@ -78,7 +88,7 @@ def test_differences_are_those_of_the_table(comparisons, runs, printed, monkeypa
             if (pair, weights, column) in adjusted:
                 assert float(said) == pytest.approx(adjusted[pair, weights, column], abs=0.0006)
             else:
-                assert said == ("not registered" if pair in outside else "its own rule")
+                assert said == ("not registered" if (pair, weights, column) in outside else "its own rule")
 
 
 def test_calibration_is_compared_seed_by_seed(comparisons, runs, printed):

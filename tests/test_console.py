@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import unicodedata
@@ -160,6 +161,17 @@ def test_progress_on_a_terminal_is_a_bar_and_on_other_ranks_nothing():
     assert "updates" in stream.getvalue()
     assert "4/4" in stream.getvalue()
     assert "loss [1]" in stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_narrow_terminal_cuts_the_note_and_not_the_count(width):
+    stream = io.StringIO()
+    with Progress(Console(file=stream, force_terminal=True, width=width), "updates", 12345) as progress:
+        progress.update(1234, "loss 1.755  clean 1.729  noisy 1.774  KL/token 0.778  KL/window 61  beta 1.00e-04  mu 1.016")
+    last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").strip().splitlines()[-1]
+    assert len(last.rstrip()) <= width
+    assert all(part in last for part in ("updates", " 1234/12345 ", " eta ", " loss 1.7"))
+    assert last.rstrip().endswith("…")
 
 
 # Control characters

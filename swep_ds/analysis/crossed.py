@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import nctdtr, stdtr, stdtrit
 
+from swep_ds.data.splits import effective_clusters
 from swep_ds.evaluation.calibration import LEVEL
 
 MIN_SEEDS = 3  # fewer give no interval
@@ -88,11 +89,6 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     alike = variance < ROUNDING
     variance, df = np.where(alike, unseen, variance)[()], np.where(alike, unseen**2 / unseen_squared, df)[()]
     return Estimate(per_seed.mean(-1), variance, df)
-
-
-def effective_clusters(clusters: np.ndarray) -> float:
-    """G of the module's docstring."""
-    return len(clusters) ** 2 / np.square(np.bincount(clusters)).sum()
 
 
 def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from swep_ds.analysis.answers import Answered
-from swep_ds.analysis.crossed import effective_clusters
-from swep_ds.analysis.questions import ROUNDING
-from swep_ds.analysis.significance import MIN_CLUSTERS, interval, resampled_means
-from swep_ds.data.splits import clusters
+from swep_ds.analysis.questions import ROUNDING, note_on_shared_ids
+from swep_ds.analysis.significance import interval, resampled_means
+from swep_ds.data.splits import clusters, effective_clusters
+from swep_ds.evaluation.calibration import MIN_CLUSTERS
 from swep_ds.evaluation.results import Results
 
 MEAN = "mean of the others"
@@ -95,6 +95,9 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, matching)
     if few := [name for name in matching if name not in measured.samples]:
         notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
+    _, *others = results.eval
+    ids = {name: [item.example.id for item in matching[name]] for name in others if name in matching}
+    notes += note_on_shared_ids(ids)
     rows = measured.rows(results)
     if not any(score.no_answer_total for score in results.eval.values()):
         return Domains(rows, *_finding(rows, measured), notes)

@@ -1,8 +1,9 @@
 """EM and F1 of each question of each run, and which questions belong together."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,26 @@ def per_question(predictions: Mapping[str, str], golds: Golds, scorer: Scorer = 
     """Columns exact_match and f1, in percent, by question id in the order of `golds`; 0 without a prediction."""
     scores = scorer.by_question(predictions, golds)
     return pd.DataFrame(100 * np.array([*scores.values()]), index=list(scores), columns=["exact_match", "f1"])
+
+
+def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
+    """A line if two data sets have more than half of their question ids in common, such as translations of one set.
+
+    Args:
+        ids: of the questions, by data set, of sets whose mean has an interval.
+    """
+    parallel = dict.fromkeys(
+        name
+        for pair in combinations(ids, 2)
+        if 2 * len(set(ids[pair[0]]) & set(ids[pair[1]])) > min(len(ids[name]) for name in pair)
+        for name in pair
+    )
+    if not parallel:
+        return []
+    return [
+        f"{', '.join(parallel)} share question ids. The interval of the mean over data sets takes their questions as "
+        "unrelated: if they are the same questions, it is too narrow, so read one of these sets."
+    ]
 
 
 class QuestionScores:

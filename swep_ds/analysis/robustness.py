@@ -91,7 +91,7 @@ def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
     x = np.array([scores[in_domain]["f1"] for scores in runs])
     if len(x) < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
         needed = f"a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
-        return None, missing.format(f"{len(x)} runs of {row}, but {needed}")
+        return None, missing.format(f"{len(x)} {'run' if len(x) == 1 else 'runs'} of {row}, but {needed}")
     fits = {}
     for name, _ in shifted:
         slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()

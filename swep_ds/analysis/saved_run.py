@@ -58,7 +58,8 @@ class SavedRun:
         run.check_finished()
         if not run.model.is_dir():
             raise InputError(f"{folder}: holds no {run.model.name}: train it again")
-        saved = load_saved(str(run.model))
+        with ranks.quiet():
+            saved = load_saved(str(run.model))
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)
         if method.state_dict():

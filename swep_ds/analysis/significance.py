@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, Estimate, effective_clusters, estimate
-from swep_ds.analysis.questions import QuestionScores
+from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, Estimate, estimate
+from swep_ds.analysis.questions import QuestionScores, note_on_shared_ids
 from swep_ds.analysis.runs import Run
+from swep_ds.data.splits import effective_clusters
+from swep_ds.evaluation.calibration import MIN_CLUSTERS
 
 RESAMPLES = 10_000
-MIN_CLUSTERS = 10  # a percentile interval over fewer resampled clusters is too narrow
 ELEMENTS = 2**22  # so many of the bootstrap's counts are in memory at a time
 Rows = Mapping[str, Sequence[Run]]
 
@@ -55,6 +56,10 @@ def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScore
             result[name][column] = _difference([(values_SQ2, clusters)], row_samples)
             if number:
                 shifted[name].append((values_SQ2, clusters, row_samples))
+    if any(shifted.values()):
+        questions = {column: scores.questions(rows[base][0].recipe, column) for column in columns[1:]}
+        for note in note_on_shared_ids({name: found.golds for name, found in questions.items() if found}):
+            scores.note(note)
     for name, parts in shifted.items():
         if parts and len(parts) == len(columns) - 1:
             mean_samples = np.mean([samples for _, _, samples in parts], axis=0)

@@ -18,7 +18,7 @@ from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_no
 from swep_ds.analysis.runs import MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
 from swep_ds.data.splits import MIN_ARTICLES
 from swep_ds.errors import InputError
-from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS, MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, Scores, out_of_domain_mean
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
@@ -218,10 +218,10 @@ def _difference(
     if difference is not None and difference.bootstrap is not None:
         low, high = difference.bootstrap[:, number].tolist()
         result |= {"bootstrap_low": low, "bootstrap_high": high}
-        if difference.crossed is not None:
-            low, high = (float(bound[number]) for bound in difference.crossed.interval())
-            result |= {"low": low, "high": high, "p": float(difference.crossed.p()[number])}
-            result["no_difference"] = bool(difference.crossed.within()[number])
+    if difference is not None and difference.crossed is not None:
+        low, high = (float(bound[number]) for bound in difference.crossed.interval())
+        result |= {"low": low, "high": high, "p": float(difference.crossed.p()[number])}
+        result["no_difference"] = bool(difference.crossed.within()[number])
     return result
 
 
@@ -280,7 +280,7 @@ def _difference_notes(base: str) -> list[str]:
         f"one too if the block has several. Bold: p below {1 - LEVEL / 100:.2f}. No difference: "
         f"smaller than {MARGIN} points (two one-sided tests at {100 - LEVEL} %, not adjusted for their number).",
         f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
-        f"these trained models. It knows nothing of other seeds, and needs {significance.MIN_CLUSTERS} texts.",
+        f"these trained models. It knows nothing of other seeds, and needs {MIN_CLUSTERS} texts.",
     ]
 
 

@@ -92,8 +92,10 @@ def _context(arguments: Namespace) -> str:
             raise InputError("--questions: give --output, a new file for the answers, beside it")
         check_output("--output", arguments.output)
         return ""
-    if len(texts) != 1 or arguments.output:
-        raise InputError("--question: give --text or --text_file beside it; --output is for --questions")
+    if len(texts) != 1:
+        raise InputError("--question: give --text or --text_file beside it")
+    if arguments.output:
+        raise InputError("--output: is for --questions: leave it out")
     context = arguments.text
     if arguments.text_file:
         context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")

@@ -51,11 +51,11 @@ class _Faults:
     """Collects the unusable questions of a file: `with faults.of(place): ...` around each question."""
 
     def __init__(self, source: str):
-        self.source, self.first, self.labels = source, None, []
+        self.source, self.first, self.labels, self.count = source, None, [], 0
 
     @contextmanager
     def of(self, place: str) -> Iterator[None]:
-        self.label = place
+        self.label, self.count = place, self.count + 1
         try:
             yield
         except InputError as error:
@@ -74,6 +74,8 @@ class _Faults:
         _, *others = self.labels
         if not others:
             raise self.first
+        if len(others) >= MAX_NAMED and len(self.labels) == self.count:
+            raise InputError(f"{self.first}; so have all other {len(others)} questions of this file") from None
         named = ", ".join(others[:MAX_NAMED])
         rest = f" and {len(others) - MAX_NAMED} others" if len(others) > MAX_NAMED else ""
         raise InputError(

@@ -143,6 +143,11 @@ def clusters(examples: Sequence[Example]) -> np.ndarray:
     return _numbers(names)
 
 
+def effective_clusters(clusters_N: np.ndarray) -> float:
+    """Q^2 / sum of squared cluster sizes, for Q questions: the number of clusters if all have one size."""
+    return len(clusters_N) ** 2 / np.square(np.bincount(clusters_N)).sum()
+
+
 def _numbers(names: Sequence[str]) -> np.ndarray:
     """The number of each name, from 0 in the order of their first places."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}

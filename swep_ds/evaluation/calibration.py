@@ -8,12 +8,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from swep_ds.data.splits import effective_clusters
+
 ECE_BINS = 15
 COVERED_ACCURACY = 80  # percent
 CALIBRATION = ("ece", "aurc", f"coverage_at_{COVERED_ACCURACY}")
 CALIBRATED = tuple(f"calibrated_{name}" for name in CALIBRATION)  # the same of a calibrator's confidences
 RESAMPLES = 1000
 LEVEL = 95  # percent, of intervals
+MIN_CLUSTERS = 10  # a percentile interval over fewer resampled clusters is too narrow
+CHANGES = CALIBRATION[1:]  # whose change by a calibrator has an interval
 
 
 def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> dict[str, float]:
@@ -56,24 +60,25 @@ def calibrated_scores(
         clusters: N numbers from 0; questions of one cluster are drawn together.
 
     Returns:
-        `CALIBRATED`, and for `CALIBRATION` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with
-        the calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0). A
-        single cluster gives no interval.
+        `CALIBRATED`, and for `CHANGES` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with the
+        calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0). Fewer than
+        `MIN_CLUSTERS` effective clusters give no interval. Neither does the ECE: few questions a bin make it too
+        large, most of all that of well calibrated confidences, and resampling does so a second time.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     both = [_Ordered(confidence, exact_match) for confidence in (softmax, calibrated)]
     cluster_N, rng = np.asarray(clusters), np.random.default_rng(0)
     count = int(cluster_N.max()) + 1
-    if count == 1:
+    if effective_clusters(cluster_N) < MIN_CLUSTERS:
         return scores
     changes = []
     for _ in range(RESAMPLES):
         copies_N = np.bincount(rng.integers(count, size=count), minlength=count)[cluster_N]
         before, after = (_scores(*confidences.resampled(copies_N)) for confidences in both)
-        changes.append([after[name] - before[name] for name in CALIBRATION])
+        changes.append([after[name] - before[name] for name in CHANGES])
     tail = (100 - LEVEL) / 2
     low, high = np.percentile(changes, [tail, 100 - tail], axis=0)
-    for name, *bounds in zip(CALIBRATION, low.tolist(), high.tolist(), strict=True):
+    for name, *bounds in zip(CHANGES, low.tolist(), high.tolist(), strict=True):
         scores |= {f"{name}_change_{side}": bound for side, bound in zip(("low", "high"), bounds, strict=True)}
     return scores
 

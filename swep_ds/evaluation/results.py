@@ -56,8 +56,6 @@ class DataSetScore(SetScore):
     calibrated_ece: Percent | None = None
     calibrated_aurc: Percent | None = None
     calibrated_coverage_at_80: Percent | None = None
-    ece_change_low: Change | None = None
-    ece_change_high: Change | None = None
     aurc_change_low: Change | None = None
     aurc_change_high: Change | None = None
     coverage_at_80_change_low: Change | None = None

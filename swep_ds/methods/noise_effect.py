@@ -25,6 +25,16 @@ from swep_ds.methods.base import Inputs, NoiseKey, draw_noise, without_dropout
 from swep_ds.models.outputs import QAOutput
 
 
+# what SWEP is where the noise is its prior, by mode
+AT_PRIOR = {
+    "learned": "Prior-Aug",
+    "fixed_mu": "Prior-Aug",
+    "additive": "adding noise from the prior",
+    "fixed_sigma": "Prior-Aug with a variance of 1",
+    "no_eps": "MLE with two dropout masks",
+}
+
+
 def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
     """Permutes each window's values [N, T, K] among its tokens; padding stays.
 
@@ -87,7 +97,7 @@ def noise_statistics(parameters: Tensor, batch: Batch, prior_variance: float, mo
     return statistics
 
 
-def collapse_remark(means: dict[str, float], progress: float, unlearned: float, fix: str) -> str | None:
+def collapse_remark(means: dict[str, float], progress: float, unlearned: float, mode: str, fix: str) -> str | None:
     """A sentence for the log where the noise is nearly its prior, judged by its KL per window.
 
     The KL bounds what the noise can tell about the answer. |mu - 1| would mislead: 0.01 in each of 768 dimensions of
@@ -96,6 +106,7 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
     Args:
         means: of `kl_per_window`, `kl_per_token` and `span_nats`.
         unlearned: the part of the KL per token that a fixed sigma adds, which depends on no input.
+        mode: of `swep_ds.kernels.MODES`.
         fix: what to do, in the imperative.
     """
     if progress < 0.1:
@@ -107,5 +118,5 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
         return None
     return (
         f"the learned noise is nearly its prior: the KL is {learned:.2g} nats per window, and naming an answer span "
-        f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from Prior-Aug now; {fix}"
+        f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from {AT_PRIOR[mode]} now; {fix}"
     )

@@ -10,6 +10,7 @@ Notable:
 import copy
 import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,6 +58,12 @@ def parse_yaml(text: str, what: str) -> Any:
             return loader.construct_document(node)
         except RecursionError:
             raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
+        except yaml.MarkedYAMLError as error:  # whose text draws the place over several lines
+            if error.problem_mark is None:
+                raise
+            place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+            problem = printable(" ".join(str(error.problem).split())[:200])
+            raise InputError(f"{what}: not YAML ({place}: {problem}): correct it, or quote the value") from None
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -189,6 +196,9 @@ def inherit(
 ) -> dict[str, Any]:
     """`tree`, read from `path`, laid over the file that it extends; the files `above` extend this one."""
     if "extends" not in tree:
+        meant = get_close_matches("extends", [key for key in tree if key not in model.model_fields], 1, cutoff=0.8)
+        if meant:
+            raise InputError(f"{path}: {meant[0]} is not a field; did you mean 'extends'?")
         return tree
     kind, chain = model.__name__.lower(), (*above, path.resolve())
     name, tree = tree["extends"], {key: value for key, value in tree.items() if key != "extends"}

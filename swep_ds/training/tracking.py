@@ -60,7 +60,7 @@ class Tracker:
         self.metrics, self.health = (Lines(folder / name, before) for name in ("metrics.jsonl", "health.jsonl"))
         self.console = Console()
         self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
-        self.remark: str | None = None  # the method's, as long as it holds
+        self.method, self.remark = recipe.method.name, None  # the method's remark, as long as it holds
 
     def __enter__(self) -> "Tracker":
         if self.active:
@@ -79,7 +79,7 @@ class Tracker:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
 
         Args:
-            remark: from `Method.remark`. It is shown when it begins to hold, and again when it no longer does.
+            remark: from `Method.remark`. It is shown when it begins to hold, and withdrawn when it no longer does.
         """
         if not self.active:
             return
@@ -95,7 +95,7 @@ class Tracker:
         shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
         self.progress.update(done.updates, shown)
         if bool(remark) != bool(self.remark):
-            text = remark or f"withdrawn at update {done.updates}: {self.remark}"
+            text = remark or f"since update {done.updates} the last note about {self.method} no longer holds"
             self.console.print(f"note: {text}", style="yellow")
         self.remark = remark
         if done.updates == self.updates:

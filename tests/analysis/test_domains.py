@@ -93,6 +93,12 @@ def test_answers_that_do_not_give_the_scores_have_no_interval():
     assert "interval of the loss" not in statement.statement
 
 
+def test_domains_that_share_their_questions_are_named():
+    answered = {name: asked([1, 0] * 10) for name in ("wiki", "news", "forum")}
+    [note] = domains(results(answered), answered).notes
+    assert note.startswith("news, forum share question ids.")
+
+
 def test_changes_are_paired_by_question():
     right, other = [1] * 50 + [0] * 50, [1] * 40 + [0] * 40 + [1] * 20
     answered = {name: asked(right, other) for name in ("wiki", "news", "forum")}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.analysis.questions import Questions, per_question
+from swep_ds.analysis.questions import Questions, note_on_shared_ids, per_question
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.readers import Example
 
@@ -48,3 +48,10 @@ def test_questions_belong_to_their_article_if_there_are_20_and_to_their_paragrap
 
     assert clusters(20) == [number for number in range(20) for _ in range(6)]
     assert clusters(19) == [number for number in range(38) for _ in range(3)]
+
+
+def test_sets_that_share_most_of_their_questions_are_named():
+    ids = {"de": ["a", "b", "c"], "other": ["c", "x", "y", "z"], "es": ["b", "c", "d", "e", "f"], "none": []}
+    [note] = note_on_shared_ids(ids)
+    assert note.startswith("de, es share question ids. ")
+    assert note_on_shared_ids({name: ids[name] for name in ("de", "other", "none")}) == []

@@ -162,6 +162,22 @@ def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path)
     ]
 
 
+def test_a_mean_over_translations_is_questioned(runs, tmp_path):
+    """nyt and amazon in all runs: the same questions, which `fake_runs` names by their file."""
+    (tmp_path / "copy.json").write_text((tmp_path / "nyt.json").read_text())
+    again = {}
+    for name, row in runs.items():
+        for run in row:
+            settings = [f"data.eval.amazon={tmp_path / 'copy.json'}"]
+            recipe = Recipe.load(str(run.ref.folder / "recipe.yaml"), settings)
+            fake_runs.finish(run.ref.folder, recipe, dict.fromkeys(SIZES, 7))
+            again.setdefault(name, []).append(read_runs(find_runs([run.ref.folder]))[0][0])
+    scores = QuestionScores()
+    significance.compare(again, "MLE", list(SIZES), scores)
+    [note] = scores.notes
+    assert note.startswith("nyt, amazon share question ids.")
+
+
 def test_the_same_questions_in_another_order_are_met_by_id(runs, tmp_path):
     asked = json.loads((tmp_path / "nyt.json").read_text())
     asked["data"][0]["paragraphs"].reverse()

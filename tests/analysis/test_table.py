@@ -140,6 +140,20 @@ def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(m
     assert entries[0]["holm"] > entries[0]["p"]
 
 
+def test_few_texts_have_a_crossed_interval_and_no_bootstrap(tmp_path):
+    sizes = {"squad": 30, "nyt": 9, "amazon": 30}
+    fields = {"variants": {"MLE": {}, "SWEP": {"method.name": "swep"}}, "seeds": [0, 1, 2]}
+    for cell in fake_runs.sweep(tmp_path, sizes, primary=["SWEP", "MLE", "f1", "shifted"], **fields):
+        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, cell.seed + 2 + 4 * (cell.variant == "SWEP")))
+    [block] = table.make(find_runs([tmp_path / "runs"]))["blocks"]
+    few = [block["rows"][1]["differences"][column]["f1"] for column in ("nyt", "out-of-domain mean")]
+    for entry in (*few, *block["primary"]):
+        assert entry["low"] < entry["mean"] < entry["high"]
+        assert 0 < entry["p"] < 1
+        assert entry["bootstrap_low"] is entry["bootstrap_high"] is None
+    assert block["rows"][1]["differences"]["amazon"]["f1"]["bootstrap_low"] is not None
+
+
 def test_the_primary_comparison_of_a_sweep_is_tested_alone(many_seeds):
     [primary] = many_seeds["blocks"][0]["primary"]
     assert [primary[key] for key in ("row", "base", "column", "metric", "n")] == ["Better", "Same", "nyt", "f1", 4]

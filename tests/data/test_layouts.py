@@ -57,6 +57,13 @@ def test_all_questions_without_answers_are_named_at_once(save, layout, training)
 
 
 @layouts
+def test_a_fault_of_every_question_names_none_of_the_others(save, layout):
+    message = refused(save(layout(*(question(id=f"q{i}", answers=[]) for i in range(150)))))
+    assert "question 'q0': has no answer" in message
+    assert message.endswith("; so have all other 149 questions of this file")
+
+
+@layouts
 def test_all_wrong_offsets_are_named_at_once(save, layout):
     """Such data had its white space changed after its offsets were computed."""
     moved = [{"text": "1998", "answer_start": 18}]

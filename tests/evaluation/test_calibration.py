@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, RESAMPLES, calibrated_scores, calibration
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, CHANGES, RESAMPLES, calibrated_scores, calibration
 from swep_ds.evaluation.results import DataSetScore, out_of_domain_mean
 
 answers = st.lists(
@@ -66,25 +66,29 @@ def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
 @pytest.mark.parametrize("levels", [5, 10**6])  # with many equal confidences, and with none
 def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
     rng = np.random.default_rng(1)
-    cluster = np.repeat(np.arange(12), rng.integers(1, 6, 12))
+    cluster = np.repeat(np.arange(14), rng.integers(2, 6, 14))
     before, after = (rng.integers(1, levels, len(cluster)) / levels for _ in range(2))
     right = (rng.random(len(cluster)) < before).astype(float)
     scores = calibrated_scores(before, after, right, cluster)
     assert [scores[name] for name in CALIBRATED] == pytest.approx(list(calibration(after, right).values()))
     drawn, changes = np.random.default_rng(0), []
     for _ in range(RESAMPLES):
-        chosen = drawn.integers(12, size=12)
+        chosen = drawn.integers(14, size=14)
         rows = np.concatenate([np.flatnonzero(cluster == number) for number in chosen])
         old, new = (calibration(values[rows], right[rows]) for values in (before, after))
-        changes.append([new[name] - old[name] for name in CALIBRATION])
-    for name, values in zip(CALIBRATION, np.transpose(changes), strict=True):
+        changes.append([new[name] - old[name] for name in CHANGES])
+    assert len(scores) == len(CALIBRATED) + 2 * len(CHANGES)
+    for name, values in zip(CHANGES, np.transpose(changes), strict=True):
         bounds = [scores[f"{name}_change_{side}"] for side in ("low", "high")]
         assert bounds == pytest.approx(np.percentile(values, [2.5, 97.5]).tolist())
 
 
-def test_questions_about_a_single_text_have_no_interval():
-    scores = calibrated_scores([0.2, 0.9], [0.3, 0.8], [0.0, 1.0], [0, 0])
-    assert list(scores) == list(CALIBRATED)
+@pytest.mark.parametrize("texts", [1, 9, 10])
+def test_questions_about_few_texts_have_no_interval(texts):
+    rng = np.random.default_rng(0)
+    confidence, right = rng.random((2, 2 * texts)), rng.integers(2, size=2 * texts)
+    scores = calibrated_scores(*confidence, right, np.repeat(np.arange(texts), 2))
+    assert (list(scores) == list(CALIBRATED)) == (texts < 10)
 
 
 def test_results_of_earlier_versions_have_no_calibration():

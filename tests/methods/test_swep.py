@@ -86,6 +86,22 @@ def test_remark_where_the_kl_of_a_window_names_no_span():
             assert (held.remark(below | {"kl_per_window": kl}, 0.5) is None) is silent
 
 
+@pytest.mark.parametrize("noise", ["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"])
+def test_the_remark_names_what_swep_is_at_its_prior(noise):
+    below = {"kl_per_window": 1.2, "kl_per_token": 0.006, "span_nats": 10.6}
+    said = {"additive": "adding noise from the prior", "no_eps": "MLE with two dropout masks"}
+    said |= {"fixed_sigma": "Prior-Aug with a variance of 1"}
+    remark = Swep(SwepSettings(noise=noise), 16, 16).remark(below, 0.5)
+    assert f"SWEP hardly differs from {said.get(noise, 'Prior-Aug')} now" in remark
+
+
+def test_a_beta_of_0_is_not_lowered():
+    below = {"kl_per_window": 1.2, "kl_per_token": 0.006, "span_nats": 10.6}
+    module = Swep(SwepSettings(beta_schedule="zero_in_second_half"), 16, 16)
+    assert "lower method.beta" in module.remark(below, 0.4)
+    assert module.remark(below, 0.6).endswith("beta is 0 here: raise method.noise_learning_rate, or train for more updates")
+
+
 def test_a_fixed_sigma_is_nothing_learned():
     d, tokens, alpha = 16, 200, 0.1
     constant = d * (1 / alpha - 1 + math.log(alpha)) / 2  # the KL per token of N(1, 1) to N(1, alpha)

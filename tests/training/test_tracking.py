@@ -69,7 +69,7 @@ def test_a_remark_is_shown_when_it_begins_to_hold_and_withdrawn_when_it_no_longe
         for update, remark in enumerate((None, "KL 1", "KL 2", None, None, "KL 3"), 1):
             tracker.log(replace(LINE, updates=update), {"loss": 1.0}, remark)
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert notes == ["note: KL 1", "note: withdrawn at update 4: KL 2", "note: KL 3"]
+    assert notes == ["note: KL 1", "note: since update 4 the last note about prior_aug no longer holds", "note: KL 3"]
 
 
 class Fake:
