@@ -111,9 +111,15 @@ class Progress:
         self._printed, self._bar = self._began, None
         if console.is_terminal and not console.quiet:
             # imported late: it takes as long as the rest of this module
-            from rich.progress import BarColumn, MofNCompleteColumn, RenderableColumn, TextColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                RenderableColumn,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
             from rich.progress import Progress as Bar
-            from rich.progress import TimeElapsedColumn, TimeRemainingColumn
             from rich.table import Column
 
             columns = (TextColumn(unit, style="bold"), BarColumn(bar_width=24), MofNCompleteColumn())

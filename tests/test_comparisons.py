@@ -1,4 +1,4 @@
-"""docs/measurements/learned_noise/comparisons.py: numbers of the package's table, Holm's rule over the registered ones."""
+"""docs/measurements/learned_noise/comparisons.py: numbers of the package's table, Holm's rule over registered ones."""
 
 import json
 import re

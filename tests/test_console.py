@@ -167,7 +167,9 @@ def test_progress_on_a_terminal_is_a_bar_and_on_other_ranks_nothing():
 def test_a_narrow_terminal_cuts_the_note_and_not_the_count(width):
     stream = io.StringIO()
     with Progress(Console(file=stream, force_terminal=True, width=width), "updates", 12345) as progress:
-        progress.update(1234, "loss 1.755  clean 1.729  noisy 1.774  KL/token 0.778  KL/window 61  beta 1.00e-04  mu 1.016")
+        progress.update(
+            1234, "loss 1.755  clean 1.729  noisy 1.774  KL/token 0.778  KL/window 61  beta 1.00e-04  mu 1.016"
+        )
     last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").strip().splitlines()[-1]
     assert len(last.rstrip()) <= width
     assert all(part in last for part in ("updates", " 1234/12345 ", " eta ", " loss 1.7"))

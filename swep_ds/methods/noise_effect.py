@@ -24,7 +24,6 @@ from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import Inputs, NoiseKey, draw_noise, without_dropout
 from swep_ds.models.outputs import QAOutput
 
-
 # what SWEP is where the noise is its prior, by mode
 AT_PRIOR = {
     "learned": "Prior-Aug",

@@ -63,6 +63,22 @@ def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
     assert scores["ece"] == pytest.approx(10)
 
 
+def test_few_questions_make_ece_and_coverage_too_large():
+    """The figures of docs/runs.md: means over 200 sets, of confidences that are exactly right and of random ones."""
+    rng = np.random.default_rng(0)
+    for total, error in ((240, 8), (1500, 3)):
+        each = []
+        for _ in range(200):
+            odds = rng.normal(0.3, 1.3, total)
+            confidence = 1 / (1 + np.exp(-odds))
+            each.append(calibration(confidence, (rng.random(total) < confidence).astype(float))["ece"])
+        assert np.mean(each) == pytest.approx(error, abs=0.6)
+    for total, coverage in ((240, 26), (10_000, 1)):
+        sets = [(rng.random(total), (rng.random(total) < 0.75).astype(float)) for _ in range(200)]
+        covered = [calibration(*pair)["coverage_at_80"] for pair in sets]
+        assert np.mean(covered) == pytest.approx(coverage, abs=4 * np.std(covered) / 200**0.5)
+
+
 @pytest.mark.parametrize("levels", [5, 10**6])  # with many equal confidences, and with none
 def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
     rng = np.random.default_rng(1)

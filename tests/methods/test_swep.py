@@ -99,7 +99,9 @@ def test_a_beta_of_0_is_not_lowered():
     below = {"kl_per_window": 1.2, "kl_per_token": 0.006, "span_nats": 10.6}
     module = Swep(SwepSettings(beta_schedule="zero_in_second_half"), 16, 16)
     assert "lower method.beta" in module.remark(below, 0.4)
-    assert module.remark(below, 0.6).endswith("beta is 0 here: raise method.noise_learning_rate, or train for more updates")
+    assert module.remark(below, 0.6).endswith(
+        "beta is 0 here: raise method.noise_learning_rate, or train for more updates"
+    )
 
 
 def test_a_fixed_sigma_is_nothing_learned():

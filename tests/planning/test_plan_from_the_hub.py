@@ -43,7 +43,9 @@ def online(monkeypatch):
 
 def test_a_hub_that_cannot_be_reached_is_an_error(online):
     online(address := f"http://127.0.0.1:{free_port()}")
-    said = rf"^model\.name {MODEL}: no such file or folder, and the hub {address} cannot be reached \(.*\): name one that"
+    said = (
+        rf"^model\.name {MODEL}: no such file or folder, and the hub {address} cannot be reached \(.*\): name one that"
+    )
     with pytest.raises(InputError, match=said):
         check_hub(MODEL, "none.json", f"model.name {MODEL}")
 

@@ -1,0 +1,100 @@
+"""The KL and the effects of noise in the runs of learned_noise, and their points above the line of published models.
+
+    python docs/measurements/learned_noise/effects.py runs/learned_noise
+
+For each run of SWEP, from its `metrics.jsonl`: the mean KL a window over the last tenth of the updates, and the nll
+under learned and shuffled noise less that under noise from the prior, mean ± standard error over the batches of the
+second half at which the noise was compared. Then means over the runs of an arm, ± the standard error over seeds. The
+last table has points above the line, seeds 0 to 5 with the last weights. Intervals are Student's t over seeds, 95 %.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from swep_ds.analysis.robustness import published
+from swep_ds.errors import InputError
+from swep_ds.files import read_json
+
+EFFECTS = tuple((answer, noise) for answer in ("gold", "guess") for noise in ("learned", "shuffled"))
+ARMS = ("swep", "swep-shuffled")
+SEEDS = 6  # of the points above the line
+
+
+def line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def head(*cells: str) -> list[str]:
+    return ["", line(*cells), line(*["---"] * len(cells))]
+
+
+def mean_and_error(values: np.ndarray) -> str:
+    return f"{values.mean():+.4f} ± {stats.sem(values):.4f}"
+
+
+def difference(name: str, values: np.ndarray, digits: int) -> str:
+    low, high = stats.ttest_1samp(values, 0).confidence_interval()
+    return f"{name}: {values.mean():+.{digits}f}, 95 % {low:+.{digits}f} to {high:+.{digits}f}"
+
+
+def effects_of(run: Path) -> tuple[float, np.ndarray]:
+    """The KL over the last tenth, and the effects [batches, 4] in the order of `EFFECTS`."""
+    metrics = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    updates = metrics[-1]["update"]
+    compared = [entry for entry in metrics if 2 * entry["update"] > updates and "gold_nll_prior" in entry]
+    effects = [[entry[f"{a}_nll_{n}"] - entry[f"{a}_nll_prior"] for a, n in EFFECTS] for entry in compared]
+    return np.mean([entry["kl_per_window"] for entry in metrics if entry["update"] > 0.9 * updates]), np.array(effects)
+
+
+def noise(folder: Path) -> list[str]:
+    lines = []
+    for arm in ARMS:
+        lines += head("run", "KL, last tenth", *(", ".join(effect) for effect in EFFECTS))
+        seeds = []
+        for run in sorted(folder.glob(f"{arm}-seed[0-9]*")):
+            kl, effects = effects_of(run)
+            seeds.append(effects.mean(0))
+            lines.append(line(run.name, f"{kl:.1f}", *map(mean_and_error, effects.T)))
+        if len(seeds) < 2:
+            raise InputError(f"{folder}: has no two runs of {arm}: unpack the archives there")
+        lines.append(line(f"{arm}, mean over {len(seeds)} seeds", "", *map(mean_and_error, np.transpose(seeds))))
+        by_effect = dict(zip(EFFECTS, np.transpose(seeds), strict=True))
+        lines.append("")
+        for a, b in ((("guess", "learned"), ("gold", "learned")), (("guess", "learned"), ("guess", "shuffled"))):
+            lines.append(difference(f"{arm}, {' '.join(a)} less {' '.join(b)}", by_effect[a] - by_effect[b], 4))
+    return lines
+
+
+def robustness(folder: Path) -> list[str]:
+    fitted = published("squadshifts").shifted["amazon"]
+    points = defaultdict(list)
+    for seed in range(SEEDS):
+        for run in sorted(folder.glob(f"*-seed{seed}")):
+            scores = read_json(run / "unaveraged" / "results.json")["eval"]
+            above = scores["amazon"]["f1"] - (fitted.slope * scores["new_wiki"]["f1"] + fitted.intercept)
+            points[re.sub(r"-seed\d+$", "", run.name)].append(above)
+    lines = head("points above the line, Amazon", "mean ± SD")
+    lines += [line(arm, f"{np.mean(values):+.1f} ± {np.std(values, ddof=1):.1f}") for arm, values in points.items()]
+    strong, weak = (np.array(points[f"prior-aug-0-{variance}"]) for variance in ("333", "1"))
+    return [*lines, "", difference("Prior-Aug 0.333 less Prior-Aug 0.1", strong - weak, 2)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="folder of the sweep's runs")
+    folder = parser.parse_args().sweep
+    try:
+        print("\n".join([*noise(folder), *robustness(folder)]))
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""docs/measurements/learned_noise/effects.py: means and errors against NumPy, and points above the published line."""
+
+import json
+import re
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.support import scripts
+
+ARMS = ("swep", "swep-shuffled", "prior-aug-0-1", "prior-aug-0-333")
+
+
+@pytest.fixture(scope="module")
+def effects():
+    return scripts.load("docs/measurements/learned_noise/effects.py")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Six runs of 40 updates an arm, logged every 2 updates and compared every 4; its numbers by arm and seed."""
+    rng, numbers = np.random.default_rng(0), {}
+    for arm in ARMS:
+        for seed in range(6):
+            (folder := tmp_path / f"{arm}-seed{seed}" / "unaveraged").mkdir(parents=True)
+            metrics = [{"update": update, "kl_per_window": rng.uniform(10, 30)} for update in range(2, 41, 2)]
+            for entry in metrics[1::2]:
+                nlls = ("gold", "guess"), ("learned", "shuffled", "prior")
+                entry |= {f"{answer}_nll_{noise}": rng.uniform(1, 2) for answer in nlls[0] for noise in nlls[1]}
+            f1 = {name: {"f1": rng.uniform(60, 80)} for name in ("new_wiki", "amazon")}
+            (folder.parent / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
+            (folder / "results.json").write_text(json.dumps({"eval": f1}))
+            numbers[arm, seed] = metrics, f1
+    return tmp_path, numbers
+
+
+def printed(effects, folder) -> str:
+    shown = []
+    with mock.patch.object(sys, "argv", ["effects.py", str(folder)]), mock.patch("builtins.print", shown.append):
+        effects.main()
+    return shown[0]
+
+
+def test_the_kl_and_the_effects_of_a_run(effects, runs):
+    folder, numbers = runs
+    text = printed(effects, folder)
+    means = []
+    for seed in range(6):
+        metrics, _ = numbers["swep", seed]
+        [cells] = re.findall(rf"^\| swep-seed{seed} \| (.*) \|$", text, re.MULTILINE)
+        kl, _, _, guess, _ = cells.split(" | ")
+        assert float(kl) == pytest.approx(np.mean([entry["kl_per_window"] for entry in metrics[-2:]]), abs=0.06)
+        compared = [entry for entry in metrics if entry["update"] > 20 and "gold_nll_prior" in entry]
+        assert len(compared) == 5
+        values = [entry["guess_nll_learned"] - entry["guess_nll_prior"] for entry in compared]
+        expected = np.mean(values), np.std(values, ddof=1) / 5**0.5
+        assert [float(number) for number in guess.split(" ± ")] == pytest.approx(expected, abs=6e-5)
+        gold = [entry["gold_nll_learned"] - entry["gold_nll_prior"] for entry in compared]
+        means.append(np.mean(values) - np.mean(gold))
+    low, high = stats.ttest_1samp(means, 0).confidence_interval()
+    said = re.search(r"swep, guess learned less gold learned: (\S+), 95 % (\S+) to (\S+)", text).groups()
+    assert [float(number) for number in said] == pytest.approx([np.mean(means), low, high], abs=6e-5)
+
+
+def test_points_above_the_published_line(effects, runs):
+    folder, numbers = runs
+    text = printed(effects, folder)
+
+    def above(arm: str) -> list[float]:
+        f1 = [numbers[arm, seed][1] for seed in range(6)]
+        return [scores["amazon"]["f1"] - (1.436 * scores["new_wiki"]["f1"] - 51.73) for scores in f1]
+
+    for arm in ARMS:
+        [cells] = re.findall(rf"^\| {arm} \| ([^|]*) \|$", text, re.MULTILINE)
+        expected = np.mean(above(arm)), np.std(above(arm), ddof=1)
+        assert [float(number) for number in cells.split(" ± ")] == pytest.approx(expected, abs=0.06)
+    low, high = stats.ttest_rel(above("prior-aug-0-333"), above("prior-aug-0-1")).confidence_interval()
+    said = [float(number) for number in re.findall(r"[-+]\d+\.\d+", text.splitlines()[-1])]
+    assert said[1:] == pytest.approx([low, high], abs=0.006)
+
+
+def test_a_folder_without_the_runs_is_named(effects, tmp_path):
+    with pytest.raises(SystemExit, match="has no two runs of swep"):
+        printed(effects, tmp_path)
