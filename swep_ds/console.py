@@ -122,11 +122,12 @@ class Progress:
             from rich.progress import Progress as Bar
             from rich.table import Column
 
-            columns = (TextColumn(unit, style="bold"), BarColumn(bar_width=24), MofNCompleteColumn())
+            # these two alone may become narrower: 70 columns show count and times in full
+            bar, note = (Column(no_wrap=False) for _ in range(2))
+            columns = (TextColumn(unit, style="bold"), BarColumn(24, table_column=bar), MofNCompleteColumn())
             columns += (TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn())
-            # the only column that may be narrower than its text: a narrow terminal cuts the note, not the count
             self._note = Text(no_wrap=True, overflow="ellipsis")
-            self._bar = Bar(*columns, RenderableColumn(self._note, table_column=Column(no_wrap=False)), console=console)
+            self._bar = Bar(*columns, RenderableColumn(self._note, table_column=note), console=console)
             self._task = self._bar.add_task("", total=total, completed=done)
 
     def __enter__(self) -> "Progress":

@@ -11,8 +11,6 @@ from scipy import stats
 
 from tests.support import scripts
 
-ARMS = ("swep", "swep-shuffled", "prior-aug-0-1", "prior-aug-0-333")
-
 
 @pytest.fixture(scope="module")
 def effects():
@@ -20,10 +18,10 @@ def effects():
 
 
 @pytest.fixture
-def runs(tmp_path):
+def runs(effects, tmp_path):
     """Six runs of 40 updates an arm, logged every 2 updates and compared every 4; its numbers by arm and seed."""
     rng, numbers = np.random.default_rng(0), {}
-    for arm in ARMS:
+    for arm in (*effects.ARMS, *effects.OTHERS):
         for seed in range(6):
             (folder := tmp_path / f"{arm}-seed{seed}" / "unaveraged").mkdir(parents=True)
             metrics = [{"update": update, "kl_per_window": rng.uniform(10, 30)} for update in range(2, 41, 2)]
@@ -73,7 +71,7 @@ def test_points_above_the_published_line(effects, runs):
         f1 = [numbers[arm, seed][1] for seed in range(6)]
         return [scores["amazon"]["f1"] - (1.436 * scores["new_wiki"]["f1"] - 51.73) for scores in f1]
 
-    for arm in ARMS:
+    for arm in (*effects.ARMS, *effects.OTHERS):
         [cells] = re.findall(rf"^\| {arm} \| ([^|]*) \|$", text, re.MULTILINE)
         expected = np.mean(above(arm)), np.std(above(arm), ddof=1)
         assert [float(number) for number in cells.split(" ± ")] == pytest.approx(expected, abs=0.06)
@@ -82,6 +80,14 @@ def test_points_above_the_published_line(effects, runs):
     assert said[1:] == pytest.approx([low, high], abs=0.006)
 
 
-def test_a_folder_without_the_runs_is_named(effects, tmp_path):
+def test_what_is_missing_is_named(effects, runs):
+    folder, _ = runs
+    for missing in ("prior-aug-0-1-seed3/unaveraged/results.json", "swep-seed2/metrics.jsonl"):
+        (folder / missing).rename(kept := folder / "kept")
+        with pytest.raises(SystemExit, match=missing):
+            printed(effects, folder)
+        kept.rename(folder / missing)
+    for seed in range(6):
+        (folder / f"swep-seed{seed}").rename(folder / f"gone{seed}")
     with pytest.raises(SystemExit, match="has no two runs of swep"):
-        printed(effects, tmp_path)
+        printed(effects, folder)

@@ -95,9 +95,9 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, matching)
     if few := [name for name in matching if name not in measured.samples]:
         notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
-    _, *others = results.eval
-    ids = {name: [item.example.id for item in matching[name]] for name in others if name in matching}
-    notes += note_on_shared_ids(ids)
+    if MEAN in measured.samples:
+        _, *others = results.eval
+        notes += note_on_shared_ids({name: [item.example.id for item in matching[name]] for name in others})
     rows = measured.rows(results)
     if not any(score.no_answer_total for score in results.eval.values()):
         return Domains(rows, *_finding(rows, measured), notes)

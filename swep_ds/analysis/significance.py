@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, Estimate, estimate
+from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, MIN_TEXTS, Estimate, estimate
 from swep_ds.analysis.questions import QuestionScores, note_on_shared_ids
 from swep_ds.analysis.runs import Run
 from swep_ds.data.splits import effective_clusters
@@ -24,8 +24,8 @@ Rows = Mapping[str, Sequence[Run]]
 class Difference(NamedTuple):
     """The difference of a row to the base, in points: EM and F1 [2]."""
 
-    crossed: Estimate | None  # None: fewer than `MIN_SEEDS` seeds in common, or not even two paragraphs
-    bootstrap: np.ndarray | None  # [2, 2]: low and high; None: fewer than `MIN_CLUSTERS` paragraphs
+    crossed: Estimate | None  # None: fewer than `MIN_SEEDS` seeds in common, or `MIN_TEXTS` paragraphs in a set
+    bootstrap: np.ndarray | None  # [2, 2]: low and high; None: fewer than `MIN_CLUSTERS` paragraphs in a set
 
 
 def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
@@ -71,7 +71,7 @@ def _difference(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarr
     """From the values [S, Q, 2] and the clusters of one data set or several, and the resampled means."""
     fewest = min(effective_clusters(clusters) for _, clusters in sets)
     crossed = None
-    if len(sets[0][0]) >= MIN_SEEDS and fewest >= 2:  # fewer say nothing of other texts
+    if len(sets[0][0]) >= MIN_SEEDS and fewest >= MIN_TEXTS:
         crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters) for values_SQ2, clusters in sets])
     return Difference(crossed, interval(samples) if fewest >= MIN_CLUSTERS else None)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from swep_ds.analysis import significance
-from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, holm
+from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, MIN_TEXTS, holm
 from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trained_on
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
@@ -273,7 +273,8 @@ def _adjust(block: Block, base: str | None) -> None:
 def _difference_notes(base: str) -> list[str]:
     return [
         f"Differences from {base} are in points, seed by seed over the n seeds that both have; SD is from seed to "
-        f"seed. The {LEVEL} % interval covers other seeds crossed with other questions, and needs {MIN_SEEDS} seeds. "
+        f"seed. The {LEVEL} % interval covers other seeds crossed with other questions, and needs {MIN_SEEDS} seeds "
+        f"and {MIN_TEXTS} texts in each set. "
         f"Questions are grouped by article where there are {MIN_ARTICLES} articles, else by paragraph, or by question "
         "where a set asks the same of many texts.",
         "p is adjusted by Holm's method for all differences of the block except the sweep's primary one, and for this "

@@ -75,7 +75,7 @@ class _Faults:
         if not others:
             raise self.first
         if len(others) >= MAX_NAMED and len(self.labels) == self.count:
-            raise InputError(f"{self.first}; so have all other {len(others)} questions of this file") from None
+            raise InputError(f"{self.first}; all other {len(others)} questions of this file have faults, too") from None
         named = ", ".join(others[:MAX_NAMED])
         rest = f" and {len(others) - MAX_NAMED} others" if len(others) > MAX_NAMED else ""
         raise InputError(

@@ -196,7 +196,8 @@ def inherit(
 ) -> dict[str, Any]:
     """`tree`, read from `path`, laid over the file that it extends; the files `above` extend this one."""
     if "extends" not in tree:
-        meant = get_close_matches("extends", [key for key in tree if key not in model.model_fields], 1, cutoff=0.8)
+        unknown = [key for key in tree if isinstance(key, str) and key not in model.model_fields]
+        meant = get_close_matches("extends", unknown, 1, cutoff=0.8)
         if meant:
             raise InputError(f"{path}: {meant[0]} is not a field; did you mean 'extends'?")
         return tree

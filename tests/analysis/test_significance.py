@@ -117,16 +117,16 @@ def test_less_than_two_paragraphs_have_no_interval(runs, tmp_path, alone):
         assert [name for name, each in compared.items() if getattr(each, method) is None] == ["nyt", None]
 
 
-@pytest.mark.parametrize("texts", [9, 10])
-def test_a_bootstrap_over_few_texts_is_not_given(runs, tmp_path, texts):
+@pytest.mark.parametrize("texts", [4, 5, 9, 10])
+def test_few_texts_have_no_interval(runs, tmp_path, texts):
     fake_runs.data_set(tmp_path, "few", texts)
     runs = {
         name: [asked_on(run, tmp_path / "few.json", right) for run in runs[name]]
-        for name, right in (("MLE", 5), ("SWEP", 7))
+        for name, right in (("MLE", 2), ("SWEP", 4))
     }
     difference = significance.compare(runs, "MLE", ["squad", "nyt"], QuestionScores())["SWEP"]["nyt"]
-    assert difference.crossed is not None
-    assert (difference.bootstrap is None) == (texts == 9)
+    assert (difference.crossed is None) == (texts < 5)
+    assert (difference.bootstrap is None) == (texts < 10)
 
 
 def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):

@@ -64,6 +64,11 @@ def test_a_command_is_called_by_its_full_name(swep_ds, name):
         (["train", "--plan", "--ranks", "2"], "error: --ranks: --plan takes the number of devices as its value, su"),
         (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "leave out --text and --text_file\n"),
         (["answer", "m", "--questions", "q"], "--questions: give --output, a new file for the answers, beside it\n"),
+        (["answer", "m", "--question", "q"], "--question: give --text or --text_file beside it\n"),
+        (
+            ["answer", "m", "--question", "q", "--text", "t", "--output", "o"],
+            "--output: is for --questions: leave it out\n",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):

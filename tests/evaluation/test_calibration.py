@@ -64,19 +64,21 @@ def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
 
 
 def test_few_questions_make_ece_and_coverage_too_large():
-    """The figures of docs/runs.md: means over 200 sets, of confidences that are exactly right and of random ones."""
+    """The figures of docs/runs.md: of confidences that are exactly right, and of random ones."""
     rng = np.random.default_rng(0)
-    for total, error in ((240, 8), (1500, 3)):
-        each = []
-        for _ in range(200):
-            odds = rng.normal(0.3, 1.3, total)
-            confidence = 1 / (1 + np.exp(-odds))
-            each.append(calibration(confidence, (rng.random(total) < confidence).astype(float))["ece"])
-        assert np.mean(each) == pytest.approx(error, abs=0.6)
-    for total, coverage in ((240, 26), (10_000, 1)):
-        sets = [(rng.random(total), (rng.random(total) < 0.75).astype(float)) for _ in range(200)]
-        covered = [calibration(*pair)["coverage_at_80"] for pair in sets]
-        assert np.mean(covered) == pytest.approx(coverage, abs=4 * np.std(covered) / 200**0.5)
+    for total, error in ((240, 8.5), (1500, 3.5)):
+        each, drawn_again = [], []
+        for _ in range(400):
+            confidence = 1 / (1 + np.exp(-rng.normal(0.3, 1.3, total)))
+            right = (rng.random(total) < confidence).astype(float)
+            rows = rng.integers(total, size=total)
+            each.append(calibration(confidence, right)["ece"])
+            drawn_again.append(calibration(confidence[rows], right[rows])["ece"])
+        assert np.mean(each) == pytest.approx(error, abs=0.3)
+        assert np.mean(drawn_again) / np.mean(each) == pytest.approx(1.4, abs=0.08)
+    for total, coverage, sets in ((240, 26, 4000), (10_000, 1, 100)):
+        pairs = ((rng.random(total), (rng.random(total) < 0.75).astype(float)) for _ in range(sets))
+        assert np.mean([calibration(*pair)["coverage_at_80"] for pair in pairs]) == pytest.approx(coverage, abs=2)
 
 
 @pytest.mark.parametrize("levels", [5, 10**6])  # with many equal confidences, and with none

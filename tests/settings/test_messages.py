@@ -74,3 +74,18 @@ def test_a_recipe_with_a_similar_name_is_suggested(tmp_path):
     file = write(tmp_path / "r.yaml", {"extends": "bert_base_squd"})
     assert message(file) == f"{file}: extends bert_base_squd: no such recipe; did you mean 'bert_base_squad'?"
     assert message("zzz").endswith(", or give a YAML file")
+
+
+def test_a_misspelt_extends_is_named_alone(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("extend: quickstart\n1: 2\n")
+    assert message(file) == f"{file}: extend is not a field; did you mean 'extends'?"
+    file.write_text("1: 2\nnull: 3\n2020-01-01: 4\n")
+    assert message(file).startswith(f"{file}: ")
+
+
+def test_what_is_not_yaml_has_a_place(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("extends: quickstart\ntrain:\n  epochs: 1\n epochs: [3\n")
+    said = "not YAML (line 4, column 2: expected <block end>, but found '<block mapping start>'): correct it, or quote"
+    assert message(file) == f"{file}: {said} the value"

@@ -10,9 +10,7 @@ last table has points above the line, seeds 0 to 5 with the last weights. Interv
 
 import argparse
 import json
-import re
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +18,11 @@ from scipy import stats
 
 from swep_ds.analysis.robustness import published
 from swep_ds.errors import InputError
-from swep_ds.files import read_json
+from swep_ds.files import read_json, read_text
 
 EFFECTS = tuple((answer, noise) for answer in ("gold", "guess") for noise in ("learned", "shuffled"))
 ARMS = ("swep", "swep-shuffled")
+OTHERS = ("prior-aug-0-1", "prior-aug-0-333", "mle-two-dropout-masks", "mle-equal-compute")
 SEEDS = 6  # of the points above the line
 
 
@@ -46,7 +45,7 @@ def difference(name: str, values: np.ndarray, digits: int) -> str:
 
 def effects_of(run: Path) -> tuple[float, np.ndarray]:
     """The KL over the last tenth, and the effects [batches, 4] in the order of `EFFECTS`."""
-    metrics = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(text) for text in read_text(run / "metrics.jsonl").splitlines()]
     updates = metrics[-1]["update"]
     compared = [entry for entry in metrics if 2 * entry["update"] > updates and "gold_nll_prior" in entry]
     effects = [[entry[f"{a}_nll_{n}"] - entry[f"{a}_nll_prior"] for a, n in EFFECTS] for entry in compared]
@@ -74,16 +73,14 @@ def noise(folder: Path) -> list[str]:
 
 def robustness(folder: Path) -> list[str]:
     fitted = published("squadshifts").shifted["amazon"]
-    points = defaultdict(list)
-    for seed in range(SEEDS):
-        for run in sorted(folder.glob(f"*-seed{seed}")):
-            scores = read_json(run / "unaveraged" / "results.json")["eval"]
-            above = scores["amazon"]["f1"] - (fitted.slope * scores["new_wiki"]["f1"] + fitted.intercept)
-            points[re.sub(r"-seed\d+$", "", run.name)].append(above)
-    lines = head("points above the line, Amazon", "mean ± SD")
-    lines += [line(arm, f"{np.mean(values):+.1f} ± {np.std(values, ddof=1):.1f}") for arm, values in points.items()]
-    strong, weak = (np.array(points[f"prior-aug-0-{variance}"]) for variance in ("333", "1"))
-    return [*lines, "", difference("Prior-Aug 0.333 less Prior-Aug 0.1", strong - weak, 2)]
+    lines, points = head("points above the line, Amazon", "mean ± SD"), {}
+    for arm in (*ARMS, *OTHERS):
+        scores = [read_json(folder / f"{arm}-seed{s}" / "unaveraged" / "results.json")["eval"] for s in range(SEEDS)]
+        home, away = (np.array([score[name]["f1"] for score in scores]) for name in ("new_wiki", "amazon"))
+        points[arm] = above = away - (fitted.slope * home + fitted.intercept)
+        lines.append(line(arm, f"{above.mean():+.1f} ± {above.std(ddof=1):.1f}"))
+    stronger = points["prior-aug-0-333"] - points["prior-aug-0-1"]
+    return [*lines, "", difference("Prior-Aug 0.333 less Prior-Aug 0.1", stronger, 2)]
 
 
 def main() -> None:
