@@ -19,7 +19,7 @@ class Tile(NamedTuple):
 
 MEASURED: dict[tuple[str, str, int], Tile] = {}
 """(architecture, direction, d): the fastest tile for storage of two bytes an element, as `scripts/tune_kernels.py`
-prints it on a GPU. Empty, because no GPU has been tuned yet."""
+prints it on a GPU. Empty, because it has not run on a GPU yet."""
 
 
 def default(arch: str, direction: str, d: int, warp_size: int) -> Tile:

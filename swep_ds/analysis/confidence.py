@@ -106,6 +106,6 @@ def _statement(groups: Mapping[str, np.ndarray], calibrated: Mapping[str, np.nda
     source = next(iter(groups))
     then = f" By its calibrator, which was fitted to held-out text of {source}, it can answer {' and '.join(after)}."
     return (
-        f"{'. '.join(sentences)}. If it may decline, it can answer {' and '.join(kept)}, of those tested, with "
+        f"{'. '.join(sentences)}. If it may decline, it can answer {' and '.join(kept)} in this test with "
         f"at least {COVERED_ACCURACY} % of these answers right.{then if after else ''}"
     )

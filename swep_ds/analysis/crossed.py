@@ -34,9 +34,7 @@ from swep_ds.data.splits import effective_clusters
 from swep_ds.evaluation.calibration import LEVEL
 
 MIN_SEEDS = 3  # fewer give no interval
-MIN_TEXTS = (
-    5  # effective clusters in each set; with 2 in one of them, p is below 0.05 in 9 to 12 % without a difference
-)
+MIN_TEXTS = 5  # effective clusters in each set; with fewer in one of them the interval is too narrow
 MARGIN = 0.5  # points: differences that are certainly smaller count as no difference
 MAX_SEEDS = 10_000
 POINTS = 100.0  # the most by which two scores differ

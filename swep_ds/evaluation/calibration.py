@@ -42,11 +42,15 @@ def _scores(confidence_N: np.ndarray, right_N: np.ndarray) -> dict[str, float]:
     """As `calibration`, of questions that are `ordered`."""
     total = len(right_N)
     ece = sum(abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins(total)) / total
+    return dict(zip(CALIBRATION, [100.0 * float(np.clip(ece, 0, 1)), *_order_scores(right_N)], strict=True))
+
+
+def _order_scores(right_N: np.ndarray) -> list[float]:
+    """The scores `CHANGES`, of exact matches that are `ordered`."""
     accuracy_N = accuracy_by_coverage(right_N)
     enough = np.flatnonzero(accuracy_N >= COVERED_ACCURACY / 100 - 1e-12)  # but for rounding
-    coverage = (enough[-1] + 1) / total if len(enough) else 0.0
-    scores = (ece, np.mean(1 - accuracy_N), coverage)
-    return {name: 100.0 * float(np.clip(value, 0, 1)) for name, value in zip(CALIBRATION, scores, strict=True)}
+    coverage = (enough[-1] + 1) / len(right_N) if len(enough) else 0.0
+    return [100.0 * float(np.clip(value, 0, 1)) for value in (np.mean(1 - accuracy_N), coverage)]
 
 
 def calibrated_scores(
@@ -74,8 +78,8 @@ def calibrated_scores(
     changes = []
     for _ in range(RESAMPLES):
         copies_N = np.bincount(rng.integers(count, size=count), minlength=count)[cluster_N]
-        before, after = (_scores(*confidences.resampled(copies_N)) for confidences in both)
-        changes.append([after[name] - before[name] for name in CHANGES])
+        before, after = (_order_scores(confidences.resampled(copies_N)[1]) for confidences in both)
+        changes.append(np.subtract(after, before))
     tail = (100 - LEVEL) / 2
     low, high = np.percentile(changes, [tail, 100 - tail], axis=0)
     for name, *bounds in zip(CHANGES, low.tolist(), high.tolist(), strict=True):

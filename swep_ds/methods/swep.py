@@ -173,10 +173,7 @@ class Swep(Method):
         )
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        beta = self.beta(progress)
         fix = "lower method.beta to let it learn"
-        if not self.control and not beta:
-            fix = "beta is 0 here: raise method.noise_learning_rate, or train for more updates"
         if self.control:
             fix = "raise method.kl_target to let it learn"
             tokens = 1 if self.kl_reduction == "sum" else math.exp(means["span_nats"] / 2)
@@ -185,5 +182,7 @@ class Swep(Method):
                 if means["kl_per_window"] > target / 4:
                     return None  # means of ten updates swing around the target, down to a third of it
                 fix = "method.kl_target is not reached: raise method.noise_learning_rate, or train for more updates"
+        elif not self.beta(progress):
+            fix = "beta is 0 here: raise method.noise_learning_rate, or train for more updates"
         unlearned = self.noise.inner.out_features * MODES[self.mode].fixed_kl(self.settings.prior_variance) / 2
         return collapse_remark(means, progress, unlearned, self.mode, fix)

@@ -53,7 +53,7 @@ def kl_at_the_end(seed: int, beta: float, learning_rate: float, target: float) -
 def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learning_rate, target):
     ends = [kl_at_the_end(seed, beta, learning_rate, target) for seed in range(12)]
     assert np.mean(ends) == pytest.approx(1, abs=0.05)
-    assert np.std(ends) < 0.15
+    assert np.std(ends) < 0.2
 
 
 @pytest.mark.parametrize(

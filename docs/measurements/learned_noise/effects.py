@@ -9,16 +9,15 @@ last table has points above the line, seeds 0 to 5 with the last weights. Interv
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from swep_ds.analysis.robustness import published
+from swep_ds.analysis.robustness import ABOVE, add_points, published
 from swep_ds.errors import InputError
-from swep_ds.files import read_json, read_text
+from swep_ds.files import read_json, read_lines
 
 EFFECTS = tuple((answer, noise) for answer in ("gold", "guess") for noise in ("learned", "shuffled"))
 ARMS = ("swep", "swep-shuffled")
@@ -45,7 +44,9 @@ def difference(name: str, values: np.ndarray, digits: int) -> str:
 
 def effects_of(run: Path) -> tuple[float, np.ndarray]:
     """The KL over the last tenth, and the effects [batches, 4] in the order of `EFFECTS`."""
-    metrics = [json.loads(text) for text in read_text(run / "metrics.jsonl").splitlines()]
+    metrics = read_lines(file := run / "metrics.jsonl")
+    if not metrics:
+        raise InputError(f"{file}: has no lines: unpack the run's archive again")
     updates = metrics[-1]["update"]
     compared = [entry for entry in metrics if 2 * entry["update"] > updates and "gold_nll_prior" in entry]
     effects = [[entry[f"{a}_nll_{n}"] - entry[f"{a}_nll_prior"] for a, n in EFFECTS] for entry in compared]
@@ -72,12 +73,11 @@ def noise(folder: Path) -> list[str]:
 
 
 def robustness(folder: Path) -> list[str]:
-    fitted = published("squadshifts").shifted["amazon"]
+    fitted = published("squadshifts")
     lines, points = head("points above the line, Amazon", "mean ± SD"), {}
     for arm in (*ARMS, *OTHERS):
         scores = [read_json(folder / f"{arm}-seed{s}" / "unaveraged" / "results.json")["eval"] for s in range(SEEDS)]
-        home, away = (np.array([score[name]["f1"] for score in scores]) for name in ("new_wiki", "amazon"))
-        points[arm] = above = away - (fitted.slope * home + fitted.intercept)
+        points[arm] = above = np.array([add_points(score, fitted)["amazon"][ABOVE] for score in scores])
         lines.append(line(arm, f"{above.mean():+.1f} ± {above.std(ddof=1):.1f}"))
     stronger = points["prior-aug-0-333"] - points["prior-aug-0-1"]
     return [*lines, "", difference("Prior-Aug 0.333 less Prior-Aug 0.1", stronger, 2)]
