@@ -135,16 +135,15 @@ def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent(components, se
 
 
 @pytest.mark.parametrize("seeds", [3, 6, 10])
-@pytest.mark.parametrize("fewest", [2, crossed.MIN_TEXTS])
-def test_a_set_of_few_texts_may_be_one_of_two_and_one_of_two_texts_may_not(seeds, fewest):
+def test_a_set_of_few_texts_may_be_one_of_two(seeds):
     rng, sets = np.random.default_rng(seeds), []
     effects = 0.5 * rng.standard_normal((EXPERIMENTS, seeds, 1), np.float32)
-    for texts in (fewest, 40):
+    for texts in (crossed.MIN_TEXTS, 40):
         clusters = np.repeat(np.arange(texts), 4)
         paragraphs = 6 * rng.standard_normal((EXPERIMENTS, 1, texts), np.float32)
         values = effects + paragraphs[..., clusters]
         sets.append((values + 10 * rng.standard_normal((EXPERIMENTS, seeds, 4 * texts), np.float32), clusters))
-    assert (np.mean(crossed.estimate(sets).p() < 0.05) <= 0.07) == (fewest == crossed.MIN_TEXTS)
+    assert np.mean(crossed.estimate(sets).p() < 0.05) <= 0.07
 
 
 @pytest.mark.parametrize(("seeds", "most"), [(3, 0.985), (6, 0.98), (10, 0.97)])
