@@ -190,11 +190,11 @@ class EvalSection(Section):
 
 
 class TrackingSection(Section):
-    # where metrics, scores and tables go besides the run's folder: wandb (offline: without a network), tensorboard
-    # (files in the run's folder) or trackio (its local dashboard)
-    to: Literal["off", "wandb", "wandb_offline", "tensorboard", "trackio"] = "off"
+    # where metrics and scores go besides the run's folder: wandb (offline: without a network; tables and the report,
+    # too), or tensorboard (files in the run's folder)
+    to: Literal["off", "wandb", "wandb_offline", "tensorboard"] = "off"
     project: str = "swep-ds"  # the project in that service
-    group: str | None = None  # the group of runs in wandb and trackio; a sweep sets its own name
+    group: str | None = None  # the group of runs in wandb; a sweep sets its own name
 
     @field_validator("to", mode="before")
     @classmethod
