@@ -71,7 +71,7 @@ class Wandb:
 
 
 class TensorBoard:
-    """Event files in the run's folder `tensorboard/`. They hold numbers: the report and its tables are in the folder."""
+    """Event files in the run's folder `tensorboard/`. They hold numbers; the report is in the run's folder anyway."""
 
     def __init__(self, recipe: Recipe, folder: Path, run_id: str, before: TrainState):
         from torch.utils.tensorboard import SummaryWriter
