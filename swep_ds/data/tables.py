@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -85,10 +86,13 @@ def csv_rows(source: str, text: str, delimiter: str, labels: bool) -> Rows:
         if cells is None:
             return
         if header and any(cells):
-            yield dict(zip(header, cells, strict=True))
+            row = dict(zip(header, cells, strict=True))
+            if "id" in row:  # pandas makes 7.0 of the number 7 in a column with gaps
+                row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])
+            yield row
         elif any(cells):
-            header = cells
-            _columns(source, header, labels)
+            _columns(source, cells, labels)
+            header = [column_of(name) for name in cells]
 
 
 def _columns(source: str, names: Sequence[str], labels: bool) -> list[str]:
