@@ -43,10 +43,10 @@ def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
     Raises InputError: anything else, or no such field in a question that is not marked `is_impossible`.
     """
     given = question.get("answers")
-    if is_missing(given) or (isinstance(given, str | list) and not given):
-        given = question.get("answer")
-    elif isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
+    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
         given = _nested_answers(where, given)
+    if is_missing(given) or (isinstance(given, str | list | dict) and not given):
+        given = question.get("answer")
     if is_missing(given) and not ({"answers", "answer"} & question.keys() or _is_impossible(question)):
         raise InputError(
             f"{where}: field 'answers' is missing (there: {excerpt(list(question))}); expected {_EXPECTED}"
@@ -57,8 +57,6 @@ def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
     elif isinstance(given, list) and any(isinstance(answer, dict) for answer in given):
         texts = [_text_of(where, answer) for answer in given]
         starts, given = [answer.get("answer_start") for answer in given], texts
-    elif not (is_missing(given) or isinstance(given, str | list)):
-        raise InputError(f"{where}: field 'answers' is {excerpt(given)}; expected {_EXPECTED}")
     texts = given if isinstance(given, list) else [given]
     if all(is_missing(text) or (isinstance(text, str) and is_blank(text)) for text in texts):
         return []

@@ -14,9 +14,9 @@ from swep_ds.errors import InputError, as_input_error
 from swep_ds.files import parse_json, read_bytes
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
-EXCEL = "an Excel workbook: save it as CSV UTF-8"
+WORKBOOK = "a workbook of Excel or LibreOffice: save it as CSV UTF-8"
 OTHER_FORMATS = {  # first bytes -> what the file is, and the fix
-    b"\xd0\xcf\x11\xe0": EXCEL,
+    b"\xd0\xcf\x11\xe0": WORKBOOK,
     b"PK\x03\x04": "a zip archive: unpack it, and name the file in it",
     b"7z\xbc\xaf": "a 7-Zip archive: unpack it, and name the file in it",
     b"BZh": "compressed by bzip2: unpack it (bunzip2)",
@@ -51,9 +51,16 @@ def numbered(rows: Iterable[Any]) -> Items:
 def _text(source: str, content: bytes) -> str:
     for begin, what in OTHER_FORMATS.items():
         if content.startswith(begin):
-            raise InputError(f"{source}: is {EXCEL if b'xl/workbook.' in content else what}")
+            if b"xl/workbook." in content or b"opendocument.spreadsheet" in content:
+                what = WORKBOOK
+            raise InputError(f"{source}: is {what}")
+    encoding = "utf-8-sig"
+    if content.startswith(UTF_16_MARKS):
+        encoding = "utf-16"
+    elif content[1:2] == b"\0":  # JSON and headers begin with an ASCII character
+        encoding = "utf-16-le"
     try:
-        return content.decode("utf-16" if content.startswith(UTF_16_MARKS) else "utf-8-sig")
+        return content.decode(encoding)
     except UnicodeDecodeError as error:
         if re.search(rb"[\0-\x08]", content):
             raise InputError(
@@ -62,7 +69,7 @@ def _text(source: str, content: bytes) -> str:
         text = content[max(0, error.start - 20) : error.start + 20].decode("cp1252", "replace")
         raise InputError(
             f"{source}: is not UTF-8 text (byte {error.start}) but probably Windows-1252, as Excel's plain CSV is, in "
-            f"which it says {excerpt(text)} there; save it as CSV UTF-8"
+            f"which it says {excerpt(text)} there; save it as UTF-8 (in Excel: CSV UTF-8)"
         ) from None
 
 

@@ -197,8 +197,8 @@ def _row(
 
 @lru_cache(256)  # the rows of a file have the same names
 def column_of(name: Any) -> Any:
-    """The one of `COLUMNS` that a name stands for, in any case and with spaces around; else the name."""
-    column = str(name).strip().lower()
+    """The one of `COLUMNS` that a name stands for, in any case and with spaces or a byte-order mark; else the name."""
+    column = str(name).strip(" \t\ufeff").lower()
     return column if column in COLUMNS else name
 
 

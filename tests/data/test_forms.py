@@ -165,6 +165,7 @@ def test_other_floats_are_no_ids(save, id_):
         {},
         {"answers": None},
         {"answers": []},
+        {"answers": {}},
         {"answers": ""},
         {"answers": [""]},
         {"answers": [{"text": "", "answer_start": -1}]},
@@ -189,8 +190,8 @@ def test_a_question_marked_impossible_needs_no_answers(save, changes):
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("header", [["Question", "Context", "Answer"], [" QUESTION ", "context ", " Answer"]])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("header", [["Question", "Context", "Answer"], [" QUESTION ", "context ", "\ufeffAnswer"]])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
 def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, encoding):
     frame = pd.DataFrame([["Who?", CONTEXT, "Vera Lind"], [None, None, None]])
     content = frame.to_csv(sep=delimiter, header=header, index=False).encode(encoding)
@@ -203,18 +204,28 @@ def test_two_headers_for_one_column(save):
     assert "row 0: has a field twice" in refused(save([row(ANSWERS) | {"Question": "What?"}]))
 
 
-def archive(name):
+WORKBOOK = "is a workbook of Excel or LibreOffice: save it as CSV UTF-8"
+
+
+def archive(name, content="{}"):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as packed:
-        packed.writestr(name, "{}")
+        packed.writestr(name, content)
     return file.getvalue()
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (archive("xl/workbook.xml"), "is an Excel workbook: save it as CSV UTF-8"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 500, "is an Excel workbook: save it as CSV UTF-8"),
+        (archive("xl/workbook.xml"), WORKBOOK),
+        (
+            b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 500,
+            WORKBOOK,
+        ),
+        (
+            archive("mimetype", "application/vnd.oasis.opendocument.spreadsheet"),
+            WORKBOOK,
+        ),
         (archive("train.json"), "is a zip archive: unpack it"),
         (bz2.compress(b"{}"), "is compressed by bzip2: unpack it"),
         (lzma.compress(b"{}"), "is compressed by xz: unpack it"),
@@ -224,7 +235,7 @@ def archive(name):
             "is not UTF-8 text (byte 35) but probably Windows-1252, as Excel's plain CSV is, in which it says ",
         ),
     ],
-    ids=["xlsx", "xls", "zip", "bz2", "xz", "zst", "Windows-1252"],
+    ids=["xlsx", "xls", "ods", "zip", "bz2", "xz", "zst", "Windows-1252"],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_other_formats_are_named_with_the_fix(save, content, said, compress):
