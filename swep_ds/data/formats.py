@@ -39,6 +39,7 @@ def file_items(source: str, path: Path, labels: bool) -> Items:
     if is_arrow(content):
         return numbered(arrow_rows(source, content, labels))
     text = _text(source, content)
+    del content  # memory holds the file once
     if delimiter := csv_delimiter(text):
         return numbered(csv_rows(source, text, delimiter, labels))
     return _json_items(source, text)

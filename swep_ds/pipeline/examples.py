@@ -154,23 +154,23 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
     total = len(examples)
     if training:
         examples, repeated = settle_repeated(examples, data.repeated_answers)
-        if not examples:
-            raise InputError(f"{field}: {source}: data.repeated_answers drops all of its {total} questions")
-        if repeated and is_first_on_node():
-            end = "are left out" if data.repeated_answers == "drop" else "are trained on its first place"
-            log.warning(
-                "%s: %d of %d questions have an answer that occurs several times in its context, and %s "
-                "(data.repeated_answers)",
-                field,
-                repeated,
-                total,
-                end,
-            )
-    kept = [example for example in examples if example.answers]
-    drops, without = data.unanswerable == "drop", len(examples) - len(kept)
-    if drops and not kept:
-        raise InputError(f"{field}: {source}: no question has an answer, and data.unanswerable drops the others")
-    if without and (drops or training) and is_first_on_node():
-        end = "are left out" if drops else "teach the model to decline (data.unanswerable)"
-        log.warning("%s: %d of %d questions have no answer and %s", field, without, total, end)
-    return kept if drops else examples
+        end = "are left out" if data.repeated_answers == "drop" else "are trained on its first place"
+        what = f"an answer that occurs several times in its context, and {end} (data.repeated_answers)"
+        _warn_of_some(field, repeated, total, what)
+    without = sum(not example.answers for example in examples)
+    if data.unanswerable == "drop":
+        examples = [example for example in examples if example.answers]
+        _warn_of_some(field, without, total, "no answer and are left out")
+    elif training:
+        _warn_of_some(field, without, total, "no answer and teach the model to decline (data.unanswerable)")
+    if not examples:
+        raise InputError(
+            f"{field}: {source}: all of its {total} questions are dropped (data.unanswerable, data.repeated_answers): "
+            "name other data"
+        )
+    return examples
+
+
+def _warn_of_some(field: str, count: int, total: int, what: str) -> None:
+    if count and is_first_on_node():
+        log.warning("%s: %d of %d questions have %s", field, count, total, what)

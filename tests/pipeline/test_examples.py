@@ -127,10 +127,11 @@ def test_repeated_answers_are_refused_by_default_under_the_field_of_their_source
         load_examples(recipe.first_stage() if recipe.pretrain else recipe, field)
 
 
-def test_repeated_answers_may_not_take_all_questions(tmp_path):
-    (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": "Ann"}]))
-    settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", "data.repeated_answers=drop"]
-    with pytest.raises(InputError, match=r"data\.repeated_answers drops all of its 1 questions"):
+@pytest.mark.parametrize(("setting", "answer"), [("repeated_answers", "Ann"), ("unanswerable", "")])
+def test_some_question_must_be_left(tmp_path, setting, answer):
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": answer}]))
+    settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", f"data.{setting}=drop"]
+    with pytest.raises(InputError, match=r"all of its 1 questions are dropped \(data\.unanswerable, data\.repeated_"):
         load_examples(Recipe.load("quickstart", settings))
 
 
