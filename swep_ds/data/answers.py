@@ -4,10 +4,12 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from swep_ds.data.fields import excerpt, field, is_blank, is_missing, nested_value, require_text
+from swep_ds.data.fields import excerpt, field, is_blank, is_missing, require_text
+from swep_ds.data.literals import nested_value
 from swep_ds.errors import InputError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -73,12 +75,12 @@ def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 def _nested_answers(where: str, text: str) -> Any:
     """The value of `answers` that is written as a text."""
-    try:
+    with suppress(InputError):
         given = nested_value(text, f"{where}: answers")
-        if isinstance(given, dict) or all(is_missing(answer) or isinstance(answer, str | dict) for answer in given):
+        if isinstance(given, dict):
             return given
-    except (InputError, TypeError):
-        pass
+        if isinstance(given, list) and all(is_missing(answer) or isinstance(answer, str | dict) for answer in given):
+            return given
     raise InputError(
         f"{where}: answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: "
         "give an answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"

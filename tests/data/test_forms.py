@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.data.fields import nested_value
 from swep_ds.data.layouts import Example, settle_repeated
+from swep_ds.data.literals import nested_value
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from tests.support.qa_files import lines, refused
