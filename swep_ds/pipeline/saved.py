@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
@@ -25,8 +26,9 @@ from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
-from swep_ds.models.loading import load_weights, warn_if_padding_matters
+from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.models.trial import check_answers
 from swep_ds.pipeline.examples import warn_without_overlap
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.ranks.launch import is_first_on_node
@@ -100,8 +102,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     source, label = resolve_model(name, "model"), f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
-    tokenizer = load_tokenizer(name, "model")
     config = load_config(source, "model")
+    tokenizer = load_tokenizer(name, "model")
     generative = config.is_encoder_decoder
     if generative and any(name.endswith("ForQuestionAnswering") for name in config.architectures or ()):
         raise InputError(
@@ -118,17 +120,22 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
             log.info("%s: %s is computed in float32, which is faster on this processor", label, model.dtype)
         model = model.float()
     model = model.eval().to(ranks.device())
-    warn_if_padding_matters(model, label)
-    longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
-    windows = WindowSettings(longest, task="generative" if generative else "extractive")
+    longest = longest_window(tokenizer, model)
+    windows = default_windows(longest, "generative" if generative else "extractive")
     spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
         windows, section = replace(windows, **reading.data.model_dump()), reading.eval
+        if windows.max_length > longest:
+            raise InputError(
+                f"{file}: data.max_length {windows.max_length}: the model takes at most {longest} tokens: lower it, or "
+                "delete the file to read with default windows"
+            )
         spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
         generation_kwargs = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
         if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
             null_threshold, calibrator = reading.null_threshold, reading.calibrator
+    check_answers(model, windows.max_length, label)
     qa = GenerativeQA(model, **generation_kwargs) if generative else ExtractiveQA(model)
     if generative:
         qa.check_start(empty_answer(tokenizer))
@@ -137,11 +144,19 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, section)
 
 
+def default_windows(longest: int, task: Literal["extractive", "generative"]) -> WindowSettings:
+    """The windows of a model that takes `longest` tokens, where no run says how it reads. Half of them are a context's,
+    at least, whatever the question's length."""
+    query = max(1, min(WindowSettings.max_query_length, longest // 2))
+    return WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
+
+
 def _reading_file(source: str) -> Path | None:
     """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if offline mode
     leaves that open. Raises InputError: the hub cannot give it."""
     if Path(source).is_dir():
-        return file if (file := Path(source, READING)).is_file() else None
+        file = Path(source, READING)
+        return file if file.exists() or file.is_symlink() else None
     offline = (LocalEntryNotFoundError,) if constants.is_offline_mode() else ()
     try:
         with as_input_error(
