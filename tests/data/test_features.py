@@ -125,6 +125,7 @@ def test_windows_of_a_long_context(kind, sizes):
             owned = [p for p in range(begin, end) if owner_by_loop(len(ids), room, step, p) == window]
             row = {
                 "example": index,
+                "null_position": 0,
                 "input_ids": prefix + question + middle + ids[begin:end] + suffix,
                 "context_begin": context_begin,
                 "context_end": context_begin + end - begin,
