@@ -89,17 +89,13 @@ def model_files(source: str | Path, label: str) -> list[Path]:
 
 def weight_files(source: str, label: str) -> list[Path]:
     """The files that transformers loads the weights from: those of a local folder, or of a hub id in the hub's cache.
-    Raises InputError: the index of the weights is damaged, or a file that it names is missing."""
+    They may be missing. Raises InputError: the index of the weights is damaged."""
     folder = _local_folder(source)
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None) if folder else None
     if file is None or file.suffix != ".json":
         return [file] if file else []
     with as_input_error(f"{label}: its {file.name} has no weight_map", "fetch it again"):
-        shards = sorted(set(read_json(file)["weight_map"].values()))
-    for name in shards:
-        if not (folder / name).is_file():
-            raise InputError(f"{label}: its {file.name} names {name}, which is not in the folder: fetch it, too")
-    return [folder / name for name in shards]
+        return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
 
 
 def check_cache(name: str, label: str) -> None:

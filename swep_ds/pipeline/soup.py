@@ -102,7 +102,8 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
 
     Raises:
         InputError: fewer than two runs; a run that is not finished, damaged, or unlike the first in task, start,
-            architecture, tokenizer, windows, or in a weight's name, shape or dtype; or `output` is there already.
+            architecture, tokenizer, windows, or in a weight's name, shape or dtype; a weight that is not finite; or
+            `output` already exists or cannot be made.
         WriteFailed: a full disk or the like; nothing is left.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
