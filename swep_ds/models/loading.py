@@ -120,6 +120,11 @@ def load_weights(
             shapes, not in floating point or not finite.
     """
     renamed = _prefixes(make_hollow(auto_class, config, label, attention))
+    former_head = auto_class is AutoModelForQuestionAnswering and _has_another_head(config)
+    if former_head and not new_head:  # ModernBERT's heads have the same names
+        raise InputError(
+            f"{label}: is a {config.architectures[0]}, without a trained question-answering head: name a model with one"
+        )
     with transformers_errors(label, "cannot load", "correct the folder or name another model"):
         model, report = auto_class.from_pretrained(
             source,
@@ -136,10 +141,16 @@ def load_weights(
         conversion for conversion in model._weight_conversions if not renamed.keys() & {*conversion.source_patterns}
     ]
     names = check_files(source, label, unused=report["unexpected_keys"], finite=mapped and _reads_mapped())
-    check_complete(model, source, names, report, label, HEADS[auto_class][0], new_head=new_head)
+    head = HEADS[auto_class][0]
+    check_complete(model, source, names, report, label, head, new_head=new_head, former_head=former_head)
     if not mapped or any(file.suffix == ".bin" for file in weight_files(source, label)):  # pickles are not mapped
         check_finite(model, label)
     return model
+
+
+def _has_another_head(config: PreTrainedConfig) -> bool:
+    """Whether the model was saved with a head that chooses among labels or texts."""
+    return any("Classification" in name or "MultipleChoice" in name for name in config.architectures or ())
 
 
 def _reads_mapped() -> bool:

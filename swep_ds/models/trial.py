@@ -91,9 +91,9 @@ def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
 
     Raises InputError: it cannot be run, or computes NaN or infinity.
     """
-    for words in (1, longest - 4):
-        ids, inputs = _question_and_text(model, words=max(1, words))
-        failure = f"{label}: cannot be run on a window of {ids.shape[1]} tokens"
+    for length in (5, max(5, longest)):
+        ids, inputs = _question_and_text(model, length=length)
+        failure = f"{label}: cannot be run on a window of {length} tokens"
         with as_input_error(failure, CORRECT, but=(torch.OutOfMemoryError, MemoryError)):
             output = _run(model, ids, inputs)
         if not all(output[name].isfinite().all() for name in LOGITS if name in output):
@@ -135,16 +135,16 @@ def without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _question_and_text(
-    model: PreTrainedModel, *, words: int = 1, left: int = 0, right: int = 0
+    model: PreTrainedModel, *, length: int = 5, left: int = 0, right: int = 0
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(ids [1, T], the model's other inputs): a question, and a text of so many words, as RoBERTa writes them, with
-    padding on its left and right."""
+    """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them, of `length` tokens, with
+    padding on their left and right."""
     separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
     apart = (model.config.pad_token_id, separator)
     word, other, *_ = [token for token in range(min(4, size)) if token not in apart]
-    text = [other] * words
-    tokens = [word, *text] if separator not in range(size) else [word, separator, separator, *text, separator]
-    row = torch.tensor([tokens], device=model.device)
+    between, end = ([separator] * 2, [separator]) if separator in range(size) else ([], [])
+    text = [other] * (length - 1 - len(between + end))
+    row = torch.tensor([[word, *between, *text, *end]], device=model.device)
     inputs = {}
     if model.device.type != "meta":
         inputs["attention_mask"] = pad(torch.ones_like(row), (left, right))

@@ -30,6 +30,7 @@ def check_complete(
     head: str,
     *,
     new_head: bool,
+    former_head: bool,
 ) -> None:
     """Checks that all weights came from the files.
 
@@ -37,17 +38,19 @@ def check_complete(
         names: of the weights in the files.
         head: the task's head in words; its weights are all those outside `model.base_model`.
         new_head: whether these may all be missing.
+        former_head: whether the files have the head of another task, which may have a weight of the same name.
     """
     order = {name: place for place, name in enumerate(model.state_dict())}
-    if report["mismatched_keys"]:
-        name, in_file, in_model = min(report["mismatched_keys"], key=lambda weight: order[weight[0]])
-        raise InputError(
-            f"{label}: {len(report['mismatched_keys'])} of its weights are of other shapes than its config.json says, "
-            f"first {name} of {list(in_file)} in place of {list(in_model)}: correct config.json or name another model"
-        )
-    missing = sorted({*report["missing_keys"]} | _wrongly_tied(model, source, names), key=order.__getitem__)
     base = f"{model.base_model_prefix}."
     head_names = {name for name in order if hasattr(model, base[:-1]) and not name.startswith(base)}
+    drawn_anew = head_names if former_head else ()
+    if mismatched := [weight for weight in report["mismatched_keys"] if weight[0] not in drawn_anew]:
+        name, in_file, in_model = min(mismatched, key=lambda weight: order[weight[0]])
+        raise InputError(
+            f"{label}: {len(mismatched)} of its weights are of other shapes than its config.json says, first {name} of "
+            f"{list(in_file)} in place of {list(in_model)}: correct config.json or name another model"
+        )
+    missing = sorted({*report["missing_keys"]} | _wrongly_tied(model, source, names), key=order.__getitem__)
     if lacking := [name for name in missing if name not in head_names]:
         others = difflib.get_close_matches(lacking[0], map(str, report["unexpected_keys"]), n=1, cutoff=0)
         hint = ""

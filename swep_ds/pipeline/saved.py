@@ -38,6 +38,8 @@ from swep_ds.settings import Section, validate
 
 log = logging.getLogger(__name__)
 READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
+DELETE = "correct it, or delete it to read with default windows"
+LARGEST_FEATURE = 100  # more than any feature of a calibrator is: the largest are log odds and logs of lengths
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 _WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
 WindowSection = create_model("WindowSection", __base__=Section, **_WINDOWS)
@@ -70,7 +72,17 @@ class ReadingSettings(Section):
         except Unreadable:
             raise
         except InputError as error:
-            raise InputError(f"{error}: correct it, or delete it to read with default windows") from None
+            raise InputError(f"{error}: {DELETE}") from None
+
+    def check_fits(self, file: Path, longest: int) -> None:
+        """Raises InputError: the model takes no more than `longest` tokens, or a calibrated confidence overflows."""
+        if self.data.max_length > longest:
+            raise InputError(
+                f"{file}: data.max_length {self.data.max_length}: the model takes at most {longest} tokens: {DELETE}"
+            )
+        weights = self.calibrator.weights.values() if self.calibrator else ()
+        if not math.isfinite(sum(map(abs, weights)) * LARGEST_FEATURE):
+            raise InputError(f"{file}: calibrator.weights are too large to compute with: {DELETE}")
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
     Raises InputError: the threshold is not a finite number; the model cannot be loaded or has no trained head; its
-    tokenizer is another model's; or its reading.json is damaged.
+    tokenizer is another model's; its reading.json is damaged or does not fit it; or, tried on a short and on its
+    longest window, it fails or computes NaN.
     """
     if null_threshold is not None and not math.isfinite(null_threshold):
         raise InputError(f"null_threshold {null_threshold}: is not a finite number: give one, such as 0.0")
@@ -126,11 +139,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
         windows, section = replace(windows, **reading.data.model_dump()), reading.eval
-        if windows.max_length > longest:
-            raise InputError(
-                f"{file}: data.max_length {windows.max_length}: the model takes at most {longest} tokens: lower it, or "
-                "delete the file to read with default windows"
-            )
+        reading.check_fits(file, longest)
         spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
         generation_kwargs = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
         if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
@@ -145,8 +154,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
 
 
 def default_windows(longest: int, task: Literal["extractive", "generative"]) -> WindowSettings:
-    """The windows of a model that takes `longest` tokens, where no run says how it reads. Half of them are a context's,
-    at least, whatever the question's length."""
+    """The windows of a model that takes `longest` tokens. Half of them, at least, are for a context."""
     query = max(1, min(WindowSettings.max_query_length, longest // 2))
     return WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
 
