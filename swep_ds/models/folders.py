@@ -130,5 +130,7 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
             f"{label}: its config.json has {refused[1]}, which may need code from the hub or weights that cannot be "
             "trained: remove the field, or name another model"
         )
-    with transformers_errors(label, BAD_CONFIG, CORRECT):
+    if settings:  # empty if the folder has no config.json
+        fault, fix = BAD_CONFIG, CORRECT
+    with transformers_errors(label, fault, fix):
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
