@@ -1,27 +1,23 @@
 """The files of a run's checkpoints: their names, the manifest `complete.json`, and how damage is found.
 
-The manifest lists every file of a checkpoint with its size and a checksum of its content, and ends in a checksum of
-itself. A checkpoint is damaged if a file is missing, truncated, changed or taken from another checkpoint. The checksums
-find accidents, not forgery; `saved_state.read_state` runs no pickled code in any case.
+The manifest lists every file of a checkpoint with its size: one that is missing or cut off is damage. Names and shapes
+of the weights are compared when it is loaded (`conversion.find_mismatch`).
 """
 
-import hashlib
 import json
 import logging
 import os
 import re
-import zipfile
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import ConfigDict, Field, PositiveInt, ValidationError
 
-from swep_ds.errors import InputError, Unreadable, reason
+from swep_ds.errors import InputError, Unreadable
 from swep_ds.evaluation.results import Checked, Count, SetScore
-from swep_ds.files import parse_json, read_text, write_atomically
+from swep_ds.files import read_text, write_atomically
 
 MANIFEST = "complete.json"
 LATEST = "latest"
@@ -41,22 +37,6 @@ class TrainState:
     method: dict[str, float] = field(default_factory=dict)  # `Method.state`
 
 
-class Unlogged(Checked):
-    """`TrainState.unlogged`; a statistic other than the loss may be infinite."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=True)
-    accumulation: PositiveInt
-    counts: dict[str, Annotated[float, Field(gt=0)]]
-    sums: dict[str, Annotated[list[float], Field(min_length=1)]]
-
-
-class SavedFile(Checked):
-    """A file that `torch.save` wrote: its size in bytes and its `seal`."""
-
-    size: Count
-    seal: Count
-
-
 class Layout(Checked):
     """How DeepSpeed spreads the state over its files; "zero_optimization" is among the extra fields."""
 
@@ -74,14 +54,7 @@ class Manifest(Checked):
     layout: Layout
     batch: dict[str, PositiveInt]
     scores: dict[int, SetScore]  # by update
-    files: Annotated[dict[Annotated[str, Field(pattern=r"^\w+\.pt$")], SavedFile], Field(min_length=1)]
-
-    @field_validator("done")
-    @classmethod
-    def _check_unlogged(cls, done: TrainState) -> TrainState:
-        if done.unlogged and (unlogged := Unlogged.model_validate(done.unlogged)).counts.keys() != unlogged.sums.keys():
-            raise ValueError("unlogged: counts and sums name different statistics")
-        return done
+    files: dict[str, Count]  # bytes by name
 
 
 def checkpoint_name(update: int) -> str:
@@ -152,18 +125,17 @@ def read_manifest(tag: Path) -> Manifest:
             f"{tag}: not a complete checkpoint (it has no {MANIFEST}): name one such as checkpoints/update-00001000"
         )
     try:
-        manifest = _parse(read_text(tag / MANIFEST))
-    except Unreadable:
-        raise
-    except InputError as error:
-        raise damaged(tag, str(error)) from None
+        manifest = Manifest.model_validate_json(read_text(tag / MANIFEST))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise damaged(tag, f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
     if checkpoint_number(tag.name) not in (None, manifest.done.updates):
         raise damaged(tag, f"it was saved after update {manifest.done.updates} and renamed")
-    for name, saved in manifest.files.items():
+    for name, size in manifest.files.items():
         file = tag / name
-        if not file.is_file() or file.stat().st_size != saved.size:
+        if not file.is_file() or file.stat().st_size != size:
             state = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
-            raise damaged(tag, f"{name} {state}, {saved.size} were written")
+            raise damaged(tag, f"{name} {state}, {size} were written")
     if extra := sorted(file.name for file in tag.glob("*.pt") if file.name not in manifest.files):
         raise damaged(tag, f"{extra[0]} does not belong to it")  # DeepSpeed would read it
     return manifest
@@ -173,56 +145,6 @@ def damaged(tag: Path, why: str) -> InputError:
     return InputError(f"{tag}: the checkpoint is damaged ({' '.join(why.split())[:300]}): {FIX}")
 
 
-def _parse(text: str) -> Manifest:
-    content = parse_json(text, MANIFEST)
-    checksum = content.pop("checksum", None) if isinstance(content, dict) else None
-    if checksum is None:
-        raise InputError(f"{MANIFEST} has no checksum: another version of swep-ds wrote it, or none")
-    if checksum != _checksum(content):
-        raise InputError(f"{MANIFEST} was changed after it was written")
-    try:
-        return Manifest.model_validate_json(json.dumps(content))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InputError(f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
-
-
 def write_manifest(tag: Path, content: dict[str, Any]) -> None:
     """Completes a checkpoint; `content` has the fields of `Manifest`."""
-    content = json.loads(json.dumps(content))  # keys as they will be read
-    write_atomically(tag / MANIFEST, json.dumps(content | {"checksum": _checksum(content)}, indent=1))
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def seal(file: BinaryIO | Path) -> int:
-    """CRC-32 of what a file of `torch.save` lists at its end: names, sizes and CRC-32s of its members.
-
-    Raises:
-        BadZipFile: the file is damaged; `zipfile` may raise other exceptions as well.
-    """
-    with zipfile.ZipFile(file) as archive:
-        members = [(member.filename, member.file_size, member.CRC) for member in archive.infolist()]
-    return zlib.crc32(json.dumps(members).encode())
-
-
-def find_damage(tag: Path, files: dict[str, SavedFile]) -> str | None:
-    """Reads `files` of a checkpoint through and compares them with their checksums.
-
-    Returns:
-        An error message about the first damaged file, None if there is none.
-    """
-    for name, saved in files.items():
-        try:
-            with zipfile.ZipFile(tag / name) as archive:
-                member = archive.testzip()
-            fault = member and f"wrong bytes in {member}"
-            if not fault and seal(tag / name) != saved.seal:
-                fault = "differs from what was written"
-        except Exception as error:  # zipfile raises a dozen kinds, as wrong bytes ask for another compression and so on
-            fault = reason(error)
-        if fault:
-            return str(damaged(tag, f"{name}: {fault}"))
-    return None
+    write_atomically(tag / MANIFEST, json.dumps(content, indent=1))

@@ -14,7 +14,6 @@ import errno
 import functools
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -40,10 +39,8 @@ from swep_ds.training.checkpoint_files import (
     TrainState,
     checkpoint_name,
     checkpoint_number,
-    find_damage,
     list_checkpoints,
     read_manifest,
-    seal,
     write_manifest,
 )
 from swep_ds.training.conversion import convert, find_mismatch, refresh_weights
@@ -88,7 +85,7 @@ class Checkpoints:
         if score is not None:
             self.scores[done.updates] = score
 
-        def write() -> dict[str, dict[str, int]]:
+        def write() -> dict[str, int]:
             engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
             if self.average:
                 self.average.save(tag)
@@ -127,7 +124,7 @@ class Checkpoints:
         if tag.exists():
             _delete(tag)
 
-    def _complete(self, tag: Path, files: dict[str, dict[str, int]], done: TrainState) -> None:
+    def _complete(self, tag: Path, files: dict[str, int], done: TrainState) -> None:
         manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
         write_manifest(tag, manifest | {"scores": self.scores, "files": files})
         write_atomically(self.folder / LATEST, tag.name)
@@ -206,13 +203,9 @@ class Checkpoints:
     def _find_fault(self, engine, tag: Path, manifest: Manifest) -> str | None:
         """What the first rank finds wrong with a checkpoint, None if it can be loaded. Collective.
 
-        DeepSpeed's loading has collectives, in which the other ranks would wait for one that fails. So every file is
-        read through before it is opened. Each rank reads those that it will load, which then come from the page cache.
+        DeepSpeed's loading has collectives, in which the other ranks would wait for one that fails.
         """
-        size = ranks.world_size()
-        mine = {name: file for name, file in manifest.files.items() if _writer(name) % size == ranks.rank()}
         for find in (
-            lambda: find_damage(tag, mine),
             lambda: find_mismatch(engine, tag, manifest, same_layout=self._is_same_layout(manifest)),
             lambda: self.average.find_fault(tag, manifest) if self.average else None,
         ):
@@ -231,12 +224,6 @@ def _delete(tag: Path) -> None:
     shutil.rmtree(tag)
 
 
-def _writer(name: str) -> int:
-    """The rank that wrote a file."""
-    rank = re.match(r"(?:bf16_)?(?:zero_pp|average)_rank_([0-9]+)", name)
-    return int(rank[1]) if rank else 0
-
-
 class Writer(TorchCheckpointEngine):
     """Writes and reads an engine's files.
 
@@ -247,10 +234,10 @@ class Writer(TorchCheckpointEngine):
     def __init__(self, engine):
         super().__init__(engine._config)
         self._fault: OSError | None = None
-        self._written: dict[str, dict[str, int]] = {}
+        self._written: dict[str, int] = {}
 
-    def finish(self) -> dict[str, dict[str, int]]:
-        """The fields of `SavedFile` by name, for the files written since the last call.
+    def finish(self) -> dict[str, int]:
+        """The sizes in bytes, by name, of the files written since the last call.
 
         Raises:
             OSError: a write failed.
@@ -283,11 +270,11 @@ class Writer(TorchCheckpointEngine):
     def _save(self, state: dict[str, Any], path: str) -> None:
         """`torch.save`, whose RuntimeError of a failed write becomes the OSError that caused it."""
         try:
-            with open(path, "w+b") as file:
+            with open(path, "wb") as file:
                 torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())  # the manifest must not survive a power cut alone
-                self._written[Path(path).name] = {"size": file.seek(0, os.SEEK_END), "seal": seal(file)}
+                self._written[Path(path).name] = file.tell()
         except (OSError, RuntimeError) as error:
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, OSError):

@@ -21,7 +21,7 @@ from swep_ds.pipeline.folder import GlobalBatch, RunFolder, check_alike, resume_
 from swep_ds.recipe import Recipe
 from tests.support.bad_input import refused
 from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
-from tests.support.tiny_checkpoint import change_manifest, described, write_checkpoint
+from tests.support.tiny_checkpoint import change_manifest, state, write_checkpoint
 
 TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
@@ -184,7 +184,7 @@ def test_auto_resumes_from_the_newest_complete_checkpoint(used):
 
 
 def test_auto_with_nothing_but_damaged_checkpoints(used):
-    tag, size = write_checkpoint(used / "checkpoints", 4), described()["size"]
+    tag, size = write_checkpoint(used / "checkpoints", 4), len(state())
     (tag / "state.pt").unlink()
     said = message(used)
     assert f"{tag}: the checkpoint is damaged (state.pt is missing, {size} were written): delete that folder" in said

@@ -15,14 +15,14 @@ from swep_ds.ranks import writing
 from swep_ds.training import checkpoint_files, checkpoints
 from swep_ds.training.checkpoint_files import find_checkpoints
 from swep_ds.training.checkpoints import Checkpoints, TrainState, Writer
-from tests.support.tiny_checkpoint import BATCH, LAYOUT, described, flip, state
+from tests.support.tiny_checkpoint import BATCH, LAYOUT, state
 
 
 class Engine:
     """Writes a file where DeepSpeed would write its own."""
 
     def __init__(self):
-        self.checkpoint_engine = SimpleNamespace(finish=lambda: {"state.pt": described()})
+        self.checkpoint_engine = SimpleNamespace(finish=lambda: {"state.pt": len(state())})
 
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         (Path(folder) / tag).mkdir(parents=True)
@@ -147,34 +147,6 @@ def test_loading_the_best_forgets_no_score(tmp_path):
     mine.load(engine, [mine.tag(mine.best())])
     assert engine.loaded == tmp_path / "update-00000001"
     assert sorted(mine.scores) == [1, 2]
-
-
-def test_wrong_bytes_are_passed_over_for_the_next_one_or_named(tmp_path, caplog):
-    mine, engine = open_in(tmp_path, 3), Engine()
-    for update in (1, 2, 3):
-        mine.save(engine, TrainState(update), score(update))
-    tags = [mine.tag(update) for update in (3, 2, 1)]
-    for tag in tags[:2]:
-        flip(tag / "state.pt")
-    mine = open_in(tmp_path, 3)
-    assert mine.load(engine, tags) == (tags[2], TrainState(1))
-    assert engine.loaded == tags[2]
-    assert mine.scores == {1: score(1)}
-    warned = [record.getMessage() for record in caplog.records]
-    assert [text.split(" (state.pt")[0] for text in warned] == [f"{tag}: the checkpoint is damaged" for tag in tags[:2]]
-    with pytest.raises(InputError, match=r"update-00000003: the checkpoint is damaged \(state\.pt: "):
-        mine.load(engine, tags[:2])
-
-
-def test_a_file_from_another_checkpoint_is_damage(tmp_path):
-    """It has the right length, and the checksums in it are right."""
-    mine, engine = open_in(tmp_path, 3), Engine()
-    mine.save(engine, TrainState(1))
-    with (mine.tag(1) / "state.pt").open("wb") as file:
-        torch.save({"x": torch.zeros(1000)}, file)
-    assert (mine.tag(1) / "state.pt").stat().st_size == described()["size"]
-    with pytest.raises(InputError, match=r"damaged \(state\.pt: differs from what was written\)"):
-        mine.load(engine, [mine.tag(1)])
 
 
 def test_a_state_of_another_model_is_passed_over(tmp_path, monkeypatch, caplog):
@@ -306,7 +278,7 @@ def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkey
     writer = Writer(SimpleNamespace(_config=config))
     writer.makedirs(str(tmp_path / "a"))
     writer.save({"x": torch.ones(1000)}, str(tmp_path / "a" / "state.pt"))
-    assert writer.finish() == {"state.pt": described()}
+    assert writer.finish() == {"state.pt": (tmp_path / "a" / "state.pt").stat().st_size}
     assert writer.finish() == {}
     assert torch.load(tmp_path / "a" / "state.pt")["x"].tolist() == [1] * 1000
     assert synced == [(tmp_path / "a" / "state.pt").stat().st_size]
