@@ -1,4 +1,4 @@
-"""NEFTune: uniform noise added to word embeddings (Jain et al., ICLR 2024, Algorithm 1).
+"""NEFTune adds uniform noise to word embeddings (Jain et al., ICLR 2024, Algorithm 1).
 
 e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens in the window (padding is not counted)
 """
