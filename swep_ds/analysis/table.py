@@ -38,7 +38,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
 
     Returns:
         {"against", "line": a dumped `Line` or None, "blocks": [{"title", "model", "labels": {axis: label}, "columns":
-        the data sets, then the out-of-domain mean if there are two shifted ones or more, "primary": [{"row", "base", "column",
+        the data sets, then the out-of-domain mean of two or more shifted ones, "primary": [{"row", "base", "column",
         "metric", **difference}], "rows": [{"name", "seeds": those of its finished runs, "scores", "differences"}]}],
         "missing": [{"name", "labels", "seed", "reason", "line"}], "notes": [lines]}.
         "scores": by column, then "exact_match", "f1" and, where known, `CALIBRATION`, `CALIBRATED` and `ABOVE`:
@@ -154,7 +154,7 @@ def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
             domain first. A row may have no run.
 
     Returns:
-        {"columns": the data sets, then the out-of-domain mean if there are two shifted ones or more, taken run by run,
+        {"columns": the data sets, then the out-of-domain mean of two or more shifted ones, taken run by run,
         "rows": [{"name", "scores": {column: {metric: {"mean", "std" or None}}}}]}, with the metrics that all of a row's
         runs have; a row without runs has no scores.
     """
@@ -341,7 +341,8 @@ def _paper_notes(block: Block, runs: Sequence[Run]) -> list[str]:
     notes = [f"The paper's number, for models trained on {trained_on()}, is in round brackets."]
     for source in dict.fromkeys(run.recipe.data.train for run in runs):
         if not was_trained_on(source):
-            notes.append(f"These models were trained on data.train {public_name(source)}, which is not known to be {trained_on()}.")
+            name = public_name(source)
+            notes.append(f"These models were trained on data.train {name}, which is not known to be {trained_on()}.")
     cells = [cell[METRICS[0]]["paper"] for row in block["rows"] for cell in row["scores"].values()]
     if None in cells:
         sets = [name for name in block["columns"] if name != OUT_OF_DOMAIN and not model.knows_data_set(name)]

@@ -237,6 +237,27 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
     assert f"A dash in brackets: the paper has no number for {lacking}" in result["notes"]
 
 
+def test_titles_and_rows_name_no_local_path(tmp_path):
+    across = {"share": {"5 %": {}}}
+    variants = {"MLE": {}, "Other": {"data.train": f"{tmp_path}/other.json"}}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        model = {"model.name": f"/models/{name}/minilm"}
+        fields = {"set": model, "variants": variants, "across": across}
+        for cell in fake_runs.sweep(tmp_path / name, {"squad": 10}, **fields):
+            fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    runs = [tmp_path / name / "runs" for name in ("a", "b")]
+    blocks = table.make(find_runs(runs))["blocks"]
+    assert [(block["title"], block["model"]) for block in blocks] == [
+        ("a/minilm, share 5 %", "a/minilm"),
+        ("b/minilm, share 5 %", "b/minilm"),
+    ]
+    (runs[0] / "sweep.json").unlink()
+    [block] = table.make(find_runs(runs[:1]))["blocks"]
+    assert [row["name"] for row in block["rows"]] == ["mle", "mle, train other.json"]
+    assert block["title"] == "minilm"
+
+
 def test_the_papers_mean(tmp_path):
     [cell] = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10, "bioasq": 10}, variants={"MLE": {}})
     fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3, "bioasq": 3})
