@@ -137,6 +137,21 @@ def test_the_readme_is_short():
     assert len(PAGES["README.md"].splitlines()) <= 140
 
 
+def test_the_readmes_code_does_not_scroll_sideways():
+    """GitHub shows some 95 characters of a line of code."""
+    text = PAGES["README.md"]
+    blocks = [content for _, content in FENCED.findall(text)]
+    indented = re.findall(r"^    .*", FENCED.sub("", text), re.MULTILINE)
+    assert len(blocks) > 2
+    assert len(indented) > 6
+    assert [line for line in [*"".join(blocks).splitlines(), *indented] if len(line) > 95] == []
+
+
+def test_the_readme_shows_the_report():
+    assert "](docs/report.png)" in PAGES["README.md"]
+    assert (ROOT / "docs" / "report.png").stat().st_size <= 150_000
+
+
 def test_ci_runs_the_readmes_test_command():
     assert "`make test`" in PAGES["README.md"]
     assert Path(ROOT, ".ci", "run").read_text().endswith("exec make test\n")

@@ -1,4 +1,4 @@
-"""What a noise generator learns beside a finished model that stays fixed, at several strengths of the KL.
+"""What a noise generator learns from a finished model that stays fixed, at several strengths of the KL.
 
 With g = d nll / dz at a window's noise z, the noise of a fixed model is stationary, per token and dimension, where
     mu - 1 = -(alpha / beta) E[g],    sigma^2 = alpha / (1 + alpha k / beta),    k = E[d^2 nll / dz^2]
@@ -7,7 +7,7 @@ the natural unit of beta for sigma: far above it sigma stays at its prior, far b
 is sqrt(alpha) |E[g]|, where mu moves by the prior's sigma. Both are per dimension, and a window has tens of thousands
 of dimensions. At beta = 10 alpha k, the KL of sigma alone may therefore be hundreds of nats per window.
 
-`curvature` measures k. `learn` trains a generator alone at beta = alpha k / ratio. `effects` compares its noise with
+`curvature` measures k. `learn` trains only a generator, at beta = alpha k / ratio. `effects` compares its noise with
 the same noise shuffled and with the prior's, with the same eps (`swep_ds.methods.noise_effect`).
 """
 

@@ -60,15 +60,6 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
 
 def make_report(folder: Path, against: Path | None = None) -> Report:
     """As `write_report`, but writes nothing."""
-    try:
-        return _make_report(folder, against)
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{error.filename or folder}: was deleted while it was read: name the folder of a run that exists"
-        ) from None
-
-
-def _make_report(folder: Path, against: Path | None) -> Report:
     recipe = RunFolder(folder).read_recipe()
     if against:
         RunFolder(against).check_finished()

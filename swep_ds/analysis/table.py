@@ -97,7 +97,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
 
 
 def _base_row(rows: Sequence[str], against: str | None) -> str | None:
-    """The row called `against`, or the only one that differs from it in case and separators alone.
+    """The row called `against`, or the only one that differs from it only in case and separators.
 
     Without `against` the base is MLE, and None if there is no such row.
     """

@@ -102,7 +102,7 @@ def export_noise(engine, file: Path) -> None:
         weights = dict(full_weights(engine, method, masters=False))
         if ranks.is_main() and weights:
             try:
-                unfinished.write_bytes(save(weights))  # `save_file` would make it for its owner alone
+                unfinished.write_bytes(save(weights))  # only its owner could read a file of `save_file`
                 os.replace(unfinished, file)
             finally:
                 unfinished.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     if not ranks.is_main():
         return
     write()
-    for file in files:  # safetensors made them for their owner alone
+    for file in files:  # safetensors lets only their owner read them
         with suppress(OSError):  # some file systems have no modes to change
             shutil.copymode(folder / CONFIG_NAME, file)
     if len(files) == 1:
