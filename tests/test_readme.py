@@ -70,8 +70,20 @@ def split(words: list[str], at: str) -> tuple[list[str], list[str]]:
     return (words[: words.index(at)], words[words.index(at) + 1 :]) if at in words else (words, [])
 
 
+@pytest.fixture(scope="module")
+def pages_files(tmp_path_factory) -> Path:
+    """A folder with the YAML files that pages show; their first line is a comment with the name."""
+    folder = tmp_path_factory.mktemp("files")
+    for text in PAGES.values():
+        for language, content in FENCED.findall(text):
+            if language == "yaml" and (name := re.match(r"# (\w+\.yaml)\n", content)):
+                (folder / name[1]).write_text(content)
+    return folder
+
+
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_command(page, command):
+def test_command(page, command, pages_files, monkeypatch):
+    monkeypatch.chdir(pages_files)
     words = shlex.split(command, comments=True)
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
