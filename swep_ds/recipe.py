@@ -73,6 +73,8 @@ class DataSection(Section):
     # Questions without an answer, as in SQuAD v2.0. train: towards [CLS] or an empty answer; the model may then decline
     # a question, and does so where its null score is above a threshold.
     unanswerable: Literal["error", "drop", "train"] = "error"
+    # Training questions whose answer has no offset and occurs several times in its context: first = its first place
+    repeated_answers: Literal["error", "first", "drop"] = "error"
 
     @field_validator("eval")
     @classmethod

@@ -1,16 +1,24 @@
 """Reads and checks the fields of JSON objects and table rows; one line names a fault."""
 
+import ast
+import math
 import re
 import reprlib
 import unicodedata
 from typing import Any
 
 from swep_ds.errors import InputError
+from swep_ds.files import parse_json
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "an object", (str, int): "a string or number"}
 _BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
 _LIMIT = 80  # characters of a value in a message
+# a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
+_VALUE_AND_GAP = re.compile(
+    r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+|[\])}])(\s+(?=['"\w\[{+-]))?""", re.DOTALL
+)
+_NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
 
 _repr = reprlib.Repr()
 _repr.maxlevel = 3
@@ -54,11 +62,66 @@ def is_blank(text: str) -> bool:
     return all(unicodedata.category(character) in _BLANK for character in text)
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value says that there is none: null, or NaN, which pandas puts into the gaps of a column."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def whole_number(value: Any, name: str, where: str) -> int | None:
+    """A whole number, which may be a float (pandas makes floats of a column with gaps) or a text of CSV; None if there
+    is none. Raises InputError: it is anything else."""
+    if is_missing(value) or (isinstance(value, str) and is_blank(value)):
+        return None
+    try:
+        number = int(float(value))
+        if number == float(value) and not isinstance(value, bool):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InputError(f"{where}: {name} is {excerpt(value)}; expected a whole number of characters, from 0")
+
+
 def id_field(mapping: Any, name: str, where: str, otherwise: str | None = None) -> str:
     """A question's id. `otherwise` replaces a missing id, as in generated pairs; None = every question needs an id."""
-    if otherwise and isinstance(mapping, dict) and mapping.get(name) is None:
+    value = mapping.get(name) if isinstance(mapping, dict) else None
+    if otherwise and isinstance(mapping, dict) and (is_missing(value) or value == ""):
         return otherwise
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return require_text(str(field(mapping, name, (str, int), where)), name, where)
+
+
+def nested_value(text: str, where: str) -> Any:
+    """The value of a text in JSON, or as Python and NumPy print lists, dicts, texts and numbers: what `to_csv` of
+    pandas and `datasets` writes for them. Nothing is executed. Raises InputError: it is neither."""
+    try:
+        return parse_json(text, where, unique_keys=False)
+    except InputError:
+        pass
+    try:
+        return _value(ast.parse(_VALUE_AND_GAP.sub(_with_comma, text.strip()), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise InputError(f"{where}: {excerpt(text)} is neither JSON nor a list or dict as Python prints it") from None
+
+
+def _with_comma(match: re.Match[str]) -> str:
+    """NumPy prints ['a' 'b'], which Python would take for ['ab']."""
+    return match[1] + "," if match[2] else match[1]
+
+
+def _value(node: ast.AST) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List() | ast.Tuple():
+            return [_value(element) for element in node.elts]
+        case ast.Dict():
+            return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        case ast.Name(id="nan"):
+            return None
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[made_of]) if _NUMPY.fullmatch(name):
+            return _value(made_of)
+    return ast.literal_eval(node)  # a negative number, or an error
 
 
 def require_text(value: str, name: str, where: str) -> str:

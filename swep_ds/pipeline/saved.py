@@ -260,4 +260,10 @@ def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
         check_data_set_names([*sources])
     except ValueError as error:
         raise InputError(f"--data: {error}") from None
-    return {name: read_examples(source, training=False, unanswerable=True) for name, source in sources.items()}
+    tests = {}
+    for name, source in sources.items():
+        try:
+            tests[name] = read_examples(source, training=False, unanswerable=True)
+        except InputError as error:
+            raise InputError(f"--data {name}: {error}") from None
+    return tests
