@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from swep_ds.errors import InputError, Unreadable, as_input_error, printable, reason
 
+HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:[:@].*)?$")
 HUB_SECONDS = 10.0  # for the hub to answer
 MAX_FILE_NAME_BYTES = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
 
@@ -103,6 +104,32 @@ def user_path(text: str, option: str) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     return path
+
+
+def public_names(sources: Iterable[str]) -> dict[str, str]:
+    """By source of data or models, the name that a page for other people gives it: of a local path only its last parts,
+    as few as tell the sources apart. A hub id stays what it is."""
+    parts = {}
+    for source in sources:
+        if "/" in source and hub_name(source) is None:
+            parts[source] = [part for part in source.split("/") if part.strip(".~")] or ["a local folder"]
+        else:
+            parts[source] = [source]
+    shown = 1
+    while len({tuple(path[-shown:]) for path in parts.values()}) < len({tuple(path) for path in parts.values()}):
+        shown += 1
+    return {source: "/".join(path[-shown:]) for source, path in parts.items()}
+
+
+def public_name(source: str) -> str:
+    """`public_names` of one source."""
+    return public_names([source])[source]
+
+
+def hub_name(source: str) -> str | None:
+    """OWNER/NAME of a source `OWNER/NAME[:config][@split]`; None for a local path and for every other source."""
+    match = HUB_NAME.match(source)
+    return match[1] if match and not Path(match[1]).exists() else None
 
 
 def path_text(value: str | os.PathLike, what: str) -> str:

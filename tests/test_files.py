@@ -22,6 +22,8 @@ from swep_ds.files import (
     open_lock,
     parse_json,
     path_of,
+    public_name,
+    public_names,
     read_json,
     read_lines,
     read_text,
@@ -260,6 +262,24 @@ READERS = {  # the file that cannot be read -> what reads it
     "sweep.json": lambda file: runs.find_runs([file.parent]),
     "complete.json": lambda file: read_manifest(file.parent),
 }
+
+
+def test_public_names_hold_as_little_of_a_path_as_tells_them_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "local").mkdir(parents=True)
+    kept = ["owner/name", "owner/name:plain@train[:5%]", "bert-base", "wiki.json", "quickstart:news", "MLE, a b"]
+    assert public_names(kept) == {source: source for source in kept}
+    paths = {
+        "/home/u/a": "a",
+        "~/b.json": "b.json",
+        "./c/": "c",
+        "../d": "d",
+        "owner/local": "local",
+        "/": "a local folder",
+    }
+    assert public_names(paths) == paths
+    assert public_name("tabs:/home/u/x.tabs") == "x.tabs"
+    assert public_names(["/u/a/m", "/u/b/m"]) == {"/u/a/m": "a/m", "/u/b/m": "b/m"}
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -37,6 +37,7 @@ FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `pri
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX_MARKS |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
+LATEX_PACKAGES = r"% \usepackage{booktabs,graphicx}"
 LATEX_BREAK = r"\\{}"  # without the braces, a following bracket would be an optional length
 FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"  # graphicx: at most as wide as the page
 
@@ -238,11 +239,11 @@ def _no_formula(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    r"""A `table` environment for each grid of each block, then notes and missing runs as paragraphs.
+    """A `table` environment for each grid of each block, then notes and missing runs as paragraphs.
 
-    Needs \usepackage{booktabs, graphicx}. EM is above F1; a table wider than the text is scaled down to it.
+    EM is above F1; a table wider than the text is scaled down to it.
     """
-    parts = []
+    parts = [LATEX_PACKAGES, ""]
     for block in table["blocks"]:
         for grid in grids(block, table["against"], LATEX):
             rows = [list(map(_shortstack, row)) for row in grid.rows]

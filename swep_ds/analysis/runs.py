@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from swep_ds.errors import InputError, Unreadable
 from swep_ds.evaluation.results import RESULTS, Checked, Results, describe_faults, read_results
-from swep_ds.files import read_json, user_path
+from swep_ds.files import public_names, read_json, user_path
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten, without
@@ -180,10 +180,14 @@ def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
         if values:
             alike.setdefault(ref.variant, []).append(values)
     usual = {variant: _most_common(every) for variant, every in alike.items()}
+    differing = [
+        {name: str(value) for name, value in values.items() if value != usual[ref.variant][name]}
+        for ref, values in zip(refs, settings, strict=True)
+    ]
+    shown = public_names(value for values in differing for value in values.values())
     named = []
-    for ref, values in zip(refs, settings, strict=True):
-        differing = {name: value for name, value in values.items() if value != usual[ref.variant][name]}
-        suffix = [f", {name.rpartition('.')[2]} {value}" for name, value in differing.items()]
+    for ref, values in zip(refs, differing, strict=True):
+        suffix = [f", {name.rpartition('.')[2]} {shown[value]}" for name, value in values.items()]
         named.append(replace(ref, variant=ref.variant + "".join(suffix)))
     return named
 

@@ -201,10 +201,10 @@ def _git(*arguments: str) -> str:
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
     """Unweighted means over all data sets but the first, the source domain, of every score that all of them have.
 
-    None if there is no other data set.
+    None if there are fewer than two others: the mean of one repeats it.
     """
     shifted = list(scores.values())[1:]
-    if not shifted:
+    if len(shifted) < 2:
         return None
     means = [key for key in shifted[0] if not key.endswith(("total", "threshold", "_low", "_high"))]
     shared = [key for key in means if all(s.get(key) is not None for s in shifted)]
@@ -223,7 +223,7 @@ def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any
 
 
 def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean last.
+    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last.
 
     With a calibrator it has what that changes in coverage, too.
     """

@@ -1,5 +1,7 @@
 """The methods by name. `build` is the only place that knows them all."""
 
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, Union, get_args, get_type_hints
 
@@ -86,6 +88,16 @@ def method(name: str) -> Callable[[M], M]:
     return register
 
 
+def summary(settings: Settings) -> str:
+    """What the method does, in the first paragraph of the docstring of its class or, without one, of its file."""
+    cls = _CLASSES[type(settings)]
+    text = cls.__doc__
+    if text is None and cls.__module__ != "__main__":  # a notebook, whose docstring is not its author's
+        text = sys.modules[cls.__module__].__doc__
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return " ".join(paragraphs[0].split())
+
+
 def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
     """The method that `settings` describe, for a model of these widths (h and word embeddings).
 
@@ -109,4 +121,4 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> Method:
     return method
 
 
-__all__ = ["METHODS", "Method", "build", "method", "settings_union"]
+__all__ = ["METHODS", "Method", "build", "method", "settings_union", "summary"]

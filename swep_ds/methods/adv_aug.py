@@ -1,4 +1,4 @@
-"""Adv-Aug: training on clean word embeddings and on adversarial ones (Volpi et al., NeurIPS 2018; Lee et al. 2021).
+"""Adv-Aug trains on clean word embeddings and on adversarial ones (Volpi et al., NeurIPS 2018; Lee et al. 2021).
 
     e_{k+1} = e_k + step_size * ||e||_F * g_k / ||g_k||_F,   e_0 = e
     g_k = gradient of nll(e_k) - penalty * c(e_k) with respect to e_k

@@ -38,7 +38,7 @@ class Settings(Section):
 class NoiseKey:
     """Keys the noise of one pass: the run's seed and the draw's number. Sample ids complete the key (`kernels/`).
 
-    draw: update * P + k for pass k among the update's P perturbed passes, so that all methods with as many of these
+    draw: update * P + k for pass k among the update's P perturbed passes, so that methods with equally many
         draw the same numbers, whatever other passes they have.
     """
 

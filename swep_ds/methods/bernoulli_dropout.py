@@ -1,4 +1,4 @@
-"""Bernoulli-Dropout: every dimension of a word embedding is zero with probability p, else divided by 1 - p.
+"""Bernoulli-Dropout sets each dimension of a word embedding to zero with probability p, or divides it by 1 - p.
 
 Srivastava et al., JMLR 2014, Section 4, with the scaling at training time that is usual today.
 """

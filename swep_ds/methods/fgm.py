@@ -1,4 +1,4 @@
-"""FGM: a second pass on embeddings that one ascent step made worse (Miyato, Dai, Goodfellow, ICLR 2017).
+"""FGM adds a second pass, on embeddings that one ascent step made worse (Miyato, Dai, Goodfellow, ICLR 2017).
 
     loss = nll(e) + nll(e + epsilon * g / ||g||_F),   g = gradient of nll(e) with respect to e, per window
 

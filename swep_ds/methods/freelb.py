@@ -1,4 +1,4 @@
-"""FreeLB: K ascent steps on an additive perturbation, every one of them trained on (Zhu et al., ICLR 2020).
+"""FreeLB takes K ascent steps on an additive perturbation, and trains on the embeddings of each step (Zhu et al. 2020).
 
 Algorithm 1, with delta_0 ~ U(-radius, radius) / sqrt(L d) for a window of L tokens:
 

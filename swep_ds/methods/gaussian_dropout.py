@@ -1,4 +1,4 @@
-"""Gaussian-Dropout: word embeddings times N(1, p / (1 - p)) (Srivastava et al., JMLR 2014, Section 10)."""
+"""Gaussian-Dropout multiplies word embeddings by noise from N(1, p / (1 - p)) (Srivastava et al. 2014, Section 10)."""
 
 from typing import ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""LNSR: noise on the embeddings should change the hidden states of no layer (Hua et al., NAACL 2021; 2022).
+"""LNSR penalises what noise on embeddings changes in the hidden states of each layer (Hua et al., NAACL 2021; 2022).
 
     loss = nll(e) + weight * 1/R sum_r 1/L sum_t ||h_rt(e + delta) - h_rt(e)||^2
     delta_t = noise_scale * ||e_t|| / sqrt(d) * xi_t,   xi_t ~ N(0, I)

@@ -1,4 +1,4 @@
-"""Maximum likelihood: plain fine-tuning."""
+"""MLE, maximum likelihood, is plain fine-tuning."""
 
 from typing import Literal
 

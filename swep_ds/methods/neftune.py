@@ -1,6 +1,6 @@
-"""NEFTune: uniform noise added to word embeddings (Jain et al., ICLR 2024, Algorithm 1).
+"""NEFTune adds uniform noise to word embeddings (Jain et al., ICLR 2024, Algorithm 1).
 
-e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens in the window (padding is not counted)
+e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens without padding
 """
 
 from typing import ClassVar, Literal

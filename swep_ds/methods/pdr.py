@@ -1,4 +1,4 @@
-"""PDR: the divergence of the predictions on clean and on virtually adversarial embeddings (Cheng et al., NAACL 2021).
+"""PDR penalises the divergence of predictions on clean and on virtually adversarial embeddings (Cheng et al. 2021).
 
     loss = nll(e) + weight * (KL(p || q) + KL(q || p)),   p = p(y | e),   q = p(y | e + epsilon * g / ||g||_F)
     g = gradient of KL(p || r) + KL(r || p) with respect to xi, per window;   r = p(y | e + start * xi), xi ~ N(0, I)

@@ -1,4 +1,4 @@
-"""Prior-Aug: clean inputs, and inputs multiplied by noise from the prior N(1, alpha I) (Lee et al. 2021, 4.1)."""
+"""Prior-Aug trains on clean inputs, and on inputs times noise from the prior N(1, alpha I) (Lee et al. 2021, 4.2)."""
 
 from typing import ClassVar, Literal
 

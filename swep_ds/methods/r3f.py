@@ -1,4 +1,4 @@
-"""R3F: what small noise on the embeddings does to the predictions costs (Aghajanyan et al., ICLR 2021).
+"""R3F penalises what small noise on the embeddings changes in the predictions (Aghajanyan et al., ICLR 2021).
 
     loss = nll(e) + lambda (KL(p || q) + KL(q || p)),   p = p(y | e),   q = p(y | e + sigma u)
     u ~ U(-1, 1)^(L x d) or N(0, I)

@@ -1,4 +1,4 @@
-"""R-Drop: two passes whose dropout differs, and the divergence of what they predict (Liang et al., NeurIPS 2021).
+"""R-Drop trains two passes whose dropout differs, and penalises how their predictions diverge (Liang et al. 2021).
 
 loss = 1/2 (nll_1 + nll_2) + alpha * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))
 

@@ -1,4 +1,4 @@
-"""SSMBA (Ng, Cho, Ghassemi, EMNLP 2020): plain fine-tuning on the questions and on their augmented samples.
+"""SSMBA is plain fine-tuning on the questions and on augmented samples of them (Ng, Cho, Ghassemi, EMNLP 2020).
 
 The method is in the data: `swep-ds augment` makes the samples once, `data.augmented` names them.
 """
@@ -14,4 +14,4 @@ class SsmbaSettings(Settings):
 
 
 class Ssmba(Mle):
-    """The passes of MLE."""
+    pass  # the passes of MLE

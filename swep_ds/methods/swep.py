@@ -1,9 +1,10 @@
-"""SWEP: word embeddings multiplied by noise that the model itself learns (Lee et al., ACL 2021, Eq. 1-4, Algorithm 1).
+"""SWEP multiplies word embeddings by noise that the model itself learns (Lee et al., ACL 2021, Eq. 1-4, Algorithm 1).
 
     h = f(e)                                                    the clean pass
-    (mu, log sigma^2) = (1, log alpha) + MLP(stop_gradient(h))  `NoiseGenerator` (Eq. 2)
-    z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z            `Swep._perturb`
-    loss = lambda * nll(e) + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))
+    (mu, log sigma^2) = (1, log alpha) + MLP(stop_gradient(h))  `NoiseGenerator` (Eq. 3)
+    z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z            `Swep._perturb` (Eq. 3)
+    loss = lambda * nll(e)                                      L_MLE (Eq. 1), weighted by Eq. 4
+           + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))     L_noise (Eq. 2)
 
 Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. `Objective.forward` detaches h, which is
 the stop-gradient, and adds up the loss; `swep_ds.training.loop.run_update` goes forward and backward. At inference
@@ -11,7 +12,7 @@ nothing is perturbed.
 
 With `divergence_weight` the loss also has R-Drop's divergence between p(y | e) and p(y | e~); the paper has none.
 
-The ablations of Section 4.4 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
+The ablations of Section 5.1 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
 A further one is not the paper's: `shuffled` gives the mu and sigma of a window's tokens to other tokens of the window,
 so that noise of the same strength and the same KL no longer depends on the word that it perturbs.
@@ -89,7 +90,7 @@ class SwepSettings(Settings):
 
 
 class NoiseGenerator(nn.Module):
-    """q(z | x) of Eq. 2: two linear layers with a ReLU between, hidden -> d -> 2d.
+    """q(z | x) of Eq. 3: two linear layers with a ReLU between, hidden -> d -> 2d.
 
     With hidden = d it has 3 d^2 + 3 d parameters, as the paper's.
 

@@ -1,4 +1,4 @@
-"""SymNoise: noise added to the embeddings and subtracted from them (Yadav and Singh 2023; arXiv 2605.23171).
+"""SymNoise adds noise to embeddings in one pass, and subtracts it in another (Yadav and Singh 2023; arXiv 2605.23171).
 
     loss = 1/2 (nll(e + delta) + nll(e - delta)),   delta = alpha / sqrt(L d) * s,   s ~ U{-1, 1}^(L x d)
 

@@ -1,4 +1,4 @@
-"""Word-Dropout: the whole embedding of a token is zero with probability p; nothing is scaled up.
+"""Word-Dropout sets the whole embedding of a token to zero with probability p, and scales nothing up.
 
 Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015; a baseline of Lee et al. 2021.
 """

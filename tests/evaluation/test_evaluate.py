@@ -111,6 +111,7 @@ SCORES = {
 def test_out_of_domain_mean_leaves_out_the_source_and_weighs_sets_equally():
     assert out_of_domain_mean(SCORES) == {"exact_match": 55.0, "f1": 67.75}
     assert out_of_domain_mean({"wiki": SCORES["wiki"]}) is None
+    assert out_of_domain_mean({name: SCORES[name] for name in ("wiki", "news")}) is None  # it would repeat "news"
 
 
 def test_table_has_the_source_first_and_the_mean_last(capsys):
@@ -132,11 +133,12 @@ def test_a_calibrator_shows_what_it_changes(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     change = {"coverage_at_80": 20.0, "calibrated_ece": 1.0, "calibrated_coverage_at_80": 30.0}
     change |= {"coverage_at_80_change_low": -1.25, "coverage_at_80_change_high": 21.0}
-    print_scores({"wiki": SCORES["wiki"] | change, "news": SCORES["news"]}, "mle")
+    news, amazon = SCORES["news"], SCORES["amazon"]
+    print_scores({"wiki": SCORES["wiki"] | change, "news": news, "amazon": amazon}, "mle")
     printed = capsys.readouterr().out
     assert re.search(r"│ wiki .* 10 │ +20\.0 │ +30\.0 │ +-1\.2 to \+21\.0 │", printed)
     assert "out-of-domain mean" in printed
-    assert out_of_domain_mean({"wiki": SCORES["wiki"], "news": SCORES["news"] | change}).keys() == {
+    assert out_of_domain_mean({"wiki": SCORES["wiki"], "news": news | change, "amazon": amazon | change}).keys() == {
         "exact_match",
         "f1",
         "coverage_at_80",
