@@ -222,6 +222,19 @@ def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any
         write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))
 
 
+def read_predictions(folder: Path, name: str) -> dict[str, str]:
+    """A run's answers by question id.
+
+    Raises:
+        InputError: the file is missing, or is not a JSON object of strings.
+    """
+    file = folder / "predictions" / f"{name}.json"
+    answers = read_json(file)
+    if not isinstance(answers, dict) or not all(isinstance(text, str) for text in answers.values()):
+        raise InputError(f"{file}: is not a JSON object of question ids and answers: test the model again")
+    return answers
+
+
 def print_scores(scores: Scores, title: str) -> None:
     """A table in percent, the source domain first and the out-of-domain mean last.
 

@@ -29,6 +29,7 @@ MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction", "train.micro_batch_siz
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE, DS_CONFIG, BATCH, LOCK, REPORT = "recipe.yaml", "ds_config.json", "batch.json", ".lock", "report.html"
+READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
 METRICS_FILE, HEALTH_FILE = "metrics.jsonl", "health.jsonl"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
 FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", "model", *BY_TEST)  # that a run makes in its folder
@@ -55,7 +56,7 @@ class GlobalBatch:
         except (TypeError, ValueError):
             pass
         raise InputError(
-            f"{where}: is not what a run writes: it needs {', '.join(cls.__dataclass_fields__)} as positive whole "
+            f"{where}: is damaged, or no run's: it needs {', '.join(cls.__dataclass_fields__)} as positive whole "
             "numbers: correct it, or start a new run with another --output_dir"
         )
 

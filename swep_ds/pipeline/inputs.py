@@ -11,7 +11,7 @@ from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.files import open_input, user_path
 from swep_ds.models.folders import model_files
 from swep_ds.models.hub import QUICKSTART
-from swep_ds.pipeline.saved import READING
+from swep_ds.pipeline.folder import READING
 from swep_ds.recipe import HOLDOUT, Recipe
 
 

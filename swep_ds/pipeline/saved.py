@@ -18,7 +18,7 @@ from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, Unreadable, as_input_error
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
-from swep_ds.evaluation.results import RESULTS, Evaluated, SavedModelResults, print_scores, versions, write_results
+from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.files import read_json
@@ -28,14 +28,13 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.loading import load_weights, warn_if_padding_matters
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import warn_without_overlap
-from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
 from swep_ds.settings import Section, validate
 
 log = logging.getLogger(__name__)
-READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 _WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
 WindowSection = create_model("WindowSection", __base__=Section, **_WINDOWS)
@@ -188,14 +187,12 @@ def evaluate_saved(
         null_threshold: as in `load_saved`.
 
     Raises:
-        InputError: there is no such model or data, or `output_dir` holds results already.
+        InputError: there is no such model or data, or `output_dir` cannot be made.
         WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
 
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
-        if (output_dir / RESULTS).exists():
-            raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
         tests = _read_data_sets(data)
         saved = load_saved(model_name, null_threshold)
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":

@@ -20,7 +20,7 @@ from torch import Tensor
 from swep_ds.console import Console
 from swep_ds.errors import InputError, WriteFailed, reason
 from swep_ds.evaluation.results import Results, read_results
-from swep_ds.files import read_bytes
+from swep_ds.files import check_new_folder, read_bytes
 from swep_ds.models.folders import load_config, transformers_errors, weight_files
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head, usage
@@ -97,13 +97,12 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
 
     Raises:
         InputError: fewer than two runs; a run that is not finished, damaged, or unlike the first in task, start,
-            architecture, tokenizer, windows, or in a weight's name, shape or dtype; or `output` is there already.
+            architecture, tokenizer, windows, or in a weight's name, shape or dtype; or `output` is not new or empty.
         WriteFailed: a full disk or the like; nothing is left.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
         raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
-    if output.exists():
-        raise InputError(f"--output {output}: is there already: name a new folder")
+    check_new_folder("--output", output)
     ingredients = [Ingredient.read(run) for run in runs]
     _check_alike(ingredients)
     unfinished = output.with_name(f".{output.name}.unfinished")

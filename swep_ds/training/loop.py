@@ -47,7 +47,7 @@ def train(
         average: takes in the weights after every update.
 
     Raises:
-        TrainingDiverged: loss or gradient is not finite; on all ranks, when an update is logged or saved.
+        TrainingDiverged: loss, gradient or weights are not finite; on all ranks, when an update is logged or saved.
         InputError: the ranks cannot reach each other over gloo.
         Stopped: a signal asked any rank to stop; on all ranks, after a checkpoint.
         WriteFailed: a checkpoint cannot be written, and train.on_checkpoint_failure is stop.

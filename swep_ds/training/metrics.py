@@ -223,16 +223,16 @@ def check_weights(engine, modules: Sequence[nn.Module]) -> None:
 
     The last update may break weights that no later loss or gradient would show.
     """
-    broken = [
-        name
-        for module in modules
-        for name, value in full_weights(engine, module, masters=False)
-        if ranks.is_main() and not value.isfinite().all()
-    ]
+    broken = []
+    for module in modules:
+        parameters = dict(module.named_parameters(remove_duplicate=False))  # a buffer may be a mask, of infinity
+        for name, value in full_weights(engine, module, masters=False):
+            if name in parameters and ranks.is_main() and not value.isfinite().all():
+                broken.append(name)
     if broken := ranks.gather(broken)[0]:
         raise TrainingDiverged(
-            f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]}), so no "
-            f"model is exported: {DIVERGED}"
+            f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]}), so "
+            f"no model is exported: {DIVERGED}"
         )
 
 
