@@ -14,7 +14,7 @@ from rich.text import Text
 
 from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE
-from swep_ds.analysis.spreadsheet import to_csv
+from swep_ds.analysis.spreadsheet import shown
 from swep_ds.analysis.table import Block, Table
 from swep_ds.console import Console
 from swep_ds.errors import InputError, printable
@@ -218,7 +218,9 @@ def csv(table: Table) -> str:
                         **{f"difference_{key}": difference.get(key) for key in DIFFERENCE_FIGURES},
                     }
                 )
-    return to_csv(pd.DataFrame(lines))
+    return pd.DataFrame([{shown(name): shown(value) for name, value in line.items()} for line in lines]).to_csv(
+        index=False
+    )
 
 
 def _column(axis: str) -> str:

@@ -1,5 +1,7 @@
 """CSV text for spreadsheets: names of runs and ids of questions come from others, and none is taken for a formula."""
 
+from typing import Any
+
 import pandas as pd
 
 from swep_ds.errors import printable
@@ -8,11 +10,13 @@ FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `pri
 
 
 def to_csv(table: pd.DataFrame) -> str:
-    """The table without its index. A text that a spreadsheet would compute gets a quote in front."""
-    shown = table.map(lambda value: _without_formula(value) if isinstance(value, str) else value)
-    return shown.rename(columns=_without_formula).to_csv(index=False)
+    """The table without its index, each cell and head `shown`."""
+    return table.map(shown).rename(columns=shown).to_csv(index=False)
 
 
-def _without_formula(text: str) -> str:
-    text = printable(text)
+def shown(value: Any) -> Any:
+    """A text as a spreadsheet shows it: one that it would compute gets a quote in front. Other values stay."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
     return f"'{text}" if text.startswith(FORMULA) else text

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from argparse import Namespace
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_a_method_without_perturbation_is_refused(run, tmp_path):
     folder = tmp_path / "mle"
     folder.mkdir()
     (folder / "model").symlink_to(run / "model")
-    (folder / "results.json").write_text("{}")
+    shutil.copy(run / "results.json", folder)
     (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     assert "trained by mle: it perturbs nothing" in refuse("heatmap", folder)
 
