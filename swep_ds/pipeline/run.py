@@ -6,6 +6,7 @@ A recipe with `pretrain` goes through twice: first on that data, as a separate r
 import gc
 import json
 import logging
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -165,7 +166,7 @@ def _run_stage(
     check_alike(setup | layout)
     _say_job(recipe, job, folder, say)
     ranks.progress("engine")
-    with _engine(recipe, job) as engine, naming_operation():
+    with _engine(recipe, job, folder) as engine, naming_operation():
         average = WeightAverage.of(engine, recipe.train, updates)
         outcomes = _outcomes(recipe, folder, average)
         batch = GlobalBatch.of(recipe, job.batches.global_batch)
@@ -315,7 +316,9 @@ def _results(
 
 
 @contextmanager
-def _engine(recipe: Recipe, job: Job) -> Iterator[Any]:
+def _engine(recipe: Recipe, job: Job, folder: RunFolder) -> Iterator[Any]:
+    if job.config.get("wandb", {}).get("enabled"):
+        os.environ.setdefault("WANDB_DIR", str(folder.path))  # DeepSpeed would take the current folder
     engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
     try:
         yield engine
