@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.errors import InputError, Unreadable, as_input_error, printable, reason
+from swep_ds.errors import InputError, as_input_error, printable, reason
 
 HUB_SECONDS = 10.0  # for the hub to answer
 MAX_FILE_NAME_BYTES = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
@@ -25,7 +25,7 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
     """Opens a regular file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
 
     Raises InputError: no such file, or not a regular file (a pipe or a device may never end).
-    Raises Unreadable: no permission.
+    Raises PermissionError, which `errors.denied` explains: the content may be fine.
     """
     what = what or str(path)
     try:
@@ -34,8 +34,8 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
         return path.open("rb")
     except FileNotFoundError:
         raise InputError(f"{what}: no such file") from None
-    except PermissionError as error:
-        raise Unreadable(f"{what}: cannot be read ({error.strerror}): change its permissions") from None
+    except PermissionError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{what}: cannot be read ({reason(error)})") from None
 
@@ -149,16 +149,17 @@ def check_new_folder(option: str, path: Path) -> None:
         raise InputError(f"{option} {path}: is not empty (it holds {entry.name}): name a new or empty folder")
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Writes a UTF-8 file that is never visible half-written.
+def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
+    """Writes a file, text in UTF-8, that is never visible half-written.
 
     An error on the way, also in making the pieces of text, leaves the former file and nothing beside it.
     """
     # see `is_leftover`; processes of other hosts and containers may have the same number
     temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        with temporary.open("wb") as file:
+            for piece in [content] if isinstance(content, str | bytes) else content:
+                file.write(piece if isinstance(piece, bytes) else piece.encode())
             file.flush()
             os.fsync(file.fileno())  # else a power failure may leave the new name without its bytes
         os.replace(temporary, path)

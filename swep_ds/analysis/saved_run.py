@@ -57,8 +57,6 @@ class SavedRun:
         run = RunFolder(folder)
         recipe = run.read_recipe()
         run.check_finished()
-        if not run.model.is_dir():
-            raise InputError(f"{folder}: holds no {run.model.name}: train it again")
         with ranks.quiet():
             saved = load_saved(str(run.model))
         qa = saved.qa.float().eval().requires_grad_(False)
@@ -150,7 +148,5 @@ class SavedRun:
 def _load_noise(method: Method, file: Path) -> None:
     if not file.is_file():
         raise InputError(f"{file}: no such file: train the run again, with a version that saves the noise generator")
-    with as_input_error(f"{file}: cannot be read", "train the run again"):
-        weights = load_file(file)
     with as_input_error(f"{file}: does not fit this recipe's model and method", "train the run again"):
-        method.load_state_dict(weights)
+        method.load_state_dict(load_file(file))

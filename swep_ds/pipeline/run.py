@@ -19,7 +19,7 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.errors import InputError, RunExit, Unreadable, reason
+from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.evaluation.evaluate import Evaluation, Predictions
 from swep_ds.evaluation.results import (
     Evaluated,
@@ -381,14 +381,7 @@ def _settings(recipe: Recipe, job: Job) -> dict[str, str]:
 def _first_stage(recipe: Recipe, folder: RunFolder) -> Results | None:
     """The results of the first stage, where it was run in this folder. Raises InputError: they are damaged."""
     file = RunFolder(folder.path / PRETRAIN).results
-    if not (recipe.pretrain and file.is_file()):
-        return None
-    try:
-        return read_results(file)
-    except Unreadable:
-        raise
-    except InputError:
-        raise InputError(f"{file}: is damaged: delete it, and the first stage writes it again") from None
+    return read_results(file) if recipe.pretrain and file.is_file() else None
 
 
 def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, say: Say) -> Selection:

@@ -15,7 +15,7 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
-from swep_ds.errors import InputError, Unreadable, as_input_error
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
 from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
@@ -64,8 +64,6 @@ class ReadingSettings(Section):
             if not isinstance(tree, dict):
                 raise InputError(f"{file}: not a JSON object")
             return validate(cls, tree, file)
-        except Unreadable:
-            raise
         except InputError as error:
             raise InputError(f"{error}: correct it, or delete it to read with default windows") from None
 

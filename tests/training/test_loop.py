@@ -108,12 +108,12 @@ def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
     settings = ["method.name=mle", "train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.warmup_fraction=0"])
     saves = Saves()
-    with prepared(recipe, tmp_path, stage) as (job, engine):
-        with (
-            Tracker(recipe, tmp_path, 3, TrainState(), active=False) as tracker,
-            pytest.raises(TrainingDiverged, match="by update 1 "),
-        ):
-            train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None, None)
+    with (
+        prepared(recipe, tmp_path, stage) as (job, engine),
+        Tracker(recipe, tmp_path, 3, TrainState(), active=False) as tracker,
+        pytest.raises(TrainingDiverged, match="by update 1 "),
+    ):
+        train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None, None)
     assert saves.updates == []
 
 
