@@ -40,10 +40,11 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
 def _sources(recipe: Recipe) -> dict[str, str]:
     """What the recipe reads, by field."""
     data = recipe.data
-    sources = {"data.train": data.train, "data.augmented": data.augmented, "model.name": recipe.model.name}
+    sources = {"data.train": data.train, "data.augmented": data.augmented}
     if recipe.pretrain:
         sources["pretrain.train"] = recipe.pretrain.train
     sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
+    sources["model.name"] = recipe.model.name
     return {field: source for field, source in sources.items() if source}
 
 
