@@ -1,17 +1,17 @@
 """Pretrains a quick-start model again: `python scripts/pretrain_quickstart.py FOLDER [--model t5]`.
 
 The shipped models are in swep_ds/data/quickstart: encoder (a BERT, about 25 min on 2 cores) and t5 (about 12 min).
-The defaults made both; pretrain.py and pretrain_t5.py there describe the training.
+The defaults made both; scripts/quickstart/encoder.py and t5.py describe the training.
 """
 
 from dataclasses import replace
 
+from quickstart import encoder, t5
 from swep_ds.commands import cli
-from swep_ds.data.quickstart import pretrain, pretrain_t5
 from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of
 
-MODELS = {"encoder": pretrain, "t5": pretrain_t5}
+MODELS = {"encoder": encoder, "t5": t5}
 
 
 def main() -> None:

@@ -73,6 +73,8 @@ class DataSection(Section):
     # Questions without an answer, as in SQuAD v2.0. train: towards [CLS] or an empty answer; the model may then decline
     # a question, and does so where its null score is above a threshold.
     unanswerable: Literal["error", "drop", "train"] = "error"
+    # Training questions whose answer has no offset and occurs several times in its context: first = its first place
+    repeated_answers: Literal["error", "first", "drop"] = "error"
 
     @field_validator("eval")
     @classmethod
@@ -190,11 +192,11 @@ class EvalSection(Section):
 
 
 class TrackingSection(Section):
-    # where metrics, scores and tables go besides the run's folder: wandb (offline: without a network), tensorboard
-    # (files in the run's folder) or trackio (its local dashboard)
-    to: Literal["off", "wandb", "wandb_offline", "tensorboard", "trackio"] = "off"
+    # where metrics and scores go besides the run's folder: wandb (offline: without a network; tables and the report,
+    # too), or tensorboard (files in the run's folder)
+    to: Literal["off", "wandb", "wandb_offline", "tensorboard"] = "off"
     project: str = "swep-ds"  # the project in that service
-    group: str | None = None  # the group of runs in wandb and trackio; a sweep sets its own name
+    group: str | None = None  # the group of runs in wandb; a sweep sets its own name
 
     @field_validator("to", mode="before")
     @classmethod

@@ -18,7 +18,6 @@ from swep_ds.console import Console, Progress, Rendered, Screen, escaped, on_one
 from swep_ds.errors import InputError
 from swep_ds.ranks.launch import report
 from tests.support.fork_server import HANGS
-from tests.support.tiny_run import ROOT
 
 # prints more than any buffer holds, on all ways there are, and then does its work
 PRINTS = """
@@ -51,7 +50,6 @@ def printing(tmp_path, redirection: str, *more: str, env: dict[str, str] | None 
     script = f'"$0" -c "$1" "$2" {" ".join(more)} {redirection}; echo $? > "$2.code"'
     subprocess.run(
         ["bash", "-c", script, sys.executable, PRINTS, str(done)],
-        cwd=ROOT,
         env=os.environ | (env or {}),
         timeout=HANGS,
         stdout=subprocess.DEVNULL,
@@ -102,7 +100,7 @@ def test_a_closed_stdout_gives_its_number_to_no_file(tmp_path):
         "    assert file.fileno() > 2\n"
     )
     command = ["bash", "-c", '"$0" -c "$1" >&- 2>&- <&-', sys.executable, script]
-    assert subprocess.run(command, cwd=ROOT, timeout=HANGS).returncode == 0
+    assert subprocess.run(command, timeout=HANGS).returncode == 0
     assert (tmp_path / "file").read_text() == ""
 
 
@@ -129,7 +127,7 @@ def test_in_an_ascii_locale_every_name_can_be_printed():
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONIOENCODING": "ascii:strict",
     }
-    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, timeout=HANGS)
+    ended = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, timeout=HANGS)
     assert ended.returncode == 2
     assert ended.stderr == b"error: Stra\\xdfe \\u65e5\\u672c: fehlt\n"
     assert ended.stdout.startswith(b"\\u03a9mega \\udcff\n")
@@ -242,7 +240,7 @@ def test_an_error_is_one_line_whatever_the_name_in_it(capsys):
 def test_a_warning_is_one_line_whatever_the_name_in_it():
     script = "import logging, swep_ds.commands.cli\n"
     script += "logging.getLogger('swep_ds').warning('data set %s: skipped', 'a\\nb\\x1b[2J')\n"
-    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=HANGS)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=HANGS)
     assert ended.stderr == b"warning: data set a\\nb\\x1b[2J: skipped\n"
     assert logging.lastResort is not None
 

@@ -18,11 +18,8 @@ else:  # pytest brings it along
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = [Requirement(line) for line in PROJECT["dependencies"]]
-# services that the pinned set leaves out for their size: tests use them where they are installed
-NOT_PINNED = ("tensorboard", "trackio")
-EXTRAS = {name: lines for name, lines in PROJECT["optional-dependencies"].items() if name not in NOT_PINNED}
-OPTIONAL = [Requirement(line) for lines in EXTRAS.values() for line in lines]
-NOT_PROVEN_LOW = ("argcomplete", "ruff", "wandb")  # the set of `make test` proves their lower bound
+OPTIONAL = [Requirement(line) for lines in PROJECT["optional-dependencies"].values() for line in lines]
+NOT_PROVEN_LOW = ("argcomplete", "ruff", "tensorboard", "wandb")  # the set of `make test` proves their lower bound
 
 
 def pins(name: str) -> dict[str, list[Version]]:

@@ -84,7 +84,9 @@ class QuestionScores:
     def questions(self, recipe: Recipe, data_set: str) -> Questions | None:
         """Reads the questions once for all runs that are tested on the same ones; None if they cannot be read."""
         data = recipe.data
-        source = [data.train, data.holdout_fraction] if data_set == HOLDOUT else data.eval.get(data_set)
+        source = data.eval.get(data_set)
+        if data_set == HOLDOUT:
+            source = [data.train, data.holdout_fraction, data.repeated_answers]
         half = recipe.validation_set == data_set
         key = json.dumps([data_set, source, data.max_eval_examples, data.unanswerable, half])
         if key not in self._questions:

@@ -251,6 +251,7 @@ def _test_conditions(run: Run) -> dict[str, Any]:
         "data.holdout_fraction": data.holdout_fraction,
         "data.max_eval_examples": data.max_eval_examples,
         "data.unanswerable": data.unanswerable,
+        "data.repeated_answers": data.repeated_answers if data.holdout_fraction else None,
         "eval.select_on": testing.select_on,
         "eval.scorer": (testing.scorer, testing.language),
         "eval.n_best": testing.n_best,

@@ -21,9 +21,9 @@ from swep_ds.methods import build
 from swep_ds.methods.base import Method, MicroStep, Settings, without_dropout
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import check_same_from_ids
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
+from swep_ds.models.trial import check_same_from_ids
 from swep_ds.recipe import Many, Seed
 from swep_ds.settings import Section, shown
 

@@ -1,15 +1,13 @@
-"""The paper's analyses of a run, and one more (mechanism), as figures and tables in a folder.
+"""The paper's analyses of a run, as figures and tables in a folder.
 
     swep-ds analyze words RUN [RUN ...] [--augmented samples.json]   # words changed, over training
     swep-ds analyze heatmap RUN --data news --questions ID ID        # how far each word moves, and to which
     swep-ds analyze tsne RUN --data news --first 5                   # embeddings before and after
     swep-ds analyze frequency RUN                                    # by word-frequency rank
-    swep-ds analyze mechanism RUN --data held_out news               # what noise learns beside a fixed model
 
 RUN is the folder of a finished run, for `words` also of an unfinished one. For a run of swep, `heatmap`, `tsne` and
-`frequency` read the noise generator in noise.safetensors. `mechanism` takes a run of prior_aug and trains noise
-generators beside its model. The noise is keyed by the run's seed and the question's id: the same questions give the
-same figures. `tsne` needs `pip install scikit-learn`.
+`frequency` read the noise generator in noise.safetensors. The noise is keyed by the run's seed and the question's id:
+the same questions give the same figures. `tsne` needs `pip install scikit-learn`.
 Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency|mechanism")
-    for command in (words, heatmap, tsne, frequency, mechanism):
+    commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
+    for command in (words, heatmap, tsne, frequency):
         name = command.__name__
         sub = commands.add_parser(name)
         sub.set_defaults(command=command)
@@ -61,26 +59,6 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument(
                 "--windows", type=at_least(1), default=200, help="training windows to perturb (default: 200)"
             )
-        if name == "mechanism":
-            sub.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
-            sub.add_argument(
-                "--ratios",
-                nargs="+",
-                type=float,
-                default=[0.1, 1, 10, 100],
-                help="KL strengths to try, as alpha k / beta with the measured curvature k (default: 0.1 1 10 100)",
-            )
-            sub.add_argument(
-                "--factors",
-                nargs="+",
-                type=float,
-                default=[1, 10],
-                help="learning rates to try, as multiples of train.learning_rate (default: 1 10)",
-            )
-            sub.add_argument(
-                "--updates", type=at_least(1), default=400, help="updates of each noise generator (default: 400)"
-            )
-            sub.add_argument("--windows", type=at_least(2), default=400, help="windows of each data set (default: 400)")
     return options
 
 
@@ -144,33 +122,6 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
     write_atomically(folder / "frequency.md", text)
     write_atomically(folder / "frequency.json", json.dumps(table, indent=2) + "\n")
     return [text.rstrip()]
-
-
-def mechanism(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    from swep_ds.analysis.mechanism import FILE, curvature, read_table, sample_windows, study
-    from swep_ds.analysis.saved_run import SavedRun
-
-    if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
-        raise InputError("--ratios and --factors: must be positive numbers")
-    run = SavedRun.load(arguments.run)
-    file, names = folder / FILE, arguments.data or run.recipe.test_sets
-    if not names:
-        raise InputError(f"{arguments.run}: was tested on no data: name a run with data.eval")
-    done = read_table(file) if file.is_file() else None
-    sets = {name: sample_windows(run, run.test_examples(name), arguments.windows, name) for name in names}
-    by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows, "the training data"))
-    make_folder(folder)
-    write_csv(folder / "curvature.csv", by_kind)
-    print(by_kind.to_string(index=False), flush=True)
-    [(k, error)] = by_kind.loc[by_kind.kind == "all", ["k", "k_error"]].to_numpy().tolist()
-    if k < 2 * error:
-        fault = f"k is {k:.3g} with a standard error of {error:.3g}, too uncertain to be the unit of beta"
-        raise InputError(f"{arguments.run}: {fault}: give more --windows, or name a longer run")
-    settings = {name: getattr(arguments, name) for name in ("ratios", "factors", "updates")}
-    for table in study(run, sets, k, **settings, done=done):
-        write_csv(file, table)
-        print(table.tail(len(sets)).to_string(index=False), flush=True)
-    return []
 
 
 def load_questions(arguments: argparse.Namespace):

@@ -33,6 +33,12 @@ def augment() -> None:
     parser.add_argument(
         "--max_examples", type=at_least(1), help="use only the first questions, to try it out (default: all)"
     )
+    parser.add_argument(
+        "--repeated_answers",
+        choices=["error", "first", "drop"],
+        default="error",
+        help="as data.repeated_answers of the recipe that trains on the samples (default: error)",
+    )
     add_launch_options(parser)
     arguments = parser.parse_args()
     if not 0 < arguments.share <= 1:
@@ -44,6 +50,8 @@ def augment() -> None:
     from swep_ds.ssmba.reconstruct import AugmentSettings
 
     sizes = (arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
-    settings = AugmentSettings(*sizes, protect_answer=not arguments.unprotect_answer)
+    settings = AugmentSettings(
+        *sizes, protect_answer=not arguments.unprotect_answer, repeated_answers=arguments.repeated_answers
+    )
     with process_group():
         augment(arguments.data, arguments.model, arguments.output, settings, arguments.max_examples)

@@ -4,10 +4,12 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from swep_ds.data.fields import excerpt, field, is_blank, require_text
+from swep_ds.data.fields import excerpt, field, is_blank, is_missing, require_text
+from swep_ds.data.literals import nested_value
 from swep_ds.errors import InputError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -15,6 +17,11 @@ _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Scripts that put no space between words: Thai, Lao, Myanmar, Khmer, kana and Han
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+
+_EXPECTED = (
+    "an object with two lists, text and answer_start (characters of the context, from 0), a list of such objects with "
+    "one text each, or a list of texts; or give one text in a field 'answer'"
 )
 
 
@@ -28,9 +35,83 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
+def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """The answers of a question as (text, offset or None); [] if it has none, or only blank texts.
+
+    They are in `answers`, or else in `answer`: one text, a list of texts, an object {text, answer_start} of two lists
+    or of one text and its offset, or a list of such objects. Beside texts, `answer_start` has their offset or a list of
+    offsets. `answers` may also be written as a text, in JSON or as Python prints it (`nested_value`).
+
+    Raises InputError: anything else, or no such field in a question that is not marked `is_impossible`.
+    """
+    given = question.get("answers")
+    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
+        given = _nested_answers(where, given)
+    if is_missing(given) or (isinstance(given, str | list | dict) and not given):
+        given = question.get("answer")
+    if is_missing(given) and not ({"answers", "answer"} & question.keys() or _is_impossible(question)):
+        raise InputError(
+            f"{where}: field 'answers' is missing (there: {excerpt(list(question))}); expected {_EXPECTED}"
+        )
+    starts = question.get("answer_start")
+    if isinstance(given, dict):
+        starts, given = given.get("answer_start"), _text_of(where, given)
+    elif isinstance(given, list) and any(isinstance(answer, dict) for answer in given):
+        texts = [_text_of(where, answer) for answer in given]
+        starts, given = [answer.get("answer_start") for answer in given], texts
+    texts = given if isinstance(given, list) else [given]
+    if all(is_missing(text) or (isinstance(text, str) and is_blank(text)) for text in texts):
+        return []
+    if isinstance(starts, str) and starts.lstrip().startswith("["):
+        starts = nested_value(starts, f"{where}: answer_start")
+    if is_missing(starts):
+        starts = [None] * len(texts)
+    elif not isinstance(starts, list):
+        starts = [starts]
+    if len(starts) != len(texts):
+        raise InputError(f"{where}: answer_start is {excerpt(starts)}; give one whole number for each text")
+    return list(zip(texts, starts, strict=True))
+
+
+def _nested_answers(where: str, text: str) -> Any:
+    """The value of `answers` that is written as a text."""
+    with suppress(InputError):
+        given = nested_value(text, f"{where}: answers")
+        if isinstance(given, dict):
+            return given
+        if isinstance(given, list) and all(is_missing(answer) or isinstance(answer, str | dict) for answer in given):
+            return given
+    raise InputError(
+        f"{where}: answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: "
+        "give an answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
+    )
+
+
+def _text_of(where: str, answer: Any) -> Any:
+    if not isinstance(answer, dict) or "text" not in answer:
+        field(answer, "text", str, f"{where}: answers")  # raises
+    return answer["text"]
+
+
+def _is_impossible(question: dict[str, Any]) -> bool:
+    return str(question.get("is_impossible")).lower() in ("true", "1", "1.0")
+
+
+def check_possible(where: str, question: dict[str, Any], answered: bool) -> None:
+    """Raises InputError: `is_impossible` contradicts the answers: it is true beside answers, such as SQuAD v2.0's
+    plausible ones, or false without any."""
+    if answered and _is_impossible(question):
+        raise InputError(
+            f"{where}: is_impossible is true, but it has answers: empty its answers, or set is_impossible to false"
+        )
+    if not answered and str(question.get("is_impossible")).lower() in ("false", "0", "0.0"):
+        raise InputError(
+            f"{where}: is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
+        )
+
+
 def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
-    """The accepted texts of a question. Raises InputError: it has no answer, blank ones alone, or one that is not
-    text."""
+    """The accepted texts of a question. Raises InputError: it has no answer, or one that is not text."""
     if not answers:
         raise InputError(
             f"{where}: has no answer; give it, or set data.unanswerable to drop such questions or to train on them"
@@ -39,8 +120,6 @@ def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
         if not isinstance(answer, str):
             raise InputError(f"{where}: the answer {excerpt(answer)} is not text; give a string")
         require_text(answer, "an answer", where)
-    if all(map(is_blank, answers)):
-        raise InputError(f"{where}: its answer is blank; give the answer's text, or no answer: null or an empty list")
     return tuple(answers)
 
 
@@ -67,8 +146,11 @@ def _bare(text: str, start: int) -> tuple[int, int]:
     return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
 
 
-def find_answer(where: str, context: str, text: str) -> tuple[int, int]:
+def find_answer(where: str, context: str, text: str, *, repeated: bool = False) -> tuple[int, int] | None:
     """Characters [start, end) of the answer `text`, which the file gives without an offset.
+
+    Args:
+        repeated: gives None for an answer that occurs several times, which is an error otherwise.
 
     Raises InputError: the answer is blank, or the context does not hold it exactly once as whole words.
     """
@@ -76,11 +158,18 @@ def find_answer(where: str, context: str, text: str) -> tuple[int, int]:
     if is_blank(text):
         raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
     starts = list(occurrences(context, text))
-    if len(starts) != 1:
-        count = f"occurs {len(starts)} times in" if starts else "does not occur in"
-        fix = "give its answer_start (in characters, from 0)" if starts else "correct it, or leave the question out"
-        raise InputError(f"{where}: the answer {excerpt(text)} {count} its context; {fix}")
-    return starts[0], starts[0] + len(text)
+    if not starts:
+        raise InputError(
+            f"{where}: the answer {excerpt(text)} does not occur in its context; correct it, or leave the question out"
+        )
+    if len(starts) == 1:
+        return starts[0], starts[0] + len(text)
+    if repeated:
+        return None
+    raise InputError(
+        f"{where}: the answer {excerpt(text)} occurs {len(starts)} times in its context; give its answer_start (in "
+        "characters, from 0), or set data.repeated_answers to first (its first place is trained on) or drop"
+    )
 
 
 def occurrences(context: str, text: str) -> Iterator[int]:

@@ -22,7 +22,7 @@ from swep_ds.data.tokens import TextTokens, ahead, tokenise
 from swep_ds.data.windows import Template, WindowCutter, WindowSettings
 from swep_ds.errors import InputError
 
-FORMAT_VERSION = 5  # part of every cache file's name: raise it when the columns or their meaning change
+FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
 TOKENS_AT_A_TIME = 2**20  # written at once, of all windows together: a long context has thousands of them
 
 
@@ -36,8 +36,8 @@ class Features:
         token_type_ids                int8 list, only if the tokenizer names it among its model's inputs
         length                        int32, number of input_ids
     for training:
-        start_position, end_position  int32, the answer's first and last token; 0 and 0, which is [CLS], if it is not
-                                      all there or the question has no answer
+        start_position, end_position  int32, the answer's first and last token; both the null position if it is not all
+                                      there or the question has no answer
         has_answer                    bool, whether the whole answer is in this window
     for training to generate:
         target_ids                    int32 list, the answer's tokens with the tokenizer's special ones; these alone if
@@ -45,6 +45,7 @@ class Features:
     for evaluation:
         example                       int32, index in the list of examples
     for evaluation of extracted answers:
+        null_position                 int32, that of [CLS], or 0 if there is none
         context_begin, context_end    int32, positions [context_begin, context_end) of the context tokens
         own_begin, own_end            int32, positions [own_begin, own_end) whose maximum context is in this window
         offset_start, offset_end      int32 lists, characters [start, end) of every context token of this window
@@ -75,8 +76,8 @@ def build_features(
 ) -> Features:
     """Tokenises `examples` (at least one) into windows, or maps them from `cache_dir` if nothing changed.
 
-    Training windows without the whole answer learn position 0 ("cls") or are left out ("drop"); where answers are
-    generated they are always left out. Windows of questions without an answer are never left out.
+    Training windows without the whole answer learn the null position ("cls") or are left out ("drop"); where answers
+    are generated they are always left out. Windows of questions without an answer are never left out.
     Several processes may build the same features at once: a file appears in the cache complete or not at all.
     Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
 
@@ -119,7 +120,7 @@ def _schema(settings: WindowSettings, *, training: bool, has_types: bool) -> pa.
     elif training:
         task = {"start_position": int32, "end_position": int32, "has_answer": pa.bool_()}
     else:
-        task = {"example": int32, "context_begin": int32, "context_end": int32}
+        task = {"example": int32, "null_position": int32, "context_begin": int32, "context_end": int32}
         task |= {"own_begin": int32, "own_end": int32, "offset_start": int32s, "offset_end": int32s}
     return pa.schema({"input_ids": int32s, **types, "length": int32, **task})
 
@@ -157,6 +158,7 @@ def _batches(
             target = _target(cutter, example, counts) if training and generative else None
             for begin, end, own_begin, own_end in cutter.windows(len(question), len(context.ids)):
                 shift = context_begin - begin
+                null = cutter.null_position(context_begin + end - begin + len(template.suffix))
                 if training:
                     has_answer = begin <= first <= last < end
                     counts["windows_without_answer"] += not has_answer
@@ -165,12 +167,13 @@ def _batches(
                 if target is not None:
                     columns = {"target_ids": target}
                 elif training:
-                    positions = (first + shift, last + shift) if has_answer else (0, 0)
+                    positions = (first + shift, last + shift) if has_answer else (null, null)
                     columns = {"start_position": positions[0], "end_position": positions[1], "has_answer": has_answer}
                 elif generative:
                     columns = {"example": number}
                 else:
-                    columns = {"example": number, "context_begin": context_begin, "context_end": end + shift}
+                    columns = {"example": number, "null_position": null}
+                    columns |= {"context_begin": context_begin, "context_end": end + shift}
                     columns |= {"own_begin": own_begin + shift, "own_end": own_end + shift}
                     columns |= {"offset_start": context.starts[begin:end], "offset_end": context.ends[begin:end]}
                 rows.add(question, context.ids[begin:end], columns)

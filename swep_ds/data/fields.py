@@ -1,8 +1,10 @@
 """Reads and checks the fields of JSON objects and table rows; one line names a fault."""
 
+import math
 import re
 import reprlib
 import unicodedata
+from contextlib import suppress
 from typing import Any
 
 from swep_ds.errors import InputError
@@ -54,10 +56,30 @@ def is_blank(text: str) -> bool:
     return all(unicodedata.category(character) in _BLANK for character in text)
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value says that there is none: null, or NaN, which pandas puts into the gaps of a column."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def whole_number(value: Any, name: str, where: str) -> int | None:
+    """A whole number, which may be a float (pandas makes floats of a column with gaps) or a text of CSV; None if there
+    is none. Raises InputError: it is anything else."""
+    if is_missing(value) or (isinstance(value, str) and is_blank(value)):
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        number = int(float(value))
+        if number == float(value) and not isinstance(value, bool):
+            return number
+    raise InputError(f"{where}: {name} is {excerpt(value)}; expected a whole number of characters, from 0")
+
+
 def id_field(mapping: Any, name: str, where: str, otherwise: str | None = None) -> str:
     """A question's id. `otherwise` replaces a missing id, as in generated pairs; None = every question needs an id."""
-    if otherwise and isinstance(mapping, dict) and mapping.get(name) is None:
+    value = mapping.get(name) if isinstance(mapping, dict) else None
+    if otherwise and isinstance(mapping, dict) and (is_missing(value) or value == ""):
         return otherwise
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return require_text(str(field(mapping, name, (str, int), where)), name, where)
 
 

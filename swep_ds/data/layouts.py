@@ -1,24 +1,36 @@
-"""The layouts of question-answering data: SQuAD documents, MRQA lines, rows of the `datasets` layout.
+"""The layouts of question-answering data: SQuAD's articles, paragraphs with their questions (simpletransformers, MRQA),
+and rows.
 
 Faults of single questions are collected and reported together at the end of their file.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from swep_ds.data.answers import find_answer, mrqa_span, require_answers, squad_span
-from swep_ds.data.fields import excerpt, field, id_field, require_text, text_field
+from swep_ds.data.answers import (
+    answer_pairs,
+    check_possible,
+    find_answer,
+    mrqa_span,
+    occurrences,
+    require_answers,
+    squad_span,
+)
+from swep_ds.data.fields import excerpt, field, id_field, is_missing, require_text, text_field, whole_number
 from swep_ds.errors import InputError
 
 # Several MRQA sets put [SEP] after titles.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")
 MAX_NAMED = 100  # questions of a file that a message names
+COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
+COLUMNS += ("detected_answers",)  # tells MRQA's rows
+LABELS = {"answers", "answer", "is_impossible", "detected_answers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +38,8 @@ class Example:
     """One question about one context.
 
     `answers` are the accepted texts for scoring; none = the context does not answer the question. `span` is the
-    training answer as characters [start, end) of `context`, None without an answer or when read for evaluation.
+    training answer as characters [start, end) of `context`, None without an answer or when read for evaluation (and
+    until `settle_repeated` for an answer that occurs several times).
     `article` is its title where the source has one: a split of the data must keep the questions of one article on one
     side.
     """
@@ -44,7 +57,8 @@ class LabelOptions(NamedTuple):
 
     spans: bool  # the place of the first answer, to train on
     unanswerable: bool = False  # questions without an answer, too
-    labels: bool = True  # False: questions and contexts alone, with or without answers
+    repeated: bool = False  # questions whose answer has no offset and occurs several times, too, without a span
+    labels: bool = True  # False: only questions and contexts, with or without answers
 
 
 class _Faults:
@@ -83,157 +97,135 @@ class _Faults:
         ) from None
 
 
-def squad(source: str, document: dict[str, Any], wanted: LabelOptions) -> Iterator[Example]:
-    """The questions of a SQuAD document, v1.1 or v2.0."""
-    faults, name = _Faults(source), Path(source).name
-    untitled: dict[str, str] = {}  # context -> its article, which takes in later ones that share a context with it
-    for a, article in enumerate(field(document, "data", list, source)):
-        where = f"{source}: data[{a}]"
-        paragraphs = field(article, "paragraphs", list, where)
-        title = _title(article, where, otherwise="")
-        if not title:
-            values = [paragraph.get("context") for paragraph in paragraphs if isinstance(paragraph, dict)]
-            contexts = [text for text in values if isinstance(text, str)]
-            title = next((untitled[text] for text in contexts if text in untitled), where)
-            untitled |= {text: untitled.get(text, title) for text in contexts}
-        for p, paragraph in enumerate(paragraphs):
-            where = f"{source}: data[{a}].paragraphs[{p}]"
-            context = text_field(paragraph, "context", where)
-            for q, qa in enumerate(field(paragraph, "qas", list, where)):
-                place = f"data[{a}].paragraphs[{p}].qas[{q}]"
-                with faults.of(place):
-                    id_ = id_field(qa, "id", f"{source}: {place}", otherwise=f"{name}-{a}.{p}.{q}")
-                    where_q = faults.name(id_)
-                    question = text_field(qa, "question", where_q)
-                    pairs = []
-                    if wanted.labels:
-                        pairs = [
-                            (field(answer, "text", str, f"{where_q}: answers"), answer.get("answer_start"))
-                            for answer in field(qa, "answers", list, where_q)
-                        ]
-                        _check_possible(where_q, qa, pairs)
-                    yield Example(id_, question, context, *_answers(where_q, context, pairs, wanted), title)
-    faults.report()
+def settle_repeated(examples: list[Example], choice: Literal["error", "first", "drop"]) -> tuple[list[Example], int]:
+    """What `data.repeated_answers` makes of training examples that were read with `repeated`: those whose answer occurs
+    several times get its first place ("first") or are left out ("drop"). Also returns their number."""
+    settled, count = [], 0
+    for example in examples:
+        if example.answers and example.span is None:
+            count += 1
+            if choice == "drop":
+                continue
+            text = example.answers[0].strip()
+            start = next(occurrences(example.context, text))
+            example = replace(example, span=(start, start + len(text)))
+        settled.append(example)
+    return settled, count
 
 
-def rows(
-    source: str,
-    labelled: Iterable[tuple[str, Any]],
-    wanted: LabelOptions,
-    parse_answers: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, row: row,
-) -> Iterator[Example]:
-    """The questions of rows (id, title, question, context, answers), each with its place.
+def read_items(source: str, items: Iterable[tuple[str, Any]], wanted: LabelOptions) -> Iterator[Example]:
+    """The questions of a source's items, each an article {title, paragraphs}, a paragraph {context, qas} or a row.
 
     Args:
-        parse_answers: gives a row its answers in a form of `_row_answers`; takes the question's name, for messages.
+        items: each with its place in the source, such as "row 7"; its number becomes part of an id that is missing.
+
+    Raises InputError: an item is none of these, or questions have faults (one message for all of a source).
     """
     faults, name = _Faults(source), Path(source).name
     contexts: dict[str, str] = {}  # rows repeat their paragraph: memory holds one copy of it
-    for place, row in labelled:
-        if isinstance(row, dict) and "detected_answers" in row:
-            raise InputError(
-                f"{source}: has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which "
-                "are no text: name the file of the shared task (.jsonl.gz)"
-            )
-        with faults.of(place):
-            id_ = id_field(row, "id", f"{source}: {place}", otherwise=f"{name}-{place.split()[1]}")
-            where = faults.name(id_)
-            question, context = text_field(row, "question", where), text_field(row, "context", where)
-            pairs = []
-            if wanted.labels:
-                pairs = _row_answers(where, parse_answers(where, row))
-                _check_possible(where, row, pairs)
-            answers, span = _answers(where, context, pairs, wanted)
-            context = contexts.setdefault(context, context)
-            yield Example(id_, question, context, answers, span, _title(row, where, otherwise=context))
+    untitled: dict[str, str] = {}  # context -> its article, which takes in later ones that share a context with it
+    for place, item in items:
+        id_prefix = f"{name}-{re.search('[0-9]+', place)[0]}"
+        if isinstance(item, dict) and "paragraphs" in item:
+            paragraphs = field(item, "paragraphs", list, f"{source}: {place}")
+            title = _title(item, f"{source}: {place}") or _title_of_untitled(paragraphs, f"{source}: {place}", untitled)
+            for p, paragraph in enumerate(paragraphs):
+                where = f"{place}.paragraphs[{p}]"
+                yield from _paragraph(faults, where, f"{id_prefix}.{p}", paragraph, wanted, title)
+        elif isinstance(item, dict) and "qas" in item:
+            yield from _paragraph(faults, place, id_prefix, item, wanted, "")
+        else:
+            yield from _row(faults, place, id_prefix, item, wanted, contexts)
     faults.report()
 
 
-def _row_answers(where: str, row: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The answers of a row as (text, offset or None).
+def _title_of_untitled(paragraphs: list[Any], where: str, untitled: dict[str, str]) -> str:
+    values = [paragraph.get("context") for paragraph in paragraphs if isinstance(paragraph, dict)]
+    contexts = [text for text in values if isinstance(text, str)]
+    title = next((untitled[text] for text in contexts if text in untitled), where)
+    untitled |= {text: untitled.get(text, title) for text in contexts}
+    return title
 
-    `answers` is {text: [...], answer_start: [...]}, whose second list may be missing, or a list of texts; without it,
-    `answer` is one text. Beside these two, `answer_start` has their offset or a list of offsets, or is missing. None or
-    an empty list = the question has no answer.
-    """
-    texts = row.get("answers")
-    if isinstance(texts, dict):
-        starts, texts = texts.get("answer_start"), field(texts, "text", list, f"{where}: answers")
-    else:
-        if not texts and "answer" in row:
-            texts = [] if row["answer"] is None else [row["answer"]]
-        elif texts is None and "answers" in row:
-            texts = []
-        elif not isinstance(texts, list):
-            state = f"is {excerpt(texts)}" if "answers" in row else f"is missing (there: {excerpt(list(row))})"
+
+def _paragraph(
+    faults: _Faults, place: str, id_prefix: str, paragraph: Any, wanted: LabelOptions, title: str
+) -> Iterator[Example]:
+    """The questions about one context. MRQA's have a `qid`."""
+    where = f"{faults.source}: {place}"
+    raw_context = context = text_field(paragraph, "context", where)
+    qas = field(paragraph, "qas", list, where)
+    is_mrqa = any(isinstance(qa, dict) and {"qid", "detected_answers"} & qa.keys() for qa in qas)
+    if is_mrqa:
+        # as many blanks as the marker has characters, so that every offset holds
+        context = _MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), raw_context)
+    article = title or _title(paragraph, where) or context
+    for q, qa in enumerate(qas):
+        with faults.of(f"{place}.qas[{q}]"):
+            id_ = id_field(qa, "qid", where) if is_mrqa else id_field(qa, "id", f"{where}.qas[{q}]", f"{id_prefix}.{q}")
+            where_q = faults.name(id_)
+            question = text_field(qa, "question", where_q)
+            if is_mrqa:
+                answers, _ = _answers(where_q, qa, context, wanted._replace(spans=False))
+                span = mrqa_span(where_q, raw_context, qa) if wanted.spans and answers else None
+            else:
+                answers, span = _answers(where_q, qa, context, wanted)
+            yield Example(id_, question, context, answers, span, article)
+
+
+def _row(
+    faults: _Faults, place: str, otherwise: str, row: Any, wanted: LabelOptions, contexts: dict[str, str]
+) -> Iterator[Example]:
+    """The question of a row (id, title, question, context, answers), whose names may be in upper case."""
+    if isinstance(row, dict):
+        names = list(row)
+        row = {column_of(name): value for name, value in row.items()}
+        if len(row) < len(names):
+            raise InputError(f"{faults.source}: {place}: has a field twice (there: {excerpt(names)}); keep one")
+        if "detected_answers" in row:
             raise InputError(
-                f"{where}: field 'answers' {state}; expected an object with two lists, text and answer_start "
-                "(characters of the context, from 0), or a list of texts; or give one text in a field 'answer'"
+                f"{faults.source}: has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], "
+                "which are no text: name the file of the shared task (.jsonl.gz)"
             )
-        starts = row.get("answer_start") if texts else None
-        starts = starts if starts is None or isinstance(starts, list) else [starts]
-    if starts is None:
-        starts = [None] * len(texts)
-    if not (isinstance(starts, list) and len(starts) == len(texts)):
-        raise InputError(f"{where}: answer_start is {excerpt(starts)}; give one whole number for each text")
-    return list(zip(texts, starts, strict=True))
+    with faults.of(place):
+        id_ = id_field(row, "id", f"{faults.source}: {place}", otherwise)
+        where = faults.name(id_)
+        question, context = text_field(row, "question", where), text_field(row, "context", where)
+        answers, span = _answers(where, row, context, wanted)
+        context = contexts.setdefault(context, context)
+        yield Example(id_, question, context, answers, span, _title(row, where) or context)
 
 
-def _check_possible(where: str, question: dict[str, Any], answers: list[tuple[Any, Any]]) -> None:
-    """Raises InputError: `is_impossible` contradicts the answers: it is true beside answers, such as SQuAD v2.0's
-    plausible ones, or false without any."""
-    said = str(question.get("is_impossible")).lower()
-    if answers and said in ("true", "1", "1.0"):
-        raise InputError(
-            f"{where}: is_impossible is true, but it has answers: empty its answers, or set is_impossible to false"
-        )
-    if not answers and said in ("false", "0", "0.0"):
-        raise InputError(
-            f"{where}: is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
-        )
+@lru_cache(256)  # the rows of a file have the same names
+def column_of(name: Any) -> Any:
+    """The one of `COLUMNS` that a name stands for, in any case and with spaces or a byte-order mark; else the name."""
+    column = str(name).strip(" \t\ufeff").lower()
+    return column if column in COLUMNS else name
 
 
 def _answers(
-    where: str, context: str, pairs: list[tuple[Any, Any]], wanted: LabelOptions
+    where: str, question: dict[str, Any], context: str, wanted: LabelOptions
 ) -> tuple[tuple[str, ...], tuple[int, int] | None]:
-    """The accepted texts and the training span. `pairs`: each answer's text and its offset, None if it has none."""
-    if not wanted.labels or (wanted.unanswerable and not pairs):
+    """The accepted texts and the training span."""
+    if not wanted.labels:
         return (), None
-    texts, start = require_answers(where, [text for text, _ in pairs]), pairs[0][1]
+    pairs = answer_pairs(where, question)
+    check_possible(where, question, bool(pairs))
+    if wanted.unanswerable and not pairs:
+        return (), None
+    texts = require_answers(where, [text for text, _ in pairs])
     if not wanted.spans:
         return texts, None
+    start = whole_number(pairs[0][1], "answer_start", where)
     if start is None:
-        return texts, find_answer(where, context, texts[0])
-    if type(start) is not int:
-        raise InputError(f"{where}: answer_start is {excerpt(start)}; expected a whole number of characters, from 0")
+        return texts, find_answer(where, context, texts[0], repeated=wanted.repeated)
     return texts, squad_span(where, context, texts[0], start)
 
 
-def mrqa(source: str, lines: Iterator[tuple[int, Any]], wanted: LabelOptions) -> Iterator[Example]:
-    """The questions of MRQA lines, without the header, each line with its number."""
-    faults = _Faults(source)
-    for line, row in lines:
-        where = f"{source}: line {line}"
-        raw_context = text_field(row, "context", where)
-        # as many blanks as the marker has characters, so that every offset holds
-        context = _MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), raw_context)
-        for qa in field(row, "qas", list, where):
-            with faults.of(f"one of line {line}"):
-                id_ = id_field(qa, "qid", where)
-                where_q = faults.name(id_)
-                question = text_field(qa, "question", where_q)
-                pairs = [(text, None) for text in field(qa, "answers", list, where_q)] if wanted.labels else []
-                texts, _ = _answers(where_q, context, pairs, wanted._replace(spans=False))
-                span = mrqa_span(where_q, raw_context, qa) if wanted.spans and texts else None
-                yield Example(id_, question, context, texts, span, context)
-    faults.report()
-
-
-def _title(mapping: dict[str, Any], where: str, otherwise: str) -> str:
-    """The title, a text or a number, or `otherwise` if there is none: no such field, null, "" or NaN."""
+def _title(mapping: dict[str, Any], where: str) -> str:
+    """The title, a text or a number; "" if there is none: no such field, null, "" or NaN."""
     title = mapping.get("title")
-    if title is None or title == "" or (isinstance(title, Real) and math.isnan(title)):
-        return otherwise
+    if is_missing(title):
+        return ""
     if isinstance(title, bool) or not isinstance(title, str | Real):
         raise InputError(f"{where}: title is {excerpt(title)}: give a text or a number, or leave it out")
     return require_text(str(title), "title", where)

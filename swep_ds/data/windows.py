@@ -209,6 +209,10 @@ class WindowCutter:
         self.specials = self.template.specials
         self.unknown = tokenizer.unk_token_id
         self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
+        # XLNet's [CLS] stands behind the context; where it is a separator as well, that one is another token
+        is_cls = self.template.suffix == tokenizer.cls_token_id
+        behind = is_cls.any() and tokenizer.cls_token_id not in (*self.template.prefix, tokenizer.sep_token_id)
+        self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -221,6 +225,10 @@ class WindowCutter:
         them among its pieces, and finds them where a text spells them out."""
         special = np.isin(ids, self.special_ids)
         return ids if self.unknown is None or not special.any() else np.where(special, np.int32(self.unknown), ids)
+
+    def null_position(self, length: int) -> int:
+        """The position in a window of `length` tokens that stands for no answer: [CLS], or else the first token."""
+        return 0 if self.cls_from_end is None else length - self.cls_from_end
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
         """The windows of a context of so many tokens beside a question of so many."""

@@ -7,10 +7,10 @@ columns own_begin and own_end), so no pair of tokens competes twice. A span's pr
 exp(score) over all allowed spans of its example, in all windows and whatever `n_best`. No span begins or ends at a
 token of white space alone, such as a byte-level tokenizer's second space in a row: an answer is never blank.
 
-A model that was trained with unanswerable questions points at position 0 where a window has no answer: at [CLS], or at
-a decoder's first token, which is the question's if the tokenizer begins with no special token. A window's null score is
-the sum of both logits there; that of a question is the lowest of its windows (BERT for SQuAD v2.0). Its probability
-counts beside those of the spans.
+A model that was trained with unanswerable questions points at the null position where a window has no answer: at [CLS],
+which XLNet has at its end, or at a decoder's first token, which is the question's if the tokenizer begins with no
+special token. A window's null score is the sum of both logits there; that of a question is the lowest of its windows
+(BERT for SQuAD v2.0). Its probability counts beside those of the spans.
 
 Shapes: B windows of at most T tokens, W in all; K = `n_best` candidates each.
 """
@@ -233,7 +233,9 @@ class SpanDecoder:
         for row, log_sum in zip(columns["example"].tolist(), log_sums, strict=True):
             self._log_sums[row] = float(np.logaddexp(self._log_sums.get(row, -np.inf), log_sum))
         if self.null:
-            null_2B = logits[:, :, 0].double().nan_to_num(nan=-MAX_FLOAT32).clamp(-MAX_FLOAT32, MAX_FLOAT32)
+            position_B = torch.tensor(columns["null_position"].tolist())
+            null_2B = logits[:, torch.arange(len(position_B)), position_B].double()
+            null_2B = null_2B.nan_to_num(nan=-MAX_FLOAT32).clamp(-MAX_FLOAT32, MAX_FLOAT32)
             for row, null in zip(columns["example"].tolist(), null_2B.sum(0).tolist(), strict=True):
                 self._null_scores[row] = min(self._null_scores.get(row, null), null)
         self._parts.append((columns["example"][window], score, *characters))

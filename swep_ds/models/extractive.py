@@ -13,9 +13,10 @@ from swep_ds.data.batches import Batch
 from swep_ds.errors import InputError, reason
 from swep_ds.models import packing
 from swep_ds.models.backends import without_cudnn_attention
-from swep_ds.models.loading import load_trainable, without_flash_attention
+from swep_ds.models.loading import load_trainable
 from swep_ds.models.masks import given_masks
 from swep_ds.models.outputs import QAModel, QAOutput
+from swep_ds.models.trial import without_flash_attention
 
 # Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
 # and for a batch of a single window. That is PyTorch's own limit, and all models of a process share it.

@@ -5,63 +5,58 @@ Each function raises an InputError that names the first weight at fault. `source
 the user named the model, `report` transformers' `output_loading_info`.
 """
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from swep_ds.errors import InputError
 from swep_ds.models.folders import transformers_errors, weight_files
 
-FLOATS = ("F64", "F32", "F16", "BF16", torch.float64, torch.float32, torch.float16, torch.bfloat16)
-NOT_IN_FILES = 2**24  # numbers that need not be in the files: a new head, buffers
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def check_size(hollow: PreTrainedModel, source: str, label: str) -> None:
-    """Refuses a model, on the meta device, with far more numbers than its files have bytes."""
-    if not Path(source).is_dir():
-        return  # not yet downloaded
-    numbers = sum({id(tensor): tensor.numel() for tensor in (*hollow.parameters(), *hollow.buffers())}.values())
-    files = weight_files(source, label)
-    held = sum(file.stat().st_size for file in files)
-    if files and numbers > held + NOT_IN_FILES:
-        raise InputError(
-            f"{label}: its config.json describes {numbers:,} parameters, and its weights take {held:,} bytes: "
-            "they do not belong together, correct config.json or name another model"
-        )
-
-
-def check_files(hollow: PreTrainedModel, source: str, label: str) -> None:
-    """Refuses a model, on the meta device, whose files are damaged or too small for it. Reads no weights."""
-    check_size(hollow, source, label)
-    for file in weight_files(source, label):
-        _dtypes(file, label)
-
-
-def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, head: str, *, new_head: bool) -> None:
+def check_complete(
+    model: PreTrainedModel,
+    source: str,
+    names: set[str],
+    report: dict[str, Any],
+    label: str,
+    head: str,
+    *,
+    new_head: bool,
+    former_head: bool,
+) -> None:
     """Checks that all weights came from the files.
 
     Args:
+        names: of the weights in the files.
         head: the task's head in words; its weights are all those outside `model.base_model`.
         new_head: whether these may all be missing.
+        former_head: whether the files have the head of another task, which may have a weight of the same name.
     """
     order = {name: place for place, name in enumerate(model.state_dict())}
-    if report["mismatched_keys"]:
-        name, in_file, in_model = min(report["mismatched_keys"], key=lambda weight: order[weight[0]])
-        raise InputError(
-            f"{label}: {len(report['mismatched_keys'])} of its weights are of other shapes than its config.json says, "
-            f"first {name} of {list(in_file)} in place of {list(in_model)}: correct config.json or name another model"
-        )
-    missing = sorted(report["missing_keys"], key=order.__getitem__)
     base = f"{model.base_model_prefix}."
     head_names = {name for name in order if hasattr(model, base[:-1]) and not name.startswith(base)}
+    drawn_anew = head_names if former_head else ()
+    if mismatched := [weight for weight in report["mismatched_keys"] if weight[0] not in drawn_anew]:
+        name, in_file, in_model = min(mismatched, key=lambda weight: order[weight[0]])
+        raise InputError(
+            f"{label}: {len(mismatched)} of its weights are of other shapes than its config.json says, first {name} of "
+            f"{list(in_file)} in place of {list(in_model)}: correct config.json or name another model"
+        )
+    missing = sorted({*report["missing_keys"]} | _wrongly_tied(model, source, names), key=order.__getitem__)
     if lacking := [name for name in missing if name not in head_names]:
-        others = sorted(map(str, report["unexpected_keys"]))
-        hint = f"; its files hold {len(others)} weights of other names, such as {others[0][:100]}" if others else ""
+        others = difflib.get_close_matches(lacking[0], map(str, report["unexpected_keys"]), n=1, cutoff=0)
+        hint = ""
+        if others:
+            count = len(report["unexpected_keys"])
+            hint = f"; its files hold {count} weights of other names, the nearest is {others[0][:100]}"
         raise InputError(
             f"{label}: its files lack {len(lacking)} of the {len(order.keys() - head_names)} weights that its "
             f"config.json asks for, first {lacking[0]}{hint}: name a folder with all weights, or correct config.json"
@@ -74,47 +69,77 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], label: str, h
         )
 
 
-def check_dtypes(source: str, report: dict[str, Any], label: str) -> None:
-    """Refuses weights that are not in floating point: transformers takes the codes of quantised ones for values."""
+def _wrongly_tied(model: PreTrainedModel, source: str, names: set[str]) -> set[str]:
+    """What the files lack of an output layer and embeddings that config.json says are not one: transformers takes one
+    of them for both in T5 and its like, whatever config.json says, and does not report it."""
+    settings, _ = PreTrainedConfig.get_config_dict(source)
+    outputs = {f"{name}.weight" for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    tied = model.all_tied_weights_keys  # name -> the table that it shares
+    if settings.get("tie_word_embeddings") is not False or not outputs & tied.keys():
+        return set()
+    [output] = outputs
+    tables = {table for pair in tied.items() if pair[1] == tied[output] for table in pair} - {output}
+    lacking = {output} - names
+    if not tables & names:
+        lacking.add(tied[output])
+    return lacking
+
+
+def check_files(source: str, label: str, *, unused: Collection[str] = (), finite: bool = False) -> set[str]:
+    """Refuses files that are damaged, and quantised weights: transformers takes their codes for values.
+
+    Args:
+        unused: names of weights that the model does not take.
+        finite: also refuses NaN and infinity in safetensors, in one weight at a time.
+
+    Returns:
+        The names of the weights in the files.
+    """
+    names = set()
     for file in weight_files(source, label):
-        for name, dtype in _dtypes(file, label).items():
-            if dtype not in FLOATS and name.endswith((".weight", ".bias")) and name not in report["unexpected_keys"]:
-                raise InputError(
-                    f"{label}: its {file.name} holds {name} as {dtype}, not in floating point: name a model that is "
-                    "not quantised"
-                )
+        with transformers_errors(label, f"its {file.name} is damaged", "fetch it again"):
+            for name, tensor in _tensors(file):
+                names.add(name)
+                if name in unused:
+                    continue
+                if name.endswith((".weight", ".bias")) and tensor.dtype not in FLOATS:
+                    raise InputError(
+                        f"{label}: its {file.name} holds {name} as {tensor.dtype}, not in floating point: name a model "
+                        "that is not quantised"
+                    )
+                if finite and not tensor.is_meta and not is_finite(tensor):
+                    raise _damaged(label, name)
+    return names
 
 
-def _dtypes(file: Path, label: str) -> dict[str, str | torch.dtype]:
-    """The dtypes of a file's tensors by name."""
-    with transformers_errors(label, f"its {file.name} is damaged", "fetch it again"):
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as content:
-                return {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
-        weights = torch.load(file, map_location="meta", weights_only=True)
-        return {name: value.dtype for name, value in weights.items() if isinstance(value, Tensor)}
-
-
-def check_finite(model: PreTrainedModel, label: str, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
-    """Refuses NaN, and infinity in a parameter (a buffer may be a mask), in `tensors` or else in all of the model's."""
-    buffers = dict(model.named_buffers())
-    for name, tensor in model.state_dict().items() if tensors is None else tensors:
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        low, high = tensor.aminmax()  # unlike isfinite() without a copy; both are NaN if any number is
-        if low.isnan() or (name not in buffers and (low.isinf() or high.isinf())):
-            raise InputError(
-                f"{label}: its weights are damaged: {name} holds NaN or infinity: fetch them again, or name another "
-                "model"
-            )
-
-
-def check_mapped_finite(model: PreTrainedModel, source: str, report: dict[str, Any], label: str) -> None:
-    """`check_finite` for mapped weights, file by file, so that no more than one file is in memory."""
-    files = [file for file in weight_files(source, label) if file.suffix == ".safetensors"]
-    for file in files:
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """The names and tensors of a file. Those of safetensors are mapped: what nobody looks at is not read."""
+    if file.suffix == ".safetensors":
         with safe_open(file, "pt") as content:
-            names = sorted({*content.keys()} - {*report["unexpected_keys"]})
-            check_finite(model, label, ((name, content.get_tensor(name)) for name in names))
-    if not files:  # pickled weights are not mapped
-        check_finite(model, label)
+            for name in content.keys():  # noqa: SIM118
+                yield name, content.get_tensor(name)
+    else:
+        content = torch.load(file, map_location="meta", weights_only=True)
+        yield from ((name, value) for name, value in content.items() if isinstance(value, Tensor))
+
+
+def is_finite(tensor: Tensor, *, mask: bool = False) -> bool:
+    """Whether it holds no NaN and, unless it is a `mask`, no infinity. Unlike `isfinite()` it makes no copy."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    low, high = tensor.aminmax()  # both are NaN if any number is
+    return not low.isnan() and (mask or not (low.isinf() or high.isinf()))
+
+
+def check_finite(model: PreTrainedModel, label: str) -> None:
+    """Refuses NaN, and infinity in a parameter; a buffer may be a mask."""
+    buffers = dict(model.named_buffers())
+    for name, tensor in model.state_dict().items():
+        if not is_finite(tensor, mask=name in buffers):
+            raise _damaged(label, name)
+
+
+def _damaged(label: str, name: str) -> InputError:
+    return InputError(
+        f"{label}: its weights are damaged: {name} holds NaN or infinity: fetch them again, or name another model"
+    )

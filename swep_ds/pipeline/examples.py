@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from swep_ds.data.layouts import settle_repeated
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.data.windows import WindowSettings
@@ -144,14 +145,34 @@ def _warn_of_another_share(held: int, kept: int, fraction: float) -> None:
 
 def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:
     try:
-        examples = read_examples(source, training=training, unanswerable=data.unanswerable != "error")
+        examples = read_examples(
+            source,
+            training=training,
+            unanswerable=data.unanswerable != "error",
+            repeated=data.repeated_answers != "error",
+        )
     except InputError as error:
         raise InputError(f"{field}: {error}") from None
-    kept = [example for example in examples if example.answers]
-    drops, without = data.unanswerable == "drop", len(examples) - len(kept)
-    if drops and not kept:
-        raise InputError(f"{field}: {source}: no question has an answer, and data.unanswerable drops the others")
-    if without and (drops or training) and is_first_on_node():
-        end = "are left out" if drops else "teach the model to decline (data.unanswerable)"
-        log.warning("%s: %d of %d questions have no answer and %s", field, without, len(examples), end)
-    return kept if drops else examples
+    total = len(examples)
+    if training:
+        examples, repeated = settle_repeated(examples, data.repeated_answers)
+        end = "are left out" if data.repeated_answers == "drop" else "are trained on its first place"
+        what = f"an answer that occurs several times in its context, and {end} (data.repeated_answers)"
+        _warn_of_some(field, repeated, total, what)
+    without = sum(not example.answers for example in examples)
+    if data.unanswerable == "drop":
+        examples = [example for example in examples if example.answers]
+        _warn_of_some(field, without, total, "no answer and are left out")
+    elif training:
+        _warn_of_some(field, without, total, "no answer and teach the model to decline (data.unanswerable)")
+    if not examples:
+        raise InputError(
+            f"{field}: {source}: all of its {total} questions are dropped (data.unanswerable, data.repeated_answers): "
+            "name other data"
+        )
+    return examples
+
+
+def _warn_of_some(field: str, count: int, total: int, what: str) -> None:
+    if count and is_first_on_node():
+        log.warning("%s: %d of %d questions have %s", field, count, total, what)

@@ -173,7 +173,7 @@ def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
     """
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": source})})
     qa = load_model(recipe, run_tokenizer(recipe), source, weights=False)
-    check_files(qa.model, source, f"model.name {source}")
+    check_files(source, f"model.name {source}")
     with torch.device("meta"):
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     _check_environment(recipe, qa, _config_of(recipe, ds_config, objective))

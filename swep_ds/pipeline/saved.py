@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
@@ -25,8 +26,9 @@ from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
-from swep_ds.models.loading import load_weights, warn_if_padding_matters
+from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.models.trial import check_answers
 from swep_ds.pipeline.examples import warn_without_overlap
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.ranks.launch import is_first_on_node
@@ -35,6 +37,8 @@ from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_name
 from swep_ds.settings import Section, validate
 
 log = logging.getLogger(__name__)
+DELETE = "correct it, or delete it to read with default windows"
+LARGEST_FEATURE = 100  # more than any feature of a calibrator is: the largest are log odds and logs of lengths
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 _WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
 WindowSection = create_model("WindowSection", __base__=Section, **_WINDOWS)
@@ -65,7 +69,17 @@ class ReadingSettings(Section):
                 raise InputError(f"{file}: not a JSON object")
             return validate(cls, tree, file)
         except InputError as error:
-            raise InputError(f"{error}: correct it, or delete it to read with default windows") from None
+            raise InputError(f"{error}: {DELETE}") from None
+
+    def check_fits(self, file: Path, longest: int) -> None:
+        """Raises InputError: the model takes no more than `longest` tokens, or a calibrated confidence overflows."""
+        if self.data.max_length > longest:
+            raise InputError(
+                f"{file}: data.max_length {self.data.max_length}: the model takes at most {longest} tokens: {DELETE}"
+            )
+        weights = self.calibrator.weights.values() if self.calibrator else ()
+        if not math.isfinite(sum(map(abs, weights)) * LARGEST_FEATURE):
+            raise InputError(f"{file}: calibrator.weights are too large to compute with: {DELETE}")
 
 
 @dataclass(frozen=True)
@@ -90,15 +104,16 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
     Raises InputError: the threshold is not a finite number; the model cannot be loaded or has no trained head; its
-    tokenizer is another model's; or its reading.json is damaged.
+    tokenizer is another model's; its reading.json is damaged or does not fit it; or, tried on a short and on its
+    longest window, it fails or computes NaN.
     """
     if null_threshold is not None and not math.isfinite(null_threshold):
         raise InputError(f"null_threshold {null_threshold}: is not a finite number: give one, such as 0.0")
     source, label = resolve_model(name, "model"), f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
-    tokenizer = load_tokenizer(name, "model")
     config = load_config(source, "model")
+    tokenizer = load_tokenizer(name, "model")
     generative = config.is_encoder_decoder
     if generative and any(name.endswith("ForQuestionAnswering") for name in config.architectures or ()):
         raise InputError(
@@ -115,17 +130,18 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
             log.info("%s: %s is computed in float32, which is faster on this processor", label, model.dtype)
         model = model.float()
     model = model.eval().to(ranks.device())
-    warn_if_padding_matters(model, label)
-    longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
-    windows = WindowSettings(longest, task="generative" if generative else "extractive")
+    longest = longest_window(tokenizer, model)
+    windows = default_windows(longest, "generative" if generative else "extractive")
     spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
         windows, section = replace(windows, **reading.data.model_dump()), reading.eval
+        reading.check_fits(file, longest)
         spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
         generation_kwargs = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
         if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
             null_threshold, calibrator = reading.null_threshold, reading.calibrator
+    check_answers(model, windows.max_length, label)
     qa = GenerativeQA(model, **generation_kwargs) if generative else ExtractiveQA(model)
     if generative:
         qa.check_start(empty_answer(tokenizer))
@@ -134,11 +150,18 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, section)
 
 
+def default_windows(longest: int, task: Literal["extractive", "generative"]) -> WindowSettings:
+    """The windows of a model that takes `longest` tokens. Half of them, at least, are for a context."""
+    query = max(1, min(WindowSettings.max_query_length, longest // 2))
+    return WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
+
+
 def _reading_file(source: str) -> Path | None:
     """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if offline mode
     leaves that open. Raises InputError: the hub cannot give it."""
     if Path(source).is_dir():
-        return file if (file := Path(source, READING)).is_file() else None
+        file = Path(source, READING)
+        return file if file.exists() or file.is_symlink() else None
     offline = (LocalEntryNotFoundError,) if constants.is_offline_mode() else ()
     try:
         with as_input_error(
@@ -255,4 +278,10 @@ def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
         check_data_set_names([*sources])
     except ValueError as error:
         raise InputError(f"--data: {error}") from None
-    return {name: read_examples(source, training=False, unanswerable=True) for name, source in sources.items()}
+    tests = {}
+    for name, source in sources.items():
+        try:
+            tests[name] = read_examples(source, training=False, unanswerable=True)
+        except InputError as error:
+            raise InputError(f"--data {name}: {error}") from None
+    return tests

@@ -22,6 +22,7 @@ from swep_ds.errors import InputError, WriteFailed, reason
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.files import check_new_folder, read_bytes
 from swep_ds.models.folders import load_config, transformers_errors, weight_files
+from swep_ds.models.weights import is_finite
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
@@ -88,8 +89,12 @@ class Ingredient:
         yield self.model, shapes
 
     def weight(self, name: str) -> Tensor:
+        """Raises InputError: it holds NaN or infinity."""
         with safe_open(self.weights[name], "pt") as content:
-            return content.get_tensor(name)
+            tensor = content.get_tensor(name)
+        if not is_finite(tensor):
+            raise InputError(f"{self.model}: {name} holds NaN or infinity: {FIX}")
+        return tensor
 
 
 def make_soup(runs: Sequence[Path], output: Path) -> None:
@@ -97,7 +102,8 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
 
     Raises:
         InputError: fewer than two runs; a run that is not finished, damaged, or unlike the first in task, start,
-            architecture, tokenizer, windows, or in a weight's name, shape or dtype; or `output` is not new or empty.
+            architecture, tokenizer, windows, or in a weight's name, shape or dtype; a weight that is not finite; or
+            `output` is not new or empty, or cannot be made.
         WriteFailed: a full disk or the like; nothing is left.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):

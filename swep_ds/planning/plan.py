@@ -109,7 +109,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     fitting = configs  # both stages run under one command
     if recipe.pretrain:
         say("first stage (pretrain)")
-        fitting, _ = _plan_stage(recipe.first_stage(), devices, configs, say)
+        fitting, _ = _plan_stage(recipe.first_stage(), devices, configs, say, "pretrain.train")
         say("\nsecond stage")
     both, supported = _plan_stage(recipe, devices, configs, say)
     fitting = [name for name in fitting if name in both]
@@ -128,7 +128,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     )
 
 
-def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: Say) -> tuple[list[str], bool]:
+def _plan_stage(
+    recipe: Recipe, devices: Devices, configs: Sequence[str], say: Say, training_source: str = "data.train"
+) -> tuple[list[str], bool]:
     """Prints what one training takes; returns the ds_configs that fit, and whether the model can checkpoint."""
     train = recipe.train
     load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
@@ -147,7 +149,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, configs: Sequence[str], say: S
     size, steps = train.max_tokens or train.micro_batch_size, train.gradient_accumulation_steps
     unit, total = "positions" if train.max_tokens else "windows", size * steps * devices.count
     say(f"global batch: {size:,} {unit} x {steps:,} accumulated x {devices.count:,} device(s) = {total:,}")
-    length = _say_data(recipe, tokenizer, missing, devices.count, say)
+    length = _say_data(recipe, tokenizer, missing, devices.count, say, training_source)
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
     width = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
     supported = objective.qa.model.supports_gradient_checkpointing
@@ -243,7 +245,12 @@ def _untie(model: PreTrainedModel, name: str) -> None:
 
 
 def _say_data(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None, missing: str, world_size: int, say: Say
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast | None,
+    missing: str,
+    world_size: int,
+    say: Say,
+    training_source: str,
 ) -> int:
     """Prints what is known of the data; returns the tokens of the longest window.
 
@@ -254,7 +261,7 @@ def _say_data(
             raise InputError(missing)
         # training data alone: the test sets may be missing
         data = recipe.data.model_copy(update={"eval": {}})
-        training, _ = load_examples(recipe.model_copy(update={"data": data}))
+        training, _ = load_examples(recipe.model_copy(update={"data": data}), training_source)
         features = prepare.training_features(recipe, tokenizer, training)
     except InputError as error:
         if tokenizer is not None and all(map(_is_here, filter(None, (recipe.data.train, recipe.data.augmented)))):

@@ -22,6 +22,7 @@ from typing import Any
 from swep_ds import ranks
 from swep_ds.console import Console, Progress
 from swep_ds.data.chunks import Chunks, digest
+from swep_ds.data.layouts import settle_repeated
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.errors import InputError, as_input_error
 from swep_ds.models.hub import model_checksum
@@ -45,7 +46,7 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
         InputError: on all ranks: bad data or model, `output` exists, or its chunks have other settings.
     """
     console = Console(quiet=not ranks.is_main())
-    examples = ranks.on_all_ranks(lambda: _read(source, max_examples))
+    examples = ranks.on_all_ranks(lambda: _read(source, max_examples, settings, console))
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
 
     def take() -> tuple[dict[str, Any], list[int]]:
@@ -80,11 +81,18 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
         console.print(_summary(counts, len(examples)), f"written to {output}", sep="\n")
 
 
-def _read(source: str, limit: int | None) -> list[Example]:
+def _read(source: str, limit: int | None, settings: AugmentSettings, console: Console) -> list[Example]:
     try:
-        examples = read_examples(source, training=True, unanswerable=True)
+        repeated = settings.repeated_answers != "error"
+        examples = read_examples(source, training=True, unanswerable=True, repeated=repeated)
     except InputError as error:
         raise InputError(f"--data: {error}") from None
+    examples, count = settle_repeated(examples, settings.repeated_answers)
+    if count:
+        console.print(
+            f"{count} questions have an answer that occurs several times in its context "
+            f"(--repeated_answers {settings.repeated_answers})"
+        )
     # a corrupted text may begin to answer a question, or cease to: only an answer that is kept says which
     answerable = [example for example in examples if example.answers]
     if not answerable:

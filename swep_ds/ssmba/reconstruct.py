@@ -33,6 +33,7 @@ class AugmentSettings:
     seed: int = 0
     batch_size: int = 32  # windows per forward pass
     protect_answer: bool = True  # no token of the answer is corrupted; else samples that lose it are dropped
+    repeated_answers: str = "error"  # as data.repeated_answers of the recipe that trains on the samples
 
 
 class Window(NamedTuple):

@@ -350,6 +350,8 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data
         chosen = data.holdout_fraction, data.max_eval_examples, data.unanswerable
+        if data.holdout_fraction:
+            chosen += (data.repeated_answers,)  # it also decides which questions can be held out
         return list(data.eval.items()), chosen, recipe.eval.model_copy(update={"batch_size": 1})
 
     for cell in cells:
@@ -357,7 +359,7 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
             raise InputError(
                 f"{path}: variants.{cell.variant} is tested differently from {cells[0].variant}, but a table compares "
                 "runs on the same data: give data.eval, data.holdout_fraction, data.max_eval_examples, "
-                "data.unanswerable and eval in set"
+                "data.unanswerable, data.repeated_answers and eval in set"
             )
 
 

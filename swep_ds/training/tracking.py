@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds.console import Console, Progress
-from swep_ds.errors import RunExit
+from swep_ds.errors import RunExit, reason
 from swep_ds.evaluation.results import Scores
 from swep_ds.files import read_lines, write_atomically
 from swep_ds.recipe import Recipe
@@ -56,7 +56,7 @@ class Tracker:
         self.updates, self.active = updates, active
         if not active:
             return
-        self.service = start_service(recipe, folder, before)
+        self.service, self.service_warned = start_service(recipe, folder, before), False
         self.metrics, self.health = (Lines(folder / name, before) for name in ("metrics.jsonl", "health.jsonl"))
         self.console = Console()
         self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
@@ -72,8 +72,8 @@ class Tracker:
             self.progress.stop()
             self.metrics.close()
             self.health.close()
-            if self.service and kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
-                self.service.finish(exit_code=1)
+            if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
+                self._tell(lambda service: service.finish(exit_code=1))
 
     def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
@@ -100,8 +100,7 @@ class Tracker:
         self.remark = remark
         if done.updates == self.updates:
             self.progress.stop()
-        if self.service:
-            self.service.log(line, done.updates)
+        self._tell(lambda service: service.log(line, done.updates))
 
     def log_health(self, update: int, line: dict[str, Any], remarks: Iterable[str]) -> None:
         """Writes a line with every rank's numbers, and shows `remarks` on ranks that stand out."""
@@ -113,16 +112,27 @@ class Tracker:
 
     def summary(self, scores: Scores) -> None:
         """Sends the scores after training to the service."""
-        if self.active and self.service:
-            self.service.summary(
-                {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
-            )
+        if self.active:
+            values = {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
+            self._tell(lambda service: service.summary(values))
 
     def finish(self, page: str | None = None, tables: Mapping[str, Table] | None = None) -> None:
         """Ends the tracking of a finished run; sends the service its report, an HTML document, and tables by name."""
-        if self.active and self.service:
-            self.service.show(page, tables or {})
-            self.service.finish(exit_code=0)
+        if self.active:
+            self._tell(lambda service: service.show(page, tables or {}))
+            self._tell(lambda service: service.finish(exit_code=0))
+
+    def _tell(self, send: Callable[[Any], None]) -> None:
+        """Sends something to the service, if there is one. A failure is reported once, and the training continues."""
+        if not self.service:
+            return
+        try:
+            send(self.service)
+        except Exception as error:  # wandb raises anything
+            if not self.service_warned:
+                name = type(self.service).__name__
+                log.warning("%s fails and may miss data from now on; the run continues (%s)", name, reason(error))
+            self.service_warned = True
 
 
 class Lines:

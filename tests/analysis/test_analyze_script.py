@@ -5,14 +5,10 @@ import re
 import shutil
 import subprocess
 from argparse import Namespace
-from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
-from swep_ds.analysis.mechanism import sample_windows
-from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.commands.analyze import load_questions
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
@@ -134,34 +130,3 @@ def test_a_method_without_perturbation_is_refused(run, tmp_path):
     shutil.copy(run / "results.json", folder)
     (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     assert "trained by mle: it perturbs nothing" in refuse("heatmap", folder)
-
-
-def fit(folder: Path) -> None:
-    """Trains the run's model for a moment: a random one has no curvature that can be told from 0."""
-    run = SavedRun.load(folder)
-    batch = run.batch(sample_windows(run, run.training_examples(), 40, "training"))
-    optimizer = torch.optim.Adam(run.qa.requires_grad_(True).parameters(), 1e-2)
-    for _ in range(30):
-        run.qa(run.qa.embed(batch), batch).nll.mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    run.qa.model.save_pretrained(folder / "model")
-
-
-def test_mechanism(tmp_path):
-    (tmp_path / "run").mkdir()
-    run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
-    options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1]
-    assert "too uncertain to be the unit of beta: give more --windows" in refuse("mechanism", run, *options)
-    fit(run)
-    said = succeed("mechanism", run, *options, "--ratios", 1)
-    assert "special" in said
-    assert "guess_shuffled" in said
-    assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
-    first = pd.read_csv(output / "mechanism.csv")
-    succeed("mechanism", run, *options, "--ratios", 1, 10)
-    table = pd.read_csv(output / "mechanism.csv")
-    assert table.ratio.tolist() == [1, 10]
-    pd.testing.assert_frame_equal(table[:1], first)
-    assert "trained by swep: name a run of prior_aug" in refuse("mechanism", finished(tmp_path, "swep"))
-    assert "--ratios and --factors" in refuse("mechanism", run, "--ratios", 0)

@@ -370,7 +370,7 @@ def test_a_wrong_folder_costs_no_deepspeed_and_one_line(tmp_path):
     said = "import sys; from pathlib import Path; import swep_ds.analysis.report as report\n"
     said += f"try: report.make_report(Path({str(tmp_path)!r}))\nexcept Exception as error: print(error)\n"
     said += "print('deepspeed' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, cwd=tiny_run.ROOT)
+    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert shown.stderr == ""
     assert shown.stdout == f"{tmp_path}: holds no recipe.yaml, so no run: name a run's folder\nFalse\n"
 

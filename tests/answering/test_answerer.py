@@ -263,5 +263,5 @@ def test_answers_to_a_file_that_were_stopped_are_resumed(model, tmp_path, monkey
 def test_a_question_from_python_prints_nothing(model):
     code = f"import swep_ds as sd; sd.QuestionAnswerer({model!r})('Who?', 'An abbot.')"
     env = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}  # DeepSpeed looks for a GPU
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")

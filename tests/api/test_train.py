@@ -27,14 +27,14 @@ HEAVY = ("torch", "transformers", "deepspeed", "datasets", "pydantic", "numpy", 
 
 def test_importing_imports_nothing_else():
     code = f"import sys, swep_ds; print(*(name for name in {HEAVY} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 
 
 def test_a_call_that_is_refused_prints_nothing():
     call = "sd.train('quickstart', metod=sd.Swep(), output_dir='none')"
     code = f"import swep_ds as sd\ntry: {call}\nexcept sd.InputError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "Recipe: metod is not a field; did you mean 'method'?\n"
     assert done.stderr == ""
 

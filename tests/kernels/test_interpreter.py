@@ -17,5 +17,5 @@ def test_triton_kernels_in_the_interpreter():
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / "test_triton.py")]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

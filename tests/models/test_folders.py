@@ -6,6 +6,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers.utils import import_utils
 
 from swep_ds.errors import printable
@@ -29,33 +31,52 @@ def load(folder: Path | str):
     return tiny_models.load(resolve_model(str(folder)))
 
 
-FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "notes.txt")
+LOADERS = {"tokenizer": load_tokenizer, "config": load_config, "saved": load_saved, "trained": tiny_models.load}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_pipe_or_a_device_in_the_folder_is_not_waited_for(name, folder):
-    file = folder / name
-    for put in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        file.unlink(missing_ok=True)
-        put(file)
-        for option, loader in (("model.name", load_tokenizer), ("model.name", load_config), ("model", load_saved)):
-            assert refused(loader, str(folder)) == f"{option} {folder}: its {name}: is not a regular file: name one"
+def put_adapter(folder: Path) -> None:
+    model = get_peft_model(tiny_models.model("bert", vocab_size=200), LoraConfig(task_type="QUESTION_ANS"))
+    model.save_pretrained(folder)
 
 
-def test_a_pipe_among_the_shards(folder):
-    tiny_models.model("bert", vocab_size=200).save_pretrained(folder, max_shard_size="8KB")
-    shard = min(folder.glob("model-*"))
-    shard.unlink()
-    os.mkfifo(shard)
-    assert "is not a regular file" in refused(load, folder)
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("without", [(), ("model.safetensors",), ("model.safetensors", "config.json")])
+def test_an_adapter_is_refused_whatever_stands_beside_it(loader, without, folder):
+    """transformers would apply it without the head that was trained with it, or fetch its base model."""
+    put_adapter(folder)
+    for name in without:
+        (folder / name).unlink()
+    if loader == "trained" and "config.json" in without:
+        pytest.skip("the helper reads the config")
+    message = refused(LOADERS[loader], str(folder))
+    assert message.endswith(
+        f"{folder}: holds an adapter (adapter_config.json): merge it (merge_and_unload), save model and tokenizer, and "
+        "name that folder"
+    )
 
 
-def test_a_link_that_leads_nowhere(folder):
-    (folder / "notes.txt").symlink_to(folder / "nowhere")
-    load(folder)
-    (folder / "config.json").unlink()
-    (folder / "config.json").symlink_to(folder / "nowhere")
-    assert refused(load_tokenizer, str(folder)) == f"model.name {folder}: its config.json: no such file"
+def test_a_merged_adapter_is_a_model(folder):
+    put_adapter(folder)
+    merged = PeftModel.from_pretrained(tiny_models.model("bert", vocab_size=200), folder).merge_and_unload()
+    merged.save_pretrained(folder / "merged")
+    assert torch.equal(tiny_models.load(folder / "merged").model.qa_outputs.weight, merged.qa_outputs.weight)
+
+
+def cached(folder: Path, cache: Path, monkeypatch) -> str:
+    """The hub id of a folder that is put into the hub's cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    kept = cache / "models--me--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
+    return "me/model"
+
+
+@pytest.mark.parametrize("loader", ["tokenizer", "config", "saved"])
+def test_so_is_one_in_the_hubs_cache(loader, folder, tmp_path, monkeypatch):
+    put_adapter(folder)
+    message = refused(LOADERS[loader], cached(folder, tmp_path / "cache", monkeypatch))
+    assert "me/model: holds an adapter (adapter_config.json)" in message
 
 
 @pytest.mark.parametrize("name", ["~nobody_of_this_name/bert", "x" * 5000, "a/" * 3000, "bert\0base"])
@@ -73,10 +94,7 @@ def test_a_model_that_was_never_fetched_is_told_offline(folder, tmp_path, monkey
             "model.name me/model: not a folder, and not in the hub's cache (HF_HUB_OFFLINE is set): name a local "
             "folder, or fetch it once without HF_HUB_OFFLINE"
         )
-    kept = tmp_path / "models--me--model"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
+    cached(folder, tmp_path, monkeypatch)
     load_tokenizer("me/model")
     load_config("me/model")
 
@@ -102,17 +120,12 @@ def test_a_folder_without_permission(folder):
         folder.chmod(0o755)
 
 
-CONTENTS = {text: text for text in ("", "[]", "null", "7", "{")}
-CONTENTS |= {"nested": '{"a": ' + "[" * 100_000, "long": '{"a": ' + "9" * 5000 + "}", "bytes": "\udcff\udcfe{"}
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", ["", "[]", "{"])
 def test_files_that_are_not_json_objects(name, content, folder):
-    (folder / name).write_bytes(CONTENTS[content].encode(errors="surrogateescape"))
+    (folder / name).write_text(content)
     message = refused(load, folder)
     assert message.startswith(f"model.name {folder}: ")
-    assert name in message or name == "tokenizer.json"
 
 
 FOREIGN = {
@@ -133,23 +146,13 @@ def test_settings_that_ask_for_code_or_other_files(field, value, folder, monkeyp
     for settings in ({field: value}, {field: None, "decoder": {field: value}}):
         change_json(folder / "config.json", **settings)
         for loader in (load_tokenizer, load_saved):
-            assert f"its config.json has {field} {value!r}, which " in refused(loader, str(folder))
+            assert f"its config.json has {field}, which may need code from the hub" in refused(loader, str(folder))
 
 
 def test_settings_that_only_look_like_it(folder):
-    """transformers 4.46 to 4.51 wrote the first one; names of labels are free."""
-    free = {"_attn_implementation_autoset": True, "label2id": {"drop": 7, "n_layers": -1}}
-    change_json(folder / "config.json", **free)
+    """transformers 4.46 to 4.51 wrote the first one."""
+    change_json(folder / "config.json", _attn_implementation_autoset=True, attn_implementation="eager")
     load(folder)
-
-
-COUNTS = {"num_hidden_layers": [0, -1, 10**9], "num_labels": [0, 10**9], "num_experts": [10**9]}
-
-
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in COUNTS.items() for value in values])
-def test_counts_out_of_range(field, value, folder):
-    change_json(folder / "config.json", **{field: value})
-    assert f"its config.json has {field} {value}, which must be from " in refused(load_config, str(folder))
 
 
 def test_a_checksum_changes_with_what_decides_the_models_numbers(folder):

@@ -4,8 +4,12 @@ import pytest
 import torch
 import transformers.models.bert.modeling_bert as bert
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     BigBirdConfig,
     FNetConfig,
     FNetForQuestionAnswering,
@@ -15,10 +19,11 @@ from transformers import (
     ViTConfig,
 )
 
-from swep_ds.models import loading
+from swep_ds.models import trial
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from tests.support import tiny_batches, tiny_models
+from swep_ds.pipeline.saved import load_saved
+from tests.support import tiny, tiny_batches, tiny_models
 from tests.support.bad_input import change_json, refused
 
 
@@ -130,18 +135,94 @@ def test_models_without_a_head_for_the_task(tmp_path):
         assert message.startswith(said.format(tmp_path))
 
 
+FORMER = {
+    "a regression": {"num_labels": 1, "problem_type": "regression"},
+    "NLI": {"id2label": {"0": "entailment", "1": "neutral", "2": "contradiction"}, "finetuning_task": "mnli"},
+    "sentiment": {"id2label": {"0": "bad", "1": "good"}, "problem_type": "single_label_classification"},
+    "entities": {"num_labels": 9},
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("former", FORMER)
+@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, "xlnet"])
+def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, former, mapped, tmp_path):
+    config = tiny_models.config(architecture)
+    config.save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", **FORMER[former])
+    kind = AutoModelForTokenClassification if former == "entities" else AutoModelForSequenceClassification
+    classifier = kind.from_config(AutoConfig.from_pretrained(tmp_path))
+    classifier.save_pretrained(tmp_path)
+    model = tiny_models.load(tmp_path, mapped=mapped).model
+    head = model.classifier if architecture == "modernbert" else model.qa_outputs
+    assert head.out_features == 2
+    assert (model.config.id2label, model.config.problem_type) == ({0: "LABEL_0", 1: "LABEL_1"}, None)
+    for name, weight in classifier.base_model.named_parameters():
+        if "pooler" not in name:
+            assert torch.equal(model.base_model.get_parameter(name), weight)
+    tiny.wordpiece().save_pretrained(tmp_path)
+    assert "question-answering head" in refused(load_saved, str(tmp_path))
+
+
+DECODER = tiny_models.COMMON | {"num_key_value_heads": 1, "head_dim": 8}
+DECODERS = ("llama", "qwen2", "qwen3", "smollm3", "exaone4", "nemotron", "arcee", "mistral", "gpt2", "opt")
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("published", [True, False])
+def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kind, published, mapped, tmp_path):
+    """Those of the causal model, which has another prefix than the question-answering class, or of the bare one."""
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2} if kind == "gpt2" else DECODER
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=64, **{name: sizes[name] for name in sizes if name != "vocab_size"})
+    base = AutoModelForCausalLM.from_config(config)
+    (base if published else base.base_model).save_pretrained(tmp_path / "base")
+    model = tiny_models.load(tmp_path / "base", mapped=mapped).model
+    expected = dict(base.base_model.named_parameters())
+    assert {name for name, _ in model.base_model.named_parameters()} == expected.keys()
+    assert all(torch.equal(model.base_model.get_parameter(name), weight) for name, weight in expected.items())
+    model.save_pretrained(tmp_path / "exported")
+    again, report = type(model).from_pretrained(tmp_path / "exported", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert all(torch.equal(again.get_parameter(name), weight) for name, weight in model.named_parameters())
+
+
+def test_what_a_config_asks_for_beside_the_model_is_left_out(tmp_path):
+    """transformers refuses the first at the export, after the training; chunks would need windows of some lengths."""
+    tiny_models.model("bert").save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", output_attentions=True, output_hidden_states=True, chunk_size_feed_forward=7)
+    model = tiny_models.load(tmp_path).model
+    model.save_pretrained(tmp_path / "exported")
+    config = AutoConfig.from_pretrained(tmp_path / "exported")
+    assert (config.output_attentions, config.output_hidden_states, config.chunk_size_feed_forward) == (False, False, 0)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_config_that_could_not_be_exported_is_refused_before_the_training(weights, tmp_path, monkeypatch):
+    tiny_models.model("bert").save_pretrained(tmp_path)
+
+    def refuse(*_):
+        raise ValueError("no such activation")
+
+    monkeypatch.setattr(bert.BertConfig, "save_pretrained", refuse)
+    message = refused(tiny_models.load, tmp_path, weights=weights)
+    assert "its config.json could not be exported after the training (no such activation): correct it" in message
+
+
 def test_a_missing_model_is_named(tmp_path):
     message = refused(ExtractiveQA.load, str(tmp_path / "nowhere"), activation_checkpointing=False)
-    assert message.startswith(f"model.name {tmp_path}/nowhere: neither a model on the hub")
+    assert message.startswith(f"model.name {tmp_path}/nowhere: not a folder, and not in the hub's cache")
 
 
 def test_a_model_whose_answers_depend_on_padding_is_named(tmp_path, caplog):
     for architecture in tiny_models.ARCHITECTURES:
-        loading.check_takes_embeddings(tiny_models.model(architecture), "model.name x")
+        trial.check_takes_embeddings(tiny_models.model(architecture), "model.name x")
     assert caplog.text == ""
     torch.manual_seed(0)
     config = FNetConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, intermediate_size=32)
-    loading.check_takes_embeddings(FNetForQuestionAnswering(config), "model.name ./fnet")
+    trial.check_takes_embeddings(FNetForQuestionAnswering(config), "model.name ./fnet")
     assert "model.name ./fnet: what FNetForQuestionAnswering answers depends on the padding" in caplog.text
 
 
@@ -160,7 +241,7 @@ def test_attention_is_chosen_or_refused(tmp_path):
         assert tiny_models.load(tmp_path / "bert", attention=name).model.config._attn_implementation == name
     tiny_models.model("deberta-v2").save_pretrained(tmp_path / "deberta")
     message = refused(tiny_models.load, tmp_path / "deberta", attention="sdpa")
-    assert message.startswith("model.attention sdpa: not available for deberta-v2 (")
+    assert "no deberta-v2 can be built with model.attention sdpa (" in message
     assert message.endswith("): set it to auto")
 
 
@@ -174,6 +255,6 @@ def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
     def set_name(name: str) -> None:
         model.config._attn_implementation = name
 
-    loading.check_takes_embeddings(model, "model.name bert")
+    trial.check_takes_embeddings(model, "model.name bert")
     assert asked == ["eager", "flash_attention_2"] * 2
     assert model.config._attn_implementation == "flash_attention_2"

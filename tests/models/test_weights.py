@@ -1,6 +1,5 @@
 """Weights that transformers would fill in, or take as they are: anything but a new head is refused in one line."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +45,12 @@ def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], We
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 INTERMEDIATE = "bert.encoder.layer.0.intermediate.dense.weight"
 FAULTS = {
-    "another prefix": ("bert", renamed("student."), {}, r"lack 37 of the 37 weights .*first bert\.embeddings\.word"),
+    "another prefix": (
+        "bert",
+        renamed("student."),
+        {},
+        r"lack 37 of .*first (bert\.\S+);.* nearest is student\.\1:",
+    ),
     "no backbone": ("electra", without(r"^electra\."), {}, r"lack (\d+) of the \1 weights"),
     "half a layer": ("bert", without(r"layer\.1\.(output|interm)"), {}, r"lack 6 of the 37 .*layer\.1\.intermediate"),
     "one bias": ("roberta", without(r"layer\.0\.output\.dense\.bias"), {}, r"lack 1 of the 37 weights"),
@@ -58,20 +62,23 @@ FAULTS = {
     "half a head": ("bert", without(r"qa_outputs\.bias"), {}, r"has no weights for qa_outputs\.bias: name a model"),
     "another width": ("bert", dict, {"intermediate_size": 48}, r"6 of its weights are of other shapes .*\[32, 16\] in"),
     "more words": ("distilbert", dict, {"vocab_size": 70}, r"1 of its weights .*word_embeddings\.weight of \[64, 16"),
-    "a wider head": ("bert", dict, {"num_labels": 3}, r"2 of its weights .*first qa_outputs"),
+    "a wider head": ("bert", put("qa_outputs.bias", lambda b: b.repeat(2)), {}, r"1 of its weights .*first qa_outputs"),
     "transposed": ("bert", put(INTERMEDIATE, torch.t), {}, r"1 of its weights are of other shapes"),
-    "quantised": ("bert", put(QUERY, lambda w: (100 * w).to(torch.int8)), {}, "query.weight as I8, not in floating"),
-    "in eight bits": ("bert", put(QUERY, lambda w: w.to(torch.float8_e4m3fn)), {}, "query.weight as F8_E4M3"),
-    "complex": ("bert", put(QUERY, lambda w: w.to(torch.complex64)), {}, "of unknown dtype C64|query.weight as C64"),
+    "quantised": ("bert", put(QUERY, lambda w: (100 * w).to(torch.int8)), {}, "query.weight as torch.int8, not in"),
+    "in eight bits": (
+        "bert",
+        put(QUERY, lambda w: w.to(torch.float8_e4m3fn)),
+        {},
+        "query.weight as torch.float8",
+    ),
+    "complex": (
+        "bert",
+        put(QUERY, lambda w: w.to(torch.complex64)),
+        {},
+        "of unknown dtype C64|as torch.complex64",
+    ),
     "NaN": ("bert", put(QUERY, lambda w: w.index_fill(0, torch.tensor(3), torch.nan)), {}, "query.weight holds NaN or"),
     "infinity": ("albert", put("qa_outputs.bias", lambda b: b - torch.inf), {}, "qa_outputs.bias holds NaN or inf"),
-    "a config of a model far larger": (
-        "bert",
-        dict,
-        {"hidden_size": 10**9, "vocab_size": 10**12},
-        "no model can be built|describes ",
-    ),
-    "tables beside the weights": ("deberta-v2", dict, {"max_position_embeddings": 10**12}, "and its weights take"),
 }
 
 
@@ -86,11 +93,24 @@ def test_weights_that_are_not_the_models(fault, mapped, tmp_path):
     assert re.search(said, message)
 
 
+TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
 @pytest.mark.parametrize("architecture", tiny_models.UNTIED)
 def test_an_output_layer_of_its_own_must_be_there(architecture, tmp_path):
     """Without tied tables both must be in the file; with tied ones transformers ties the output to the input."""
-    whole = write(tmp_path / "whole", architecture)
-    assert torch.equal(load(tmp_path / "whole").model.lm_head.weight, whole["lm_head.weight"])
+    weights = write(tmp_path / "whole", architecture)
+    table, output = weights.pop("shared.weight"), weights.pop("lm_head.weight")
+    rest = {name: value for name, value in weights.items() if name not in TABLES}
+    for name in TABLES:
+        save_file(rest | {name: table, "lm_head.weight": output}, tmp_path / "whole" / "model.safetensors")
+        whole = load(tmp_path / "whole").model
+        assert torch.equal(whole.lm_head.weight, output)
+        assert all(torch.equal(whole.get_parameter(name), table) for name in TABLES)
+    for held, lacking in (({"shared.weight": table}, "lm_head"), ({"lm_head.weight": output}, "shared")):
+        save_file(rest | held, tmp_path / "whole" / "model.safetensors")
+        assert "its files lack 1 of the " in (said := refused(load, tmp_path / "whole"))
+        assert f"first {lacking}.weight" in said
     write(tmp_path / "tied", architecture, without("lm_head"), tie_word_embeddings=True)
     tied = load(tmp_path / "tied").model
     assert tied.lm_head.weight is tied.shared.weight
@@ -131,48 +151,20 @@ def test_shards_and_their_index(tmp_path):
     model = tiny_models.model("bert")
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     index = tmp_path / "model.safetensors.index.json"
-    good = index.read_text()
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in load(tmp_path).model.named_parameters())
-    for content, said in (
-        ("[]", "is not a JSON object"),
-        ("{", "not JSON"),
-        ("{}", "has no weight_map"),
-        ('{"weight_map": {"a": null}}', "has no weight_map"),
-        ('{"weight_map": {"a": "../model.safetensors"}}', "name a file of this folder"),
-        ('{"weight_map": {"a": "gone.safetensors"}}', "names gone.safetensors, which must be in the folder: no such"),
-    ):
-        index.write_text(content)
-        message = refused(load, tmp_path)
-        assert message.startswith(f"model.name {tmp_path}: its model.safetensors.index.json")
-        assert said in message
-    index.write_text(good)
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.rename(tmp_path / "elsewhere")
-    assert f"names {shard.name}, which must be in the folder: no such file" in refused(load, tmp_path)
+    assert f"{shard.name}): correct the folder" in refused(load, tmp_path)
+    index.write_text("{}")
+    assert f"model.name {tmp_path}: " in refused(load, tmp_path)
 
 
-@pytest.mark.parametrize("kept", [0, 7, 100, 5000, -1])
+@pytest.mark.parametrize("kept", [0, 100, -1])
 def test_files_cut_short(kept, tmp_path):
     write(tmp_path, "bert")
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
     assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_header_that_lies(mapped, tmp_path):
-    write(tmp_path, "bert")
-    file = tmp_path / "model.safetensors"
-    content = file.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    names = [name for name in header if name != "__metadata__"]
-    for lie in ({"shape": [10**12, 16]}, {"dtype": "F65"}, {"data_offsets": [0, 10**15]}, {"data_offsets": [-1, 3]}):
-        text = json.dumps(header | {names[3]: header[names[3]] | lie}).encode()
-        file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-        assert refused(load, tmp_path, mapped=mapped).startswith(f"model.name {tmp_path}: cannot load (")
-    file.write_bytes((2**62).to_bytes(8, "little") + content[8:])
-    assert "cannot load" in refused(load, tmp_path, mapped=mapped)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -188,9 +180,6 @@ def test_pickled_weights_alone(mapped, tmp_path):
     for kind in (torch.int8, torch.complex64, torch.bool):
         torch.save({**model.state_dict(), QUERY: model.get_parameter(QUERY).to(kind)}, file)
         assert f"{QUERY} as {kind}, not in floating point" in refused(load, tmp_path, mapped=mapped)
-    for content in ([1, 2], "text", {"a": 1}):
-        torch.save(content, file)
-        assert refused(load, tmp_path, mapped=mapped).startswith(f"model.name {tmp_path}: ")
     file.write_bytes(b"damaged")
     assert refused(load, tmp_path, mapped=mapped).startswith(f"model.name {tmp_path}: cannot load (")
 

@@ -1,5 +1,7 @@
 """The questions that results are of, read set by set."""
 
+import json
+
 import pytest
 
 from swep_ds.data.splits import halves
@@ -89,6 +91,48 @@ def test_test_questions_that_are_trained_on_are_counted(caplog):
         for name, count in counted.items()
         if count
     ]
+
+
+@pytest.fixture
+def repeated(tmp_path):
+    """Data whose second question, of three, has an answer without an offset that occurs twice."""
+    rows = [{"question": "Who?", "context": "Ann Bob Ann.", "answer": answer} for answer in ("Bob", "Ann", "")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    return tmp_path / "rows.json"
+
+
+SPANS = {"first": [(4, 7), (0, 3), None], "drop": [(4, 7), None]}
+
+
+@pytest.mark.parametrize("choice", SPANS)
+@pytest.mark.parametrize("field", ["data.train", "pretrain.train"])
+def test_repeated_answers_are_settled_and_counted_once(caplog, repeated, field, choice):
+    settings = [f"{field}={repeated}", "data.eval={}", f"data.repeated_answers={choice}", "data.unanswerable=train"]
+    recipe = Recipe.load("quickstart", settings)
+    training, _ = load_examples(recipe.first_stage() if recipe.pretrain else recipe, field)
+    assert [example.span for example in training] == SPANS[choice]
+    end = {"first": "are trained on its first place", "drop": "are left out"}[choice]
+    assert [record.message for record in caplog.records] == [
+        f"{field}: 1 of 3 questions have an answer that occurs several times in its context, and {end} "
+        "(data.repeated_answers)",
+        f"{field}: 1 of 3 questions have no answer and teach the model to decline (data.unanswerable)",
+    ]
+
+
+@pytest.mark.parametrize("field", ["data.train", "pretrain.train"])
+def test_repeated_answers_are_refused_by_default_under_the_field_of_their_source(repeated, field):
+    recipe = Recipe.load("quickstart", [f"{field}={repeated}", "data.eval={}", "data.unanswerable=train"])
+    said = rf"^{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to first"
+    with pytest.raises(InputError, match=said):
+        load_examples(recipe.first_stage() if recipe.pretrain else recipe, field)
+
+
+@pytest.mark.parametrize(("setting", "answer"), [("repeated_answers", "Ann"), ("unanswerable", "")])
+def test_some_question_must_be_left(tmp_path, setting, answer):
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": answer}]))
+    settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", f"data.{setting}=drop"]
+    with pytest.raises(InputError, match=r"all of its 1 questions are dropped \(data\.unanswerable, data\.repeated_"):
+        load_examples(Recipe.load("quickstart", settings))
 
 
 def test_test_questions_that_a_first_stage_trains_on_are_counted(caplog):

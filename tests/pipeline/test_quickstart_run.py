@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import DEEPSPEED, execute
 
 pytestmark = pytest.mark.slow
-ARGUMENTS = ["scripts/train.py", "--ds_config", "ds_configs/zero2.json"]
+ARGUMENTS = [str(ROOT / "scripts" / "train.py"), "--ds_config", str(ROOT / "ds_configs" / "zero2.json")]
 
 
 def settings(**values: float) -> list[str]:
@@ -48,5 +49,5 @@ def test_the_quick_start_learns(tmp_path):
 
 def test_without_fine_tuning_it_knows_nothing(tmp_path):
     untrained = settings(train__max_updates=1, train__learning_rate=1e-30, data__max_eval_examples=60)
-    run_script(ROOT / ARGUMENTS[0], *ARGUMENTS[1:], "--output_dir", str(tmp_path / "run"), *untrained)
+    run_script(Path(ARGUMENTS[0]), *ARGUMENTS[1:], "--output_dir", str(tmp_path / "run"), *untrained)
     assert max(exact_match(tmp_path / "run").values()) < 5

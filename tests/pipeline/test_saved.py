@@ -1,22 +1,26 @@
 """Saved models: which of them load, and what their reading.json may hold."""
 
 import json
+import math
 import shutil
+from pathlib import Path
 from unittest import mock
 
 import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-from transformers import FNetConfig, FNetForQuestionAnswering, T5ForConditionalGeneration
+from transformers import BertForQuestionAnswering, FNetConfig, FNetForQuestionAnswering, T5ForConditionalGeneration
 
+from swep_ds.answering import QuestionAnswerer
 from swep_ds.pipeline.saved import READING, WINDOWS, _reading_file, load_saved
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
-from tests.support.bad_input import error_line, refused
+from tests.support.bad_input import change_json, error_line, refused
 from tests.support.fork_server import ROOT, run_script
 
+CALIBRATOR = {"kind": "features", "intercept": 0.0, "weights": {"log_odds": 1e308}, "log_loss": {}, "questions": 9}
 READ = {"data": {"max_length": 48, "doc_stride": 16}, "eval": {"beams": 2, "max_answer_tokens": 9}}
 
 
@@ -90,6 +94,7 @@ def test_a_hub_that_fails_is_not_taken_for_a_model_without_a_reading(monkeypatch
         (READ | {"eval": {"beams": 0}}, "eval.beams: 0"),
         (READ | {"data": {"doc_strid": 3}}, "data.doc_strid is not a field; did you mean 'data.doc_stride'?"),
         ({"data": {}}, "eval is required"),
+        (READ | {"calibrator": CALIBRATOR}, "calibrator.weights are too large"),
         ([], "not a JSON object"),
         ("{", "not JSON"),
     ],
@@ -100,6 +105,65 @@ def test_a_damaged_reading(folder, content, said):
     assert message.startswith(f"{folder / READING}: ")
     assert said in message
     assert message.endswith(": correct it, or delete it to read with default windows")
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, lambda path: path.symlink_to(path), lambda path: path.symlink_to("gone")])
+def test_a_reading_that_is_no_file_is_not_taken_for_none(folder, put):
+    put(folder / READING)
+    assert refused(load_saved, str(folder)).startswith(f"{folder / READING}: ")
+
+
+def bert(folder: Path, **settings) -> BertForQuestionAnswering:
+    tokenizer = tiny.wordpiece()
+    tokenizer.save_pretrained(folder)
+    model = tiny_models.model("bert", vocab_size=len(tokenizer), **settings)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_model_that_computes_no_numbers_is_refused(tmp_path):
+    """It would decline every question, and be sure of it."""
+    model = bert(tmp_path)
+    change_json(tmp_path / "config.json", layer_norm_eps=math.nan)
+    assert "computes NaN or infinity from any text" in refused(load_saved, str(tmp_path))
+    change_json(tmp_path / "config.json", layer_norm_eps=1e-12)
+    load_saved(str(tmp_path))
+    for weight in model.parameters():
+        weight.data *= 1e30
+    model.save_pretrained(tmp_path)
+    assert "computes NaN or infinity from any text" in refused(load_saved, str(tmp_path))
+
+
+def test_a_model_is_tried_on_its_longest_window(tmp_path, monkeypatch):
+    bert(tmp_path)
+    forward = BertForQuestionAnswering.forward
+
+    def short_only(self, input_ids, **inputs):
+        if input_ids.shape[1] > 60:
+            raise ValueError("too long")
+        return forward(self, input_ids, **inputs)
+
+    monkeypatch.setattr(BertForQuestionAnswering, "forward", short_only)
+    assert "cannot be run on a window of 64 tokens (too long)" in refused(load_saved, str(tmp_path))
+
+
+def test_a_reading_of_longer_windows_than_the_model_takes(tmp_path):
+    bert(tmp_path)
+    (tmp_path / READING).write_text(json.dumps(READ | {"data": {"max_length": 65}}))
+    said = f"{tmp_path / READING}: data.max_length 65: the model takes at most 64 tokens: correct it, or delete it"
+    assert refused(load_saved, str(tmp_path)).startswith(said)
+
+
+def test_a_model_of_few_positions_answers(tmp_path):
+    bert(tmp_path, max_position_embeddings=24)
+    [reply] = QuestionAnswerer(tmp_path)("who built the old mill?", "the old mill was built by vera lind. " * 20)
+    assert reply.text
+
+
+def test_a_config_that_cuts_windows_into_chunks_does_not_matter(tmp_path):
+    bert(tmp_path)
+    change_json(tmp_path / "config.json", chunk_size_feed_forward=7, output_attentions=True)
+    assert load_saved(str(tmp_path)).qa.model.config.chunk_size_feed_forward == 0
 
 
 def test_another_models_tokenizer(folder):

@@ -181,6 +181,15 @@ def test_what_is_unlike_the_first_run_is_refused(runs, tmp_path, change, file, s
     assert not (tmp_path / "soup").exists()
 
 
+def test_a_run_whose_weights_are_not_finite_is_left_out(runs, tmp_path):
+    change_weights(
+        runs[1], lambda weights: weights | {WEIGHT: weights[WEIGHT].index_fill(0, torch.tensor(3), torch.nan)}
+    )
+    message = refused(make_soup, runs, tmp_path / "soup")
+    assert message == f"{runs[1] / 'model'}: {WEIGHT} holds NaN or infinity: leave that run out"
+    assert not (tmp_path / "soup").exists()
+
+
 def test_weights_that_changed_under_the_same_name_are_refused(runs, tmp_path):
     for run, checksum in zip(runs, ("a", "a", "b"), strict=True):
         change_json(run / "results.json", inputs={"model.name": checksum})
@@ -195,6 +204,7 @@ def test_what_is_not_a_soup_is_refused(runs, tmp_path):
     assert "a soup is made of two or more different runs" in refused(make_soup, [runs[0]] * 2, tmp_path / "soup")
     said = refused(make_soup, runs, runs[0])
     assert said.startswith(f"--output {runs[0]}: is not empty (it holds ")
+    assert refused(make_soup, runs, runs[0] / CONFIG / "soup").startswith(f"--output {runs[0] / CONFIG / 'soup'}: ")
     (runs[1] / "results.json").unlink()
     said = f"{runs[1]}: holds no results.json: name the folder of a finished run"
     assert refused(make_soup, runs, tmp_path / "soup") == said

@@ -202,6 +202,5 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_clear_message(folder):
 
 @pytest.mark.slow
 def test_wandb_offline_keeps_its_run_in_the_runs_folder(folder):
-    pytest.importorskip("wandb")
     run_script(TRAIN, *arguments(folder, "tracked", "train.max_updates=2", "tracking.to=wandb_offline"))
     assert list((folder / "tracked" / "wandb").glob("offline-run-*/*.wandb"))

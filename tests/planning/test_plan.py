@@ -107,11 +107,11 @@ def test_data_out_of_reach_is_said(capsys, folder):
     assert "use zero0" in text
 
 
-@pytest.mark.parametrize("field", ["data.train", "data.augmented"])
+@pytest.mark.parametrize("field", ["data.train", "data.augmented", "pretrain.train"])
 def test_data_that_is_here_and_malformed_is_refused(capsys, folder, tmp_path, field):
     (tmp_path / "bad.json").write_text("{")
     sets = [f"{field}={tmp_path / 'bad.json'}", "method.name=ssmba"]
-    if field == "data.train":
+    if field != "data.augmented":
         sets.append(f"data.augmented={folder / 'train.json'}")
     with pytest.raises(InputError, match=rf"^{field}: {tmp_path}/bad\.json: not JSON"):
         printed(capsys, folder, gpus(1, 1000), *sets)

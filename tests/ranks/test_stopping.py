@@ -201,7 +201,7 @@ def start(folder: Path, output: str, *launcher: str) -> tuple[subprocess.Popen, 
     command = [*launcher, *script, "--recipe", str(folder / "recipe.yaml"), "--output_dir", str(folder / output), *sets]
     env = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes)
+    process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
     deadline = time.monotonic() + HANGS
     while not (folder / output / "metrics.jsonl").is_file() or not metrics(folder / output):
         if process.poll() is not None or time.monotonic() > deadline:

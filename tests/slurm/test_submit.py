@@ -13,13 +13,13 @@ from swep_ds.sweeps.sweep import digest_of, read_sweep
 from tests.support.fork_server import ROOT, run_script
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
-RUN = ["--ds_config", "ds_configs/zero2.json"]
+RUN = ["--ds_config", "zero2"]
 
 
 @pytest.fixture
-def submit(monkeypatch, capsys):
-    """Calls `submit` in the repository's root; returns what it printed."""
-    monkeypatch.chdir(ROOT)
+def submit(tmp_path, monkeypatch, capsys):
+    """Calls `submit` in an empty folder; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", [str(SUBMIT), *words])
@@ -41,12 +41,12 @@ def command(printed: str) -> list[str]:
     return words[4:]
 
 
-def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submit):
+def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submit, tmp_path):
     options = ["--nodes", "2", "--gpus_per_node", "8", "--time", "12:00:00", "--partition", "gpu"]
     printed = submit("train", *options, "--sbatch=--qos=high", "--dry_run", "--", *RUN, "--set", "seed=3")
     words = command(printed)
     script = words.index(str(ROOT / "scripts" / "slurm" / "train.sbatch"))
-    folder = ROOT / "runs" / "quickstart-swep-seed3"
+    folder = tmp_path / "runs" / "quickstart-swep-seed3"
     assert words[:script] == [
         *("sbatch", "--parsable", "--export=ALL", "--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8"),
         *("--time=12:00:00", "--partition=gpu"),
@@ -72,7 +72,7 @@ def test_without_gpus_none_are_asked_for(submit, tmp_path):
 def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     file, folder = tmp_path / "mine.yaml", tmp_path / "runs"
     variants = {name: {"method.name": name} for name in ("mle", "swep", "neftune", "r_drop")}
-    file.write_text(yaml.safe_dump({"variants": variants, "ds_config": "ds_configs/zero0.json"}, sort_keys=False))
+    file.write_text(yaml.safe_dump({"variants": variants, "ds_config": "zero0"}, sort_keys=False))
     whole = ["sweep", "--gpus_per_node", "1", "--parallel", "2", "--dry_run", "--", str(file)]
     whole += ["--output_dir", str(folder)]
     words = command(submit(*whole))
@@ -96,8 +96,7 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
         submit(*whole)
 
 
-def test_the_documents_commands_are_submitted(submit, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a sweep of the checkout may be done
+def test_the_documents_commands_are_submitted(submit, tmp_path):
     (tmp_path / "ds_configs").symlink_to(ROOT / "ds_configs")
     document = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", " ")
     commands = [line for line in document.splitlines() if line.startswith("python scripts/slurm/submit.py")]
@@ -143,8 +142,14 @@ CPU = ["--cpu_ranks_per_node", "1"]
             ["sweep", *CPU, "--sbatch=-n2", "--", "quickstart_methods"],
             "--sbatch=-n: 2: give the number of ranks by --gpus_per",
         ),
-        (["train", *CPU, "--", *RUN, "--output_dir", "README.md"], r"--output_dir .*README.md: is a file: name a fold"),
-        (["train", *CPU, "--", *RUN, "--output_dir", "docs"], r"--output_dir .*docs: holds files that belong to no ru"),
+        (
+            ["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "README.md")],
+            r"--output_dir .*README.md: is a file: name a fold",
+        ),
+        (
+            ["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")],
+            r"--output_dir .*docs: holds files that belong to no ru",
+        ),
         (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart", "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; did you mean"),

@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from swep_ds.commands import augment as command
+from swep_ds.console import Console
 from swep_ds.data.chunks import Chunks
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
@@ -85,11 +87,22 @@ def test_settings_out_of_range(monkeypatch, option, value, said):
 
 
 def test_data_are_limited_and_named_by_their_option(tmp_path):
+    read = partial(_read, settings=AugmentSettings(), console=Console())
     with pytest.raises(InputError, match=r"^--data: .*nowhere\.json.*no such file"):
-        _read("nowhere.json", None)
+        read("nowhere.json", None)
     (tmp_path / "train.json").write_text(json.dumps(squad(5)))
-    examples = _read(str(tmp_path / "train.json"), None)
-    assert [e.id for e in _read(str(tmp_path / "train.json"), 2)] == [e.id for e in examples[:2]]
+    examples = read(str(tmp_path / "train.json"), None)
+    assert [e.id for e in read(str(tmp_path / "train.json"), 2)] == [e.id for e in examples[:2]]
+
+
+@pytest.mark.parametrize(("choice", "spans"), [("first", [(0, 3), (4, 7)]), ("drop", [(4, 7)])])
+def test_repeated_answers_are_settled_and_counted(tmp_path, capsys, choice, spans):
+    rows = [{"question": "Who?", "context": "Ann Bob Ann", "answer": answer} for answer in ("Ann", "Bob")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    examples = _read(str(tmp_path / "rows.json"), None, AugmentSettings(repeated_answers=choice), Console())
+    assert [example.span for example in examples] == spans
+    said = f"1 questions have an answer that occurs several times in its context (--repeated_answers {choice})"
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free(tmp_path):
@@ -111,6 +124,7 @@ def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free
 # Runs scripts/augment.py and kills it when it has written two chunks.
 KILLED = f"""
 import os, runpy, signal, sys
+from swep_ds.console import Console
 from swep_ds.data.chunks import Chunks
 write, written = Chunks.write, []
 def write_and_die(*arguments):

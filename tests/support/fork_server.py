@@ -33,13 +33,14 @@ IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": 
 
 
 def run_script(
-    script: Path, *arguments: str, ranks: int | None = None, check: bool = True, cwd: Path = ROOT
+    script: Path, *arguments: str, ranks: int | None = None, check: bool = True, cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
     """Runs a script to its end, on CPU with one thread.
 
     Args:
         ranks: number of processes with a launcher's variables; None: one process without them, as under `python`.
         check: treat an exit code other than 0 as an error.
+        cwd: its current folder; None: the test's.
 
     Raises:
         AssertionError: `check` failed, or the script hangs.
@@ -50,7 +51,12 @@ def run_script(
     server = _server()
     with tempfile.TemporaryDirectory(prefix="fork-") as name:
         folder = Path(name)
-        order = {"command": [str(script), *arguments], "cwd": str(cwd), "folder": name, "env": dict(os.environ)}
+        order = {
+            "command": [str(script), *arguments],
+            "cwd": str(cwd or Path.cwd()),
+            "folder": name,
+            "env": dict(os.environ),
+        }
         order["env"] |= IMPORTED_WITH
         if ranks:
             order |= {"ranks": ranks, "port": free_port()}
@@ -76,7 +82,7 @@ def run_script(
 @functools.cache
 def _server() -> subprocess.Popen:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}  # reads no more than a line
-    server = subprocess.Popen([sys.executable, __file__], cwd=ROOT, env=os.environ | IMPORTED_WITH, **pipes)
+    server = subprocess.Popen([sys.executable, __file__], env=os.environ | IMPORTED_WITH, **pipes)
     atexit.register(server.communicate)  # it ends with its standard input
     return server
 

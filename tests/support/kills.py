@@ -68,7 +68,7 @@ class Start:
         env = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with self.log.open("w") as log:
             streams = {"stdout": log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-            self.process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **streams)
+            self.process = subprocess.Popen(command, env=env, start_new_session=True, **streams)
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")

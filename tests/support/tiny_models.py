@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     RobertaConfig,
     T5Config,
+    XLNetConfig,
 )
 
 from swep_ds.models.extractive import ExtractiveQA
@@ -58,6 +59,8 @@ def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
             return AlbertConfig(**COMMON, **drops, embedding_size=8, classifier_dropout_prob=dropout)
         case "distilbert":
             return DistilBertConfig(**DISTILBERT, dropout=dropout, attention_dropout=dropout, qa_dropout=dropout)
+        case "xlnet":
+            return XLNetConfig(vocab_size=64, d_model=16, n_layer=2, n_head=2, d_inner=32, pad_token_id=0)
         case "t5":
             return T5Config(**T5, dropout_rate=dropout)
         case "t5-v1.1":

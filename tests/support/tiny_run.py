@@ -92,10 +92,10 @@ def launch(world_size: int, script: Path, *arguments: str, check: bool = True) -
 
 
 def execute(command: list[str], check: bool = True) -> subprocess.CompletedProcess:
-    """Runs a command from the repository's root, on CPU, one thread a process, in a process group of its own."""
+    """Runs a command on CPU, one thread a process, in a process group of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     env = os.environ | IMPORTED_WITH
-    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes)
+    process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
     try:
         out, err = process.communicate(timeout=HANGS)
     except subprocess.TimeoutExpired:

@@ -13,8 +13,8 @@ share no such name (`world.py`), so nothing can be answered from memory. A passa
 things (`grammar.py`), so only relation and entity together answer a question.
 
 The corpus is a function of a fixed seed: `random.Random` gives the same numbers on every platform and Python.
-`ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5; `pretrain.py` and `pretrain_t5.py`
-make them.
+`ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5; `scripts/pretrain_quickstart.py` makes
+them.
 """
 
 import random

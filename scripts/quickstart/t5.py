@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from swep_ds.data.quickstart.pretrain import draw_batches, tokenizer_texts, train
+from quickstart.encoder import draw_batches, tokenizer_texts, train
 from swep_ds.data.quickstart.world import World
 
 _SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")

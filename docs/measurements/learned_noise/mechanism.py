@@ -1,5 +1,10 @@
 """What a noise generator learns beside a finished model that stays fixed, at several strengths of the KL.
 
+    python docs/measurements/learned_noise/mechanism.py runs/prior_aug --data held_out news
+
+The run is one of prior_aug. `curvature.csv` and `mechanism.csv` are written to its folder `analysis/`; a run of the
+command that was stopped is resumed by the same command.
+
 With g = d nll / dz at a window's noise z, the noise of a fixed model is stationary, per token and dimension, where
     mu - 1 = -(alpha / beta) E[g],    sigma^2 = alpha / (1 + alpha k / beta),    k = E[d^2 nll / dz^2]
 (the derivatives of nll + beta KL by mu and by sigma, with E[g eps] = sigma k, which is Stein's identity). So alpha k is
@@ -11,6 +16,7 @@ of dimensions. At beta = 10 alpha k, the KL of sigma alone may therefore be hund
 the same noise shuffled and with the prior's, with the same eps (`swep_ds.methods.noise_effect`).
 """
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,9 +31,11 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import AnswerWindow, windows_if_any
+from swep_ds.commands import cli
 from swep_ds.data.batches import Batch
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError, as_input_error
+from swep_ds.files import check_output_folder, path_of, write_atomically
 from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.swep import Swep, SwepSettings
@@ -248,3 +256,59 @@ def _kinds(window: AnswerWindow) -> np.ndarray:
     first, last = window.answer
     kinds[first : last + 1] = "answer"
     return kinds
+
+
+def parser() -> argparse.ArgumentParser:
+    options = cli.Parser(description=__doc__)
+    options.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a finished run of prior_aug")
+    options.add_argument("--output", type=path_of("--output"), help="folder to write to (default: RUN/analysis)")
+    options.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
+    options.add_argument(
+        "--ratios",
+        nargs="+",
+        type=float,
+        default=[0.1, 1, 10, 100],
+        help="KL strengths to try, as alpha k / beta with the measured curvature k (default: 0.1 1 10 100)",
+    )
+    options.add_argument(
+        "--factors",
+        nargs="+",
+        type=float,
+        default=[1, 10],
+        help="learning rates to try, as multiples of train.learning_rate (default: 1 10)",
+    )
+    options.add_argument(
+        "--updates", type=cli.at_least(1), default=400, help="updates of each generator (default: 400)"
+    )
+    options.add_argument("--windows", type=cli.at_least(2), default=400, help="windows of each set (default: 400)")
+    return options
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    folder = arguments.output or arguments.run / "analysis"
+    check_output_folder("--output", folder)
+    if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
+        raise InputError("--ratios and --factors: must be positive numbers")
+    run = SavedRun.load(arguments.run)
+    file, names = folder / FILE, arguments.data or run.recipe.test_sets
+    if not names:
+        raise InputError(f"{arguments.run}: was tested on no data: name a run with data.eval")
+    done = read_table(file) if file.is_file() else None
+    sets = {name: sample_windows(run, run.test_examples(name), arguments.windows, name) for name in names}
+    by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows, "the training data"))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "curvature.csv", by_kind.to_csv(index=False))
+    print(by_kind.to_string(index=False), flush=True)
+    [(k, error)] = by_kind.loc[by_kind.kind == "all", ["k", "k_error"]].to_numpy().tolist()
+    if k < 2 * error:
+        fault = f"k is {k:.3g} with a standard error of {error:.3g}, too uncertain to be the unit of beta"
+        raise InputError(f"{arguments.run}: {fault}: give more --windows, or name a longer run")
+    settings = {name: getattr(arguments, name) for name in ("ratios", "factors", "updates")}
+    for table in study(run, sets, k, **settings, done=done):
+        write_atomically(file, table.to_csv(index=False))
+        print(table.tail(len(sets)).to_string(index=False), flush=True)
+
+
+if __name__ == "__main__":
+    cli.main(main)

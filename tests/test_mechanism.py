@@ -1,6 +1,7 @@
-"""What noise learns beside a fixed model: against closed forms on a quadratic nll, and against loops."""
+"""docs/measurements/learned_noise/mechanism.py: against closed forms on a quadratic nll, against loops, and run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,14 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from swep_ds.analysis import mechanism
-from swep_ds.analysis.mechanism import SETTING, curvature, effects, learn, sample_windows, study
+from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.errors import InputError
 from swep_ds.methods.base import Inputs, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput
-from tests.support.finished import load
+from tests.support import scripts
+from tests.support.finished import finished, load
+from tests.support.fork_server import run_script
 
+FILE = "docs/measurements/learned_noise/mechanism.py"
+mechanism = scripts.load(FILE)
 ALPHA, STIFFNESS = 0.1, 2.0
 
 
@@ -44,7 +48,9 @@ def quadratic(run):
 
 
 def test_curvature_of_a_quadratic(quadratic):
-    table = curvature(quadratic, sample_windows(quadratic, quadratic.training_examples(), 6, "training"), draws=40)
+    table = mechanism.curvature(
+        quadratic, mechanism.sample_windows(quadratic, quadratic.training_examples(), 6, "training"), draws=40
+    )
     assert table.kind.tolist() == ["all", "answer", "question", "context", "special"]
     by_kind = table.set_index("kind")
     assert by_kind.k["all"] == pytest.approx(STIFFNESS, rel=0.05)
@@ -56,7 +62,7 @@ def test_curvature_of_a_quadratic(quadratic):
 @pytest.mark.parametrize("ratio", [0.25, 1.0])
 def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
     """mu - 1 = -(alpha / beta) E[g], where E[g] = k mu, and sigma^2 = alpha / (1 + alpha k / beta)."""
-    method = learn(quadratic, beta=ALPHA * STIFFNESS / ratio, learning_rate=0.01, updates=250)
+    method = mechanism.learn(quadratic, beta=ALPHA * STIFFNESS / ratio, learning_rate=0.01, updates=250)
     delta, log_ratio = method.noise(torch.ones(1, 1, 16)).chunk(2, -1)
     # means over dimensions: Adam keeps each of them in motion
     assert 1 + delta.mean().item() == pytest.approx(1 / (1 + ratio), abs=0.02)
@@ -66,13 +72,13 @@ def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
 def test_data_without_an_answer_in_a_window_is_refused(run):
     examples = [replace(example, answers=()) for example in run.test_examples()[:3]]
     with pytest.raises(InputError, match=r"^news: none of its 3 questions has its answer in a window: name other data"):
-        sample_windows(run, examples, 5, "news")
+        mechanism.sample_windows(run, examples, 5, "news")
 
 
 def test_effects_against_a_loop(run):
-    windows = sample_windows(run, run.test_examples(), 5, "source")
-    method = learn(run, beta=1e-6, learning_rate=0.03, updates=3)
-    measured, by_context = effects(run, method, windows, draws=2), {}
+    windows = mechanism.sample_windows(run, run.test_examples(), 5, "source")
+    method = mechanism.learn(run, beta=1e-6, learning_rate=0.03, updates=3)
+    measured, by_context = mechanism.effects(run, method, windows, draws=2), {}
     batch = run.batch(windows)  # one, as padding takes part in the softmax
     embeddings = run.qa.embed(batch)
     clean = run.qa(embeddings, batch, hidden=True)
@@ -111,22 +117,22 @@ def test_a_study_resumes(run, monkeypatch):
     betas = []
     monkeypatch.setattr(mechanism, "learn", lambda _, beta, rate, updates: betas.append((beta, rate)))
     monkeypatch.setattr(mechanism, "effects", lambda *_: {"kl_per_window": 1.0})
-    windows = {"source": sample_windows(run, run.test_examples(), 2, "source")}
+    windows = {"source": mechanism.sample_windows(run, run.test_examples(), 2, "source")}
     settings = {"ratios": [1.0, 10.0], "factors": [1.0, 2.0], "updates": 5}
-    first = next(study(run, windows, 3.0, **settings))
-    *_, table = study(run, windows, 3.0, **settings, done=first)
+    first = next(mechanism.study(run, windows, 3.0, **settings))
+    *_, table = mechanism.study(run, windows, 3.0, **settings, done=first)
     rate = run.recipe.train.learning_rate
     expected = [(0.3, rate), (0.3, 2 * rate), (0.03, rate), (0.03, 2 * rate)]
     assert betas == [pytest.approx(pair) for pair in expected]
-    assert table[SETTING].drop_duplicates().shape == (4, 4)
-    assert [*study(run, windows, 3.0, **settings, done=table)] == []
+    assert table[mechanism.SETTING].drop_duplicates().shape == (4, 4)
+    assert [*mechanism.study(run, windows, 3.0, **settings, done=table)] == []
     more = windows | {"other": windows["source"]}
-    *_, wider = study(run, more, 3.0, **settings, done=table)
+    *_, wider = mechanism.study(run, more, 3.0, **settings, done=table)
     assert wider.data_set.tolist() == ["source"] * 4 + ["other"] * 4  # of a further set, only its own rows
     with pytest.raises(
         InputError, match=r"beta is 0\.3 there and 0\.6 here at ratio 1, so it was measured with another"
     ):
-        next(study(run, windows, 6.0, **settings, done=table))
+        next(mechanism.study(run, windows, 6.0, **settings, done=table))
 
 
 def test_a_damaged_table_is_one_line(tmp_path):
@@ -153,4 +159,50 @@ def test_a_damaged_table_is_one_line(tmp_path):
 def test_other_methods_are_refused(tmp_path):
     run = load(tmp_path, "mle")
     with pytest.raises(InputError, match="trained by mle: name a run of prior_aug"):
-        curvature(run, sample_windows(run, run.training_examples(), 2, "training"))
+        mechanism.curvature(run, mechanism.sample_windows(run, run.training_examples(), 2, "training"))
+
+
+def fit(folder: Path) -> None:
+    """Trains the run's model for a moment: a random one has no curvature that can be told from 0."""
+    run = SavedRun.load(folder)
+    batch = run.batch(mechanism.sample_windows(run, run.training_examples(), 40, "training"))
+    optimizer = torch.optim.Adam(run.qa.requires_grad_(True).parameters(), 1e-2)
+    for _ in range(30):
+        run.qa(run.qa.embed(batch), batch).nll.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.qa.model.save_pretrained(folder / "model")
+
+
+def test_the_script(tmp_path):
+    (tmp_path / "run").mkdir()
+    run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
+    options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1]
+
+    def start(*words) -> tuple[int, str]:
+        ended = run_script(scripts.ROOT / FILE, *map(str, words), check=False)
+        return ended.returncode, ended.stderr if ended.returncode else ended.stdout
+
+    def succeed(*words) -> str:
+        code, said = start(*words)
+        assert code == 0, said
+        return said
+
+    def refuse(*words) -> str:
+        code, said = start(*words)
+        assert code == 2, said
+        return said.splitlines()[-1]
+
+    assert "too uncertain to be the unit of beta: give more --windows" in refuse(run, *options)
+    fit(run)
+    said = succeed(run, *options, "--ratios", 1)
+    assert "special" in said
+    assert "guess_shuffled" in said
+    assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
+    first = pd.read_csv(output / "mechanism.csv")
+    succeed(run, *options, "--ratios", 1, 10)
+    table = pd.read_csv(output / "mechanism.csv")
+    assert table.ratio.tolist() == [1, 10]
+    pd.testing.assert_frame_equal(table[:1], first)
+    assert "trained by swep: name a run of prior_aug" in refuse(finished(tmp_path, "swep"))
+    assert "--ratios and --factors" in refuse(run, "--ratios", 0)

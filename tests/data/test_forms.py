@@ -1,0 +1,271 @@
+"""Files that run_qa, simpletransformers, `datasets`, pandas and Excel write: pandas and `datasets` write them here."""
+
+import bz2
+import functools
+import gzip
+import io
+import json
+import lzma
+import zipfile
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+
+from swep_ds.data.layouts import Example, settle_repeated
+from swep_ds.data.literals import nested_value
+from swep_ds.data.readers import read_examples
+from swep_ds.errors import InputError
+from tests.support.qa_files import lines, refused
+
+CONTEXT = 'The "Otter Mill", a café, was built in 1931 by Vera Lind;\nit burnt down in 1977.'
+ANSWERS = {"text": ["Vera Lind", "Lind"], "answer_start": [47, 52]}
+OBJECTS = [{"text": text, "answer_start": start} for text, start in zip(*ANSWERS.values(), strict=True)]
+NONE = {"text": [], "answer_start": []}
+
+
+def row(answers, id_="1", question="Who built it?"):
+    return {"id": id_, "question": question, "context": CONTEXT, "answers": answers}
+
+
+ROWS = [row(ANSWERS), row(NONE, "2", "Who's the owner?")]
+EXAMPLES = [
+    Example("1", "Who built it?", CONTEXT, ("Vera Lind", "Lind"), (47, 56), CONTEXT),
+    Example("2", "Who's the owner?", CONTEXT, (), None, CONTEXT),
+]
+read = functools.partial(read_examples, training=True, unanswerable=True)
+
+
+def qas(rows):
+    return [{"id": row["id"], "question": row["question"], "answers": row["answers"]} for row in rows]
+
+
+OBJECT_ROWS = [row(OBJECTS), row([], "2", "Who's the owner?")]
+PARAGRAPH = {"context": CONTEXT, "qas": qas(OBJECT_ROWS)}
+JSON_FORMS = {
+    "run_qa": {"version": "0.1.0", "data": ROWS},
+    "run_qa, objects": {"data": OBJECT_ROWS},
+    "objects": OBJECT_ROWS,
+    "simpletransformers": [PARAGRAPH],
+    "simpletransformers in data": {"data": [PARAGRAPH]},
+    "articles": [{"title": CONTEXT, "paragraphs": [PARAGRAPH]}],
+    "the hub's viewer": {"features": [], "rows": [{"row_idx": n, "row": row} for n, row in enumerate(ROWS)]},
+    "Dataset.to_dict": datasets.Dataset.from_list(ROWS).to_dict(),
+    "upper case": [{name.title(): value for name, value in row.items()} for row in ROWS],
+}
+
+
+@pytest.mark.parametrize("document", JSON_FORMS.values(), ids=JSON_FORMS)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_documents(save, document, indent):
+    assert read(save(json.dumps(document, indent=indent))) == EXAMPLES
+
+
+@pytest.mark.parametrize(
+    "items",
+    [OBJECT_ROWS, [PARAGRAPH], [{"title": CONTEXT, "paragraphs": [PARAGRAPH]}]],
+    ids=["rows", "paragraphs", "articles"],
+)
+def test_json_lines(save, items):
+    assert read(save(lines(items))) == EXAMPLES
+
+
+@pytest.mark.parametrize("rows", [ROWS, OBJECT_ROWS], ids=["lists", "objects"])
+@pytest.mark.parametrize("orient", ["records", "columns", "index", "split", "table", "lines"])
+def test_every_orientation_of_pandas_json(save, orient, rows):
+    options = {"orient": "records", "lines": True} if orient == "lines" else {"orient": orient}
+    assert read(save(pd.DataFrame(rows).to_json(**options))) == EXAMPLES
+
+
+@pytest.mark.parametrize("rows", [ROWS, OBJECT_ROWS], ids=["lists", "objects"])
+@pytest.mark.parametrize("writer", ["pandas", "pandas with index", "NumPy", "datasets"])
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_answers_in_a_column_of_objects(save, tmp_path, rows, writer, form):
+    """CSV holds them as Python, or NumPy, prints them."""
+    file = tmp_path / "data"
+    if writer == "datasets":
+        getattr(datasets.Dataset.from_list(rows), f"to_{form}")(str(file))
+    else:
+        frame = pd.DataFrame(rows)
+        if writer == "NumPy":  # what pandas reads from Parquet
+            frame.to_parquet(file)
+            frame = pd.read_parquet(file)
+        options = {} if form == "parquet" or writer != "pandas" else {"index": False}
+        getattr(frame, f"to_{form}")(file, **options)
+    assert read(str(file)) == EXAMPLES
+
+
+def test_texts_as_numpy_prints_them_are_not_joined(save):
+    """Python takes ['a' 'b'] for ['ab']."""
+    frame = pd.DataFrame([row(np.array(["Vera Lind", "Lind"], dtype=object)) | {"answer_start": np.array([47, 52])}])
+    assert read(save(frame.to_csv()))[0] == EXAMPLES[0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ANSWERS,
+        OBJECTS,
+        ["It's", "a \"b\" \\ \n'c'", "array(['x'])", "'x' 'y'"],
+        [],
+        {"text": [], "answer_start": [1.5, -3]},
+        [True, None, -1e-05],
+    ],
+)
+def test_what_python_and_numpy_print_is_read_back(value):
+    assert nested_value(repr(value), "x") == nested_value(json.dumps(value), "x") == value
+    if isinstance(value, list):
+        assert nested_value(str(np.array(value, dtype=object)), "x") == value
+        assert nested_value(repr({"text": np.array(value, dtype=object)}), "x") == {"text": value}
+
+
+@pytest.mark.parametrize(
+    "text", ["[__import__('os').getcwd()]", "[open('x')]", "[x for x in 'ab']", "{1: x}", "[1", "["]
+)
+def test_other_python_is_refused_and_not_run(text):
+    with pytest.raises(InputError, match="is neither JSON nor a list or dict as Python prints it"):
+        nested_value(text, "x")
+
+
+# Columns with gaps
+
+
+def test_whole_numbers_as_floats(save, tmp_path):
+    """pandas makes floats of a column with gaps, that is of unanswerable questions."""
+    frame = pd.DataFrame(
+        {
+            "id": [1, 2, None],
+            "question": ["Who?", "Whose?", "When?"],
+            "context": CONTEXT,
+            "answer": ["Vera Lind", None, "1977"],
+            "answer_start": [47, None, None],
+            "is_impossible": [False, True, None],
+        }
+    )
+    frame.to_parquet(tmp_path / "parquet")
+    sources = [str(tmp_path / "parquet"), save(frame.to_csv(), "csv"), save(frame.to_json(orient="split"), "split")]
+    sources.append(save(json.dumps(frame.to_dict("records")), "with NaN"))
+    for source in sources:
+        first, second, third = read(source)
+        assert (first.id, second.id) == ("1", "2")
+        assert third.id.endswith("-2")  # from its place
+        assert [e.span for e in (first, second, third)] == [(47, 56), None, (75, 79)]
+        assert (first.answers, second.answers) == (("Vera Lind",), ())
+
+
+@pytest.mark.parametrize("id_", [1.5, float("inf")])
+def test_other_floats_are_no_ids(save, id_):
+    assert "expected a string or number" in refused(save([row(ANSWERS, id_)]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"answers": None},
+        {"answers": []},
+        {"answers": {}},
+        {"answers": ""},
+        {"answers": [""]},
+        {"answers": [{"text": "", "answer_start": -1}]},
+        {"answers": {"text": [], "answer_start": []}},
+    ],
+)
+def test_a_question_marked_impossible_needs_no_answers(save, changes):
+    question = {"id": "2", "question": "Who's the owner?", "is_impossible": True, **changes}
+    flat = question | {"context": CONTEXT}
+    for document in (
+        {"data": [{"title": CONTEXT, "paragraphs": [{"context": CONTEXT, "qas": [question]}]}]},
+        [{"context": CONTEXT, "qas": [question]}],
+        [flat],
+    ):
+        assert read(save(document)) == EXAMPLES[1:]
+        assert "question '2': has no answer; give it, or set data.unanswerable" in refused(save(document))
+    table = pd.DataFrame([{"answers": None} | flat])
+    assert read(save(table.to_csv(index=False))) == EXAMPLES[1:]
+
+
+# Spreadsheets
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("header", [["Question", "Context", "Answer"], [" QUESTION ", "context ", "\ufeffAnswer"]])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, encoding):
+    frame = pd.DataFrame([["Who?", CONTEXT, "Vera Lind"], [None, None, None]])
+    content = frame.to_csv(sep=delimiter, header=header, index=False).encode(encoding)
+    [example] = read(save(content))  # the empty row is none
+    assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
+
+
+def test_two_headers_for_one_column(save):
+    assert "has the column 'answer' 2 times" in refused(save("question,context,Answer,answer\na,b,b,b\n"))
+    assert "row 0: has a field twice" in refused(save([row(ANSWERS) | {"Question": "What?"}]))
+
+
+WORKBOOK = "is a workbook of Excel or LibreOffice: save it as CSV UTF-8"
+
+
+def archive(name, content="{}"):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr(name, content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (archive("xl/workbook.xml"), WORKBOOK),
+        (
+            b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 500,
+            WORKBOOK,
+        ),
+        (
+            archive("mimetype", "application/vnd.oasis.opendocument.spreadsheet"),
+            WORKBOOK,
+        ),
+        (archive("train.json"), "is a zip archive: unpack it"),
+        (bz2.compress(b"{}"), "is compressed by bzip2: unpack it"),
+        (lzma.compress(b"{}"), "is compressed by xz: unpack it"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "is compressed by Zstandard: unpack it"),
+        (
+            "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252"),
+            "is not UTF-8 text (byte 35) but probably Windows-1252, as Excel's plain CSV is, in which it says ",
+        ),
+    ],
+    ids=["xlsx", "xls", "ods", "zip", "bz2", "xz", "zst", "Windows-1252"],
+)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_other_formats_are_named_with_the_fix(save, content, said, compress):
+    assert said in refused(save(compress(content)))
+
+
+# Answers that occur several times
+
+REPEATED = [
+    {"id": "once", "question": "Who?", "context": "Ann met Bob.", "answer": "Bob"},
+    {"id": "twice", "question": "Who?", "context": "Annika met Ann, and Ann left.", "answer": " Ann "},
+    {"id": "at", "question": "Who?", "context": "Ann met Ann.", "answer": "Ann", "answer_start": 8},
+    {"id": "none", "question": "Who?", "context": "Ann met Ann.", "answer": ""},
+]
+
+
+@pytest.mark.parametrize("write", [lines, json.dumps, lambda rows: pd.DataFrame(rows).to_csv()])
+def test_repeated_answers_get_their_first_place_or_are_left_out(save, write):
+    source = save(write(REPEATED))
+    spans = {"once": (8, 11), "twice": (11, 14), "at": (8, 11), "none": None}
+    examples = read(source, repeated=True)
+    for choice, left_out in (("first", set()), ("drop", {"twice"})):
+        settled, count = settle_repeated(examples, choice)
+        assert count == 1
+        assert {e.id: e.span for e in settled} == {id_: s for id_, s in spans.items() if id_ not in left_out}
+    message = refused(source, unanswerable=True)
+    assert "'twice': the answer 'Ann' occurs 2 times in its context; give its answer_start (in " in message
+    assert "set data.repeated_answers to first" in message
+    assert len(read_examples(source, training=False, unanswerable=True)) == 4  # tests need no place
+
+
+def test_an_answer_that_does_not_occur_is_an_error_all_the_same(save):
+    assert "'Cy' does not occur in its context" in refused(save([REPEATED[1] | {"answer": "Cy"}]), repeated=True)
