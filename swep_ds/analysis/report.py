@@ -4,6 +4,7 @@ Everything comes from the run's folder and, for the questions, from the test dat
 is left out, and the page says so.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, METRICS_FILE, RunFol
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 
+log = logging.getLogger(__name__)
 TEMPLATE = "report.html.jinja"
 WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
 OPEN_DOMAINS, OPEN_MAPS = 3, 2  # data sets whose answers, and whose heat maps, are not folded
@@ -106,6 +108,7 @@ def _read_all(
             answered[name] = read_answered(folder, recipe, name, against)
         except InputError as error:
             missing.append(f"{name}: {error}")
+            log.warning("the report is without the answers to %s (%s)", name, error)
     return answered, missing
 
 

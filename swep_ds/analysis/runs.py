@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from swep_ds.errors import InputError, Unreadable
+from swep_ds.errors import InputError
 from swep_ds.evaluation.results import RESULTS, Checked, Results, describe_faults, read_results
 from swep_ds.files import public_names, read_json, user_path
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
@@ -152,8 +152,6 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
         sweep = SweepFile.model_validate(read_json(file))
         if bad := [name for name in sweep.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
             raise InputError(f"runs.{bad[0]!r} is not a folder name")
-    except Unreadable:
-        raise
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with `swep-ds sweep SWEEP --table`") from None

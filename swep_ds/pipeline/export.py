@@ -1,8 +1,6 @@
 """Exports a run's model as a plain Hugging Face folder with a model card, which loads without this package."""
 
-import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,13 +12,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
 from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
-from swep_ds.files import hub_name, public_name
+from swep_ds.files import hub_name, public_name, write_atomically
 from swep_ds.methods import summary
 from swep_ds.pipeline.saved import READING, ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
@@ -47,6 +45,7 @@ def export_model(
     """
     model = engine.module.qa.model
     masters = keep_fp32 and recipe.train.precision in ("bf16", "fp16")
+    folder = folder.resolve()  # a link to another disk stays one
     unfinished = folder.with_name(f".{folder.name}.unfinished")
 
     def write() -> None:
@@ -70,23 +69,12 @@ def export_model(
 
 
 def replace_folder(folder: Path, finished: Path) -> None:
-    """Renames `finished` to `folder`, then deletes what was there, as far as it can be deleted.
-
-    Raises OSError: what an earlier call could not delete is still there, or a folder cannot be renamed; `folder` stays.
-    """
+    """Renames `finished` to `folder`, then deletes what was there. Raises OSError: `folder` stays."""
     former = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(former, ignore_errors=True)
-    if former.exists():
-        raise OSError(errno.ENOTEMPTY, "it cannot be deleted", str(former))
-    there = folder.exists()
-    if there:
+    if folder.exists():
         folder.rename(former)
-    try:
-        finished.rename(folder)
-    except OSError:
-        if there:
-            former.rename(folder)
-        raise
+    finished.rename(folder)
     shutil.rmtree(former, ignore_errors=True)
 
 
@@ -95,17 +83,11 @@ def export_noise(engine, file: Path) -> None:
 
     Raises WriteFailed: on all ranks; an existing file stays.
     """
-    method: nn.Module = engine.module.method
-    unfinished = file.with_name(f".{file.name}.unfinished")
 
     def write() -> None:
-        weights = dict(full_weights(engine, method, masters=False))
+        weights = dict(full_weights(engine, engine.module.method, masters=False))
         if ranks.is_main() and weights:
-            try:
-                unfinished.write_bytes(save(weights))  # only its owner could read a file of `save_file`
-                os.replace(unfinished, file)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            write_atomically(file, save(weights))
 
     write_on_all_ranks(write, file)
 

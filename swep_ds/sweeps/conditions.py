@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swep_ds.errors import InputError, Unreadable
+from swep_ds.errors import InputError
 from swep_ds.files import read_json
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
 from swep_ds.pipeline.inputs import content_checksum, input_files
@@ -27,8 +27,6 @@ def conditions(folder: Path) -> dict[str, Any]:
         config = read_json(file)
         if not isinstance(config, dict):
             raise InputError(f"{file}: is not a JSON object")
-    except Unreadable:
-        raise
     except InputError as error:
         raise InputError(f"{error}: delete the run's folder and run it again") from None
     return _decided(config)

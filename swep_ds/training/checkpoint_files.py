@@ -19,7 +19,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
-from swep_ds.errors import InputError, Unreadable, reason
+from swep_ds.errors import InputError, reason
 from swep_ds.evaluation.results import Checked, Count, SetScore
 from swep_ds.files import parse_json, read_text, write_atomically
 
@@ -119,8 +119,6 @@ def find_checkpoints(folder: Path) -> list[Path]:
         try:
             read_manifest(tag)
             intact.append(tag)
-        except Unreadable:
-            raise  # an older checkpoint would repeat updates
         except InputError as error:
             faults.append(str(error))
             if not intact:
@@ -153,8 +151,6 @@ def read_manifest(tag: Path) -> Manifest:
         )
     try:
         manifest = _parse(read_text(tag / MANIFEST))
-    except Unreadable:
-        raise
     except InputError as error:
         raise damaged(tag, str(error)) from None
     if checkpoint_number(tag.name) not in (None, manifest.done.updates):

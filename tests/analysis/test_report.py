@@ -28,6 +28,7 @@ from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
+from tests.support.bad_input import change_json
 from tests.support.fork_server import run_script
 from tests.support.report_runs import EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, metrics, write_runs
 
@@ -298,6 +299,15 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
     assert " data.eval.second " in shown
     assert MEAN not in shown
+
+
+def test_the_answers_to_data_that_changed_since_the_run_are_left_out(run, caplog):
+    change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
+    (run / "metrics.jsonl").unlink()  # no curves: they take a while
+    shown = Page(report.make_report(run).html).texts["answers"]
+    assert "data.eval.squad" in shown
+    assert "has changed since" in shown
+    assert "the report is without the answers to squad (data.eval.squad" in caplog.text
 
 
 def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):

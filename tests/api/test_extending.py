@@ -266,9 +266,10 @@ def test_an_installed_package_adds_methods_and_readers(registry, site):
         read_examples("silence:x", training=True)
 
 
-def test_a_package_that_cannot_be_imported_is_named(site):
-    installed(site, "quiet_package", "import there_is_no_such_module", reader_registry.GROUP)
-    with pytest.raises(
-        InputError, match=r"entry point silent = quiet_package of package quiet_package.*no_such_module"
-    ):
+@pytest.mark.parametrize(
+    ("code", "reason"), [("import there_is_no_such_module", "no_such_module"), ("raise SystemExit(0)", "SystemExit: 0")]
+)
+def test_a_package_that_cannot_be_imported_is_named(site, code, reason):
+    installed(site, "quiet_package", code, reader_registry.GROUP)
+    with pytest.raises(InputError, match=f"entry point silent = quiet_package of package quiet_package.*{reason}"):
         read_examples("silence:x", training=True)

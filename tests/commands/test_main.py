@@ -105,3 +105,11 @@ def test_the_shell_completes_commands_options_and_names(tmp_path, line, offered)
     variables |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "_ARGCOMPLETE_IFS": "\n"}
     subprocess.run([sys.executable, "-m", "swep_ds"], env=os.environ | variables, check=True)
     assert {word.strip() for word in (tmp_path / "offered").read_text().split("\n")} == offered
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "XDG_CACHE_HOME"])
+def test_an_empty_folder_of_caches_is_not_the_current_one(name):
+    code = f"import swep_ds, os; print(os.environ.get({name!r}))"
+    for value, expected in [("", "None"), ("relative", "relative")]:
+        said = subprocess.check_output([sys.executable, "-c", code], env=os.environ | {name: value}, text=True)
+        assert said.strip() == expected

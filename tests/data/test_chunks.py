@@ -1,7 +1,5 @@
 """A file in chunks: only missing chunks are made again, and nothing of another setup is taken."""
 
-import os
-
 import pytest
 
 from swep_ds.data import chunks as chunks_module
@@ -89,18 +87,6 @@ def test_damaged_settings_of_chunks(tmp_path, content):
     chunks.folder.mkdir()
     chunks.settings.write_text(content)
     refused(chunks, SETUP)
-
-
-def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
-    """What a link leads to keeps its content; a pipe has no end to wait for."""
-    (tmp_path / "thesis.tex").write_text("precious")
-    for name in ("link", "pipe"):
-        (tmp_path / f"{name}.json.chunks").mkdir()
-    (tmp_path / "link.json.chunks" / ".lock").symlink_to(tmp_path / "thesis.tex")
-    os.mkfifo(tmp_path / "pipe.json.chunks" / ".lock")
-    for name in ("link", "pipe"):
-        assert "is not a regular file" in refused(Chunks(tmp_path / f"{name}.json", 3), SETUP)
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 def test_the_digest_of_examples_changes_with_each_and_with_their_order():

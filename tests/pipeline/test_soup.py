@@ -204,7 +204,7 @@ def test_what_is_not_a_soup_is_refused(runs, tmp_path):
     assert "a soup is made of two or more different runs" in refused(make_soup, runs[:1], tmp_path / "soup")
     assert "a soup is made of two or more different runs" in refused(make_soup, [runs[0]] * 2, tmp_path / "soup")
     said = refused(make_soup, runs, runs[0])
-    assert said == f"--output {runs[0]}: already exists: name a new folder"
+    assert said.startswith(f"--output {runs[0]}: is not empty (it holds ")
     assert refused(make_soup, runs, runs[0] / CONFIG / "soup").startswith(f"--output {runs[0] / CONFIG / 'soup'}: ")
     (runs[1] / "results.json").unlink()
     said = f"{runs[1]}: holds no results.json: name the folder of a finished run"
