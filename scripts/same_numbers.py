@@ -372,7 +372,9 @@ def export(commit: str | None, folder: Path) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
     options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
     options.add_argument(

@@ -18,8 +18,9 @@ from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
-from swep_ds.methods.base import Method, MicroStep, Settings, without_dropout
+from swep_ds.methods.base import Method, MicroStep, without_dropout
 from swep_ds.methods.objective import Objective
+from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import check_same_from_ids
 from swep_ds.models.outputs import QAModel

@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
     """(the sweep's folder, its cells, the script and the options that they share, the ds_config last; for --table
     none)."""
-    from swep_ds.sweeps.sweep import read_sweep  # imports PyTorch, for seconds
+    from swep_ds.sweeps.sweep import read_sweep
 
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
