@@ -71,8 +71,9 @@ def test_results_have_their_fixed_layout(runs):
     for (_, ranks), run in runs.items():
         results = read(run / "results.json")
         sections = ["method", "model", "seed", "world_size", "train", "eval", "scorers", "versions", "inputs"]
-        assert list(results) == [*sections, "provenance"]
+        assert sorted(results) == sorted([*sections, "threads", "provenance"])
         assert (results["method"], results["seed"], results["world_size"]) == ("swep", 0, ranks)
+        assert results["threads"] == 1  # `run_script` sets it
         assert results["model"] == str(run.parent / "model")
         train = results["train"]
         assert (train["examples"], train["updates"]) == (42, 1)
