@@ -11,6 +11,7 @@ from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, gaussian, uniform
 from swep_ds.methods.settings import R3fSettings
 
+DRAWS = {"uniform": lambda inputs: 2 * uniform(inputs) - 1, "normal": gaussian}
 MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothing
 
 
@@ -26,7 +27,7 @@ class R3f(Method):
 
     def _add(self, inputs: Inputs) -> Perturbed:
         size_NT1 = self.settings.noise_size * inputs.batch.attention_mask[..., None]
-        noise_NTd = gaussian(inputs) if self.settings.noise == "normal" else 2 * uniform(inputs) - 1
+        noise_NTd = DRAWS[self.settings.noise](inputs)
         return Perturbed(inputs.embeddings + (size_NT1 * noise_NTd).to(inputs.embeddings.dtype))
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:

@@ -113,11 +113,13 @@ class Swep(Method):
             parameters = shuffle(parameters, inputs.batch, inputs.key)
         return Perturbed(
             *draw_noise(inputs, parameters, alpha, self.mode),
-            measure=lambda: noise_statistics(parameters.detach(), inputs.batch, alpha, self.mode),
+            measure=lambda: noise_statistics(parameters.detach(), alpha, self.mode),
             compare=lambda: noise_effect(inputs, self.noise, alpha, self.mode),
         )
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
+        if "kl_per_window" not in means:
+            return None  # a kind of noise without a KL
         fix = "lower method.beta to let it learn"
         if self.control:
             fix = "raise method.kl_target to let it learn"
