@@ -171,8 +171,7 @@ def test_the_terminal_shows_the_same_numbers_in_bold_what_is_significant(monkeyp
 
 
 def test_no_run_at_all_still_makes_every_format(tmp_path):
-    block = {"title": "m", "model": "m", "labels": {}, "columns": [], "primary": []}
-    block["rows"] = [{"name": "MLE", "seeds": [], "scores": {}, "differences": {}}]
+    block = table._block("m", {}, {"MLE": []}, table._Comparison(None, [], None, QuestionScores()))
     empty = {"against": None, "line": None, "blocks": [block], "notes": [], "missing": []}
     formats.write(empty, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == empty
