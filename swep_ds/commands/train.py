@@ -121,4 +121,7 @@ def start(arguments: argparse.Namespace) -> None:
     from swep_ds.pipeline.run import run
 
     with process_group():
-        run(recipe, ds_config, folder, arguments.resume, report)
+        try:
+            run(recipe, ds_config, folder, arguments.resume, report)
+        except SystemExit as end:  # of another package's method or reader: exit code 0 would say that it has trained
+            raise RuntimeError(f"something that the run called ended it by sys.exit({end.code!r})") from end

@@ -2,7 +2,6 @@
 
 Notable:
 - A key may stand only once in a mapping: PyYAML would keep its last value and drop the others silently.
-- A short text can unfold to gigabytes (aliases, nesting, long numbers). All of that is bounded, as is each message.
 - A section may come in several kinds that a field `name` tells apart (`method`). Another name drops the settings of
   the former kind.
 """
@@ -21,9 +20,6 @@ from swep_ds.files import read_text, user_path
 from swep_ds.settings.messages import kinds_of, shown, suggest
 from swep_ds.settings.sections import S, Section, validate
 
-MAX_CHARACTERS = 1_000_000  # in a YAML text, before and after its aliases unfold
-MAX_DEPTH = 100  # levels of YAML; Python's limit on recursion is for other code to raise
-MAX_PARENTS = 10  # sections above a field that --set names
 # tag -> what it looks like
 NUMBERS = {
     "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"),
@@ -46,23 +42,14 @@ CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
 def parse_yaml(text: str, what: str) -> Any:
     """The value of a YAML text, which the user named by `what`; None if it is empty.
 
-    Raises InputError: not YAML, a repeated key, nested too deep, or more than a megabyte, with aliases unfolded.
+    Raises InputError: not YAML, or a repeated key.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise InputError(f"{what}: has {len(text):,} characters, too many for settings: name another file")
     # beside YAMLError, PyYAML raises whatever a date like 2019-13-45 or a list as a key does
     with as_input_error(f"{what}: not YAML", "correct it, or quote the value"):
         loader = _UniqueKeys(text)
         loader.what = what
         try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            if _size(node, {}) > MAX_CHARACTERS:
-                raise InputError(f"{what}: its aliases unfold to more than a megabyte: write the values out")
-            return loader.construct_document(node)
-        except RecursionError:
-            raise InputError(f"{what}: its YAML is nested too deep: flatten it") from None
+            return loader.get_single_data()
         except yaml.MarkedYAMLError as error:  # whose text draws the place over several lines
             if error.problem_mark is None:
                 raise
@@ -79,15 +66,6 @@ class _UniqueKeys(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     what: str  # how the user named the text
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise RecursionError
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node, seen = super().compose_mapping_node(anchor), set()
@@ -101,20 +79,6 @@ class _UniqueKeys(yaml.SafeLoader):
 
 for _tag, _pattern in NUMBERS.items():
     _UniqueKeys.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
-
-
-def _size(node: yaml.Node, sizes: dict[int, float]) -> float:
-    """Characters below a node with every alias unfolded; infinite if the node contains itself.
-
-    PyYAML represents an alias by the node that it names.
-    """
-    if isinstance(node, yaml.ScalarNode):
-        return len(node.value) + 1
-    if id(node) not in sizes:
-        sizes[id(node)] = float("inf")
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
-        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
-    return sizes[id(node)]
 
 
 # Loading
@@ -260,7 +224,7 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
     field, separator, text = override.partition("=")
     field, override = field.strip(), shown(override, str)
     *parents, leaf = field.split(".")
-    if not separator or not all([*parents, leaf]) or len(parents) > MAX_PARENTS:
+    if not separator or not all([*parents, leaf]):
         raise InputError(f"--set {override}: write it as section.field=value")
     value = parse_yaml(text, f"--set {override}")
     if isinstance(value, str) and " #" in text and "#" not in value:

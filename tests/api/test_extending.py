@@ -11,6 +11,7 @@ import swep_ds as sd
 from swep_ds import methods
 from swep_ds.analysis import table
 from swep_ds.analysis.runs import find_runs
+from swep_ds.commands import train
 from swep_ds.data import reader_registry
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
@@ -262,9 +263,16 @@ def test_an_installed_package_adds_methods_and_readers(registry, site):
         read_examples("silence:x", training=True)
 
 
-def test_a_package_that_cannot_be_imported_is_named(site):
-    installed(site, "quiet_package", "import there_is_no_such_module", reader_registry.GROUP)
-    with pytest.raises(
-        InputError, match=r"entry point silent = quiet_package of package quiet_package.*no_such_module"
-    ):
+@pytest.mark.parametrize("code", ["import there_is_no_such_module", "raise SystemExit(0)"])
+def test_a_package_that_cannot_be_imported_is_named(site, code):
+    installed(site, "quiet_package", code, reader_registry.GROUP)
+    said = r"entry point silent = quiet_package of package quiet_package.*\((ModuleNotFoundError: No m|SystemExit: 0)"
+    with pytest.raises(InputError, match=said):
         read_examples("silence:x", training=True)
+
+
+def test_a_training_that_something_ends_with_exit_code_0_has_failed(monkeypatch, tmp_path):
+    monkeypatch.setattr("swep_ds.pipeline.run.run", lambda *_: sys.exit(0))
+    arguments = train.parser().parse_args(["--output_dir", str(tmp_path)])
+    with pytest.raises(RuntimeError, match=r"ended it by sys\.exit\(0\)"):
+        train.start(arguments)

@@ -11,22 +11,12 @@ from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.settings import Section, parse_yaml, validate
-from swep_ds.settings.reading import MAX_CHARACTERS
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.bad_input import refused
 from tests.support.hostile import NO_FILES
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{new}: &{new} [{','.join(9 * [f'*{old}'])}]\n" for old, new in zip("abcdefghijkl", "bcdefghijklm", strict=True)
-)
-MERGE_BOMB = "a: &a {k: 1}\n" + "".join(
-    f"{new}: &{new} {{<<: [{','.join(9 * [f'*{old}'])}]}}\n"
-    for old, new in zip("abcdefghijkl", "bcdefghijklm", strict=True)
-)
-DEEP = f"a: {'[' * 600}{']' * 600}"
-DIGITS = "9" * 5000
-ODD = [True, False, None, "", "x", -1, 0, 1e26, 10**30, 10**5000, float("inf"), float("nan"), [], [1], {}, {"x": 1}]
+ODD = [True, False, None, "", "x", -1, 0, 1e26, float("inf"), float("nan"), [], [1], {}, {"x": 1}]
 ODD += ["a\0b", "a\nb", "\u2028", "x" * 5000, [[[[]]]], b"bytes", {1: 2}, {None: {}}]
 
 
@@ -49,13 +39,6 @@ def path(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        (BOMB, "its aliases unfold to more than a megabyte: write the values out"),
-        (MERGE_BOMB, "its aliases unfold"),
-        ("a: &a [*a]", "its aliases unfold"),
-        ("a: &a {b: *a}", "its aliases unfold"),
-        (DEEP, "nested too deep: flatten it"),
-        (f"a: {DIGITS}", "not YAML"),
-        ("x" * (MAX_CHARACTERS + 1), "too many for settings"),
         ("a: !!python/object/apply:os.system [id]", "not YAML"),
         ("? [a]\n: b", "not YAML"),
         ("a: \x07", "not YAML"),
@@ -64,7 +47,7 @@ def path(tmp_path):
     ],
     ids=lambda value: value[:20],
 )
-def test_a_text_that_blows_up(path, tmp_path, text, part):
+def test_a_text_that_is_not_yaml(path, tmp_path, text, part):
     (tmp_path / "bad.yaml").write_text(text)
     assert part in message(tmp_path / "bad.yaml")
     with pytest.raises(InputError) as caught:
@@ -248,7 +231,7 @@ SWEEP = {"recipe": "quickstart", "variants": {"MLE": {"method.name": "mle"}}, "s
 
 
 @pytest.mark.parametrize("place", [["set"], ["set", "train.epochs"], ["variants"], ["variants", "MLE"], ["across"]])
-@pytest.mark.parametrize("value", [*ODD[:8], 10**5000, *ODD[11:]], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", [*ODD[:8], *ODD[9:]], ids=lambda value: type(value).__name__)
 def test_a_sweep_takes_or_refuses_anything(tmp_path, monkeypatch, place, value):
     tree = json.loads(json.dumps(SWEEP))
     node = tree
