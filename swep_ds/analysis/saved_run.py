@@ -17,8 +17,8 @@ from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError, as_input_error
-from swep_ds.methods import Method, build
-from swep_ds.methods.base import Inputs, NoiseKey, PassState, Perturbed
+from swep_ds.methods import build
+from swep_ds.methods.base import Inputs, Method, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples, reported_examples

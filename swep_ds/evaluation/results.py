@@ -118,6 +118,7 @@ class Results(Checked):
     calibrator: Calibrator | None = None
     versions: dict[str, str]
     # results of earlier versions lack these
+    threads: Count | None = None  # of PyTorch in each rank: the order of sums on a CPU depends on their number
     inputs: dict[str, str] = {}  # by field: checksum of the local files that it names
     provenance: dict[str, str] = {}  # `provenance()`
 

@@ -5,20 +5,14 @@
 The ascent is a by-product of the clean pass's backward, which trains the model.
 """
 
-from typing import ClassVar, Literal
-
 import torch
-from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, direction
-
-
-class FgmSettings(Settings):
-    needs: ClassVar[Need] = "gradient"
-    name: Literal["fgm"] = "fgm"
-    epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction
+from swep_ds.methods.settings import FgmSettings
 
 
+@method("fgm")
 class Fgm(Method):
     def __init__(self, settings: FgmSettings, hidden_size: int, embedding_size: int):
         super().__init__()

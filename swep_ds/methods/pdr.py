@@ -8,25 +8,15 @@ No answer enters the ascent, as in virtual adversarial training (Miyato et al. 2
 dropout and computes the gradient of the embeddings alone.
 """
 
-from typing import ClassVar, Literal
-
 import torch
-from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction, gaussian
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, gaussian
+from swep_ds.methods.settings import PdrSettings
 from swep_ds.models.outputs import symmetric_divergence
 
 
-class PdrSettings(Settings):
-    uses_model: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    name: Literal["pdr"] = "pdr"
-    # standard deviation of the random start; from 1e-3 the divergence is as small as the rounding of bf16
-    start_size: float = Field(1e-2, gt=0)
-    epsilon: float = Field(0.5, gt=0)  # Frobenius norm of a window's perturbation
-    divergence_weight: float = Field(1.0, gt=0)  # weighs the divergence between clean and perturbed predictions
-
-
+@method("pdr")
 class Pdr(Method):
     def __init__(self, settings: PdrSettings, hidden_size: int, embedding_size: int):
         super().__init__()

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
@@ -302,7 +303,8 @@ def _results(
         "peak_memory_bytes": peak,
     }
     run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
-    run |= {"world_size": ranks.world_size(), "versions": versions(), "inputs": job.inputs}
+    run |= {"world_size": ranks.world_size(), "threads": torch.get_num_threads()}
+    run |= {"versions": versions(), "inputs": job.inputs}
     pretraining = None
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train} | (first.train if first else {})

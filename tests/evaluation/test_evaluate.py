@@ -9,6 +9,7 @@ import pytest
 from swep_ds.evaluation.calibration import CALIBRATION, calibration
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
 from swep_ds.evaluation.scores import SQUAD
+from tests.support import fake_runs
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
@@ -71,10 +72,12 @@ def test_results_have_their_fixed_layout(runs):
     for (_, ranks), run in runs.items():
         results = read(run / "results.json")
         sections = ["method", "model", "seed", "world_size", "train", "eval", "scorers", "versions", "inputs"]
-        assert list(results) == [*sections, "provenance"]
+        assert sorted(results) == sorted([*sections, "threads", "provenance"])
         assert (results["method"], results["seed"], results["world_size"]) == ("swep", 0, ranks)
+        assert results["threads"] == 1  # `run_script` sets it
         assert results["model"] == str(run.parent / "model")
         train = results["train"]
+        assert train.keys() == fake_runs.TRAIN.keys()
         assert (train["examples"], train["updates"]) == (42, 1)
         assert train["features"] > 42
         assert train["samples_per_second"] == pytest.approx(8 * ranks / train["seconds"])
