@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, processors
+from tokenizers import Encoding, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.readers import Example
@@ -79,10 +79,11 @@ def _score(token: int, begin: int, end: int) -> int:
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of the tokenizer without padding and truncation, which its last caller may have left in the shared one.
+    """A copy of the tokenizer that gives the whole text's tokens, the same ones each time.
 
-    A token of `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others have added,
-    such as markers in their texts, are tokens.
+    Padding and truncation, which its last caller may have left in the shared one, and sampling are off. A token of
+    `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others have added, such as
+    markers in their texts, are tokens.
     """
     content, named = json.loads(tokenizer.backend_tokenizer.to_str()), named_tokens(tokenizer)
     for token in content["added_tokens"]:
@@ -90,8 +91,17 @@ def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     backend = Tokenizer.from_str(json.dumps(content))
     backend.no_padding()
     backend.no_truncation()
+    stop_sampling(backend)
     backend.encode_special_tokens = True
     return backend
+
+
+def stop_sampling(backend: Tokenizer) -> None:
+    """Turns off what splits the words of one text in several ways: it is for pretraining."""
+    if isinstance(backend.model, models.BPE):
+        backend.model.dropout = None
+    elif isinstance(backend.model, models.Unigram):
+        backend.model.alpha = backend.model.nbest_size = None
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
@@ -213,7 +223,7 @@ class WindowCutter:
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
         encoding = self.backend.encode(self.gap + text, add_special_tokens=False)
-        tokens = TextTokens.of(encoding, -len(self.gap)).over_marks(text)
+        tokens = TextTokens.of(encoding, self.gap + text, -len(self.gap)).over_marks(text)
         return tokens._replace(ids=self.as_text(tokens.ids))
 
     def as_text(self, ids: np.ndarray) -> np.ndarray:
