@@ -10,6 +10,7 @@ Windows follow the rules of Google's BERT for SQuAD:
 
 import json
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,7 +19,7 @@ from tokenizers import Encoding, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.readers import Example
-from swep_ds.data.tokens import TextTokens, require_tokens
+from swep_ds.data.tokens import TextTokens, require_tokens, tokenise
 from swep_ds.errors import InputError
 
 # a tokenizer's own special tokens, without those that were added to it
@@ -202,6 +203,8 @@ class Template(NamedTuple):
 class WindowCutter:
     """Cuts windows for one tokenizer and one setting.
 
+    Making one copies the tokenizer, which takes far longer than a question's windows: keep it.
+
     Args:
         example: any example; its context shows the tokenizer's special tokens.
 
@@ -217,8 +220,13 @@ class WindowCutter:
         else:
             self.gap, self.template = "", Template.learn(self.backend, example)
         self.specials = self.template.specials
+        self.takes_types = "token_type_ids" in tokenizer.model_input_names
         self.unknown = tokenizer.unk_token_id
         self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
+
+    def tokenise(self, examples: Sequence[Example]) -> Iterator[tuple]:
+        """As `swep_ds.data.tokens.tokenise`."""
+        return tokenise(examples, self.backend, self.gap, self.settings.max_query_length, self.as_text)
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -240,15 +248,12 @@ class WindowCutter:
     def check_sizes(self) -> None:
         """Raises InputError if the longest question leaves no room for context."""
         settings = self.settings
-        for name in ("doc_stride", "max_query_length"):
-            if getattr(settings, name) < 1:
-                raise InputError(f"data.{name} is {getattr(settings, name)}; it must be at least 1 token")
         needed = self.specials + settings.max_query_length + 1
-        if settings.max_length < needed:
+        if settings.max_length < needed:  # names as those of a recipe, of reading.json and of options
             raise InputError(
-                f"data.max_length {settings.max_length} leaves no room for context beside a question of "
-                f"data.max_query_length {settings.max_query_length} and {self.specials} special tokens; raise "
-                f"max_length to at least {needed}, or lower max_query_length"
+                f"max_length {settings.max_length} leaves no room for context beside a question of max_query_length "
+                f"{settings.max_query_length} and {self.specials} special tokens: raise max_length to at least "
+                f"{needed}, or lower max_query_length"
             )
 
 

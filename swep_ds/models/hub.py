@@ -127,12 +127,12 @@ def _load_tokenizer(source: str, label: str) -> PreTrainedTokenizerBase:
 def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
     """How a tokenizer treats a text, and the ids of its added tokens."""
     content = json.loads(tokenizer.to_str())
-    model = content["model"]
-    model.pop("dropout", None)  # is turned off
+    # dropout is turned off; null, "" and false mean the same
+    model = {name: value for name, value in content["model"].items() if value and name != "dropout"}
     if model["type"] == "Unigram":  # the library reads and writes scores with an error in the last digit
         model["vocab"] = [(piece, round(score, 6)) for piece, score in model["vocab"]]
-    steps = {name: content[name] for name in ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")}
-    return steps | {"added": {token["content"]: token["id"] for token in content["added_tokens"]}}
+    steps = {name: content[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
+    return steps | {"model": model, "added": {token["content"]: token["id"] for token in content["added_tokens"]}}
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, label: str) -> None:
@@ -181,16 +181,20 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
     Raises:
         InputError: less than `MIN_KNOWN` of their letters and digits are known.
     """
-    known = total = 0
-    for text in (text[:1000] for text in islice(texts, FIRST_TEXTS)):
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    known, total, unknown = 0, 0, tokenizer.unk_token_id
+    beginnings = [text[:1000] for text in islice(texts, FIRST_TEXTS)]
+    if not beginnings:
+        return
+    encoded = tokenizer(beginnings, add_special_tokens=False, return_offsets_mapping=True)
+    for text, ids, offsets in zip(beginnings, encoded.input_ids, encoded.offset_mapping, strict=True):
         covered = set()
-        for token, (begin, end) in zip(encoded.input_ids, encoded.offset_mapping, strict=True):
-            if token != tokenizer.unk_token_id:
+        for token, (begin, end) in zip(ids, offsets, strict=True):
+            if token != unknown:
                 covered.update(range(begin, end))
         # a tokenizer may leave out marks, such as vowel points
-        letters = {place for place, letter in enumerate(text) if letter.isalnum() and not is_mark(letter)}
-        known, total = known + len(covered & letters), total + len(letters)
+        letters = {letter for letter in set(text) if letter.isalnum() and not is_mark(letter)}
+        known += sum(text[place] in letters for place in covered)
+        total += sum(letter in letters for letter in text)
     if known < MIN_KNOWN * total:
         raise InputError(
             f"{label}: its tokenizer knows {known / total:.0%} of the first texts of {data}: name a model for this "

@@ -120,7 +120,11 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     model = model.eval().to(ranks.device())
     warn_if_padding_matters(model, label)
     longest = min(WindowSettings.max_length, longest_window(tokenizer, model))
-    windows = WindowSettings(longest, task="generative" if generative else "extractive")
+    windows = WindowSettings(
+        longest,
+        max_query_length=min(WindowSettings.max_query_length, longest // 2),  # else a small model has no room for texts
+        task="generative" if generative else "extractive",
+    )
     spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
