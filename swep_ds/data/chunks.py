@@ -100,7 +100,9 @@ class Chunks:
     def finish(self, document: Iterable[str]) -> None:
         """Writes the output, in parts that `document` makes of the chunks, and removes them with their folder."""
         write_atomically(self.output, document)
-        for file in (*map(self.file, range(self.count)), self.settings):  # the settings last: they identify the others
+        leftovers = self.folder.glob(".*.json.*")  # of a process that was killed
+        # the settings last: they identify the others
+        for file in (*map(self.file, range(self.count)), *leftovers, self.settings):
             file.unlink(missing_ok=True)
         self._remove_folder()
 
