@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
@@ -131,7 +130,10 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         model = model.float()
     model = model.eval().to(ranks.device())
     longest = longest_window(tokenizer, model)
-    windows = default_windows(longest, "generative" if generative else "extractive")
+    # at least half of a small model's window is for a context
+    query = max(1, min(WindowSettings.max_query_length, longest // 2))
+    task = "generative" if generative else "extractive"
+    windows = WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
     spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
@@ -148,12 +150,6 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         if null_threshold is not None:
             qa.empty_answer = empty_answer(tokenizer)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, section)
-
-
-def default_windows(longest: int, task: Literal["extractive", "generative"]) -> WindowSettings:
-    """The windows of a model that takes `longest` tokens. Half of them, at least, are for a context."""
-    query = max(1, min(WindowSettings.max_query_length, longest // 2))
-    return WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
 
 
 def _reading_file(source: str) -> Path | None:

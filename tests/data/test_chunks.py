@@ -18,9 +18,20 @@ def test_chunks_become_the_output_and_leave_nothing(tmp_path):
     for number in (2, 0, 1):
         chunks.write(number, {"name": f"Zürich {number}"})
         assert not chunks.output.exists()
+    (chunks.folder / ".000002.json.123").write_text('{"name"')  # cut off while being written
     chunks.finish(chunks.read(number)["name"] + "\n" for number in range(3))
     assert [file.name for file in chunks.output.parent.iterdir()] == ["out.txt"]
     assert chunks.output.read_text(encoding="utf-8") == "Zürich 0\nZürich 1\nZürich 2\n"
+
+
+def test_a_file_of_the_users_stays(tmp_path):
+    chunks = Chunks(tmp_path / "out.txt", 1)
+    chunks.take(SETUP)
+    chunks.begin(SETUP)
+    (chunks.folder / "notes.txt").write_text("mine")
+    chunks.write(0, "done")
+    chunks.finish(["done"])
+    assert [file.name for file in chunks.folder.iterdir()] == ["notes.txt"]
 
 
 def test_only_missing_chunks_are_made_again(tmp_path):
