@@ -114,7 +114,7 @@ def perturb(
     prior_variance: float,
     mode: str = "learned",
 ) -> tuple[Tensor, Tensor]:
-    """Perturb word embeddings with keyed noise and return the KL of the noise to its prior (SWEP, Eq. 2-4).
+    """Perturb word embeddings with keyed noise and return the KL of the noise to its prior (SWEP, Eq. 2 and 3).
 
         z = mu + sigma * eps;   e~ = e * z  (additive: e~ = e + z);   KL( N(mu, diag sigma^2) || N(m, alpha I) )
         mu = m + delta;   sigma^2 = alpha * exp(v)

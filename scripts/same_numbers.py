@@ -51,7 +51,7 @@ PRELOADED = ("torch", "datasets", "transformers", "deepspeed", "safetensors.torc
 PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_bert", "t5.modeling_t5"))
 # a softmax does not change when all its inputs shift: the gradients of these are rounding errors, which Adam scales up
 WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
-NOT_COMPARED = re.compile("seconds|per_second|memory|^versions|^inputs|^provenance")
+NOT_COMPARED = re.compile("seconds|per_second|memory|^threads|^versions|^inputs|^provenance")
 MAX_SECONDS = 1500  # s that a start may take; a machine may be busy
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
 DONE, STOPPED = 0, 75  # exit codes of scripts/train.py
@@ -372,7 +372,9 @@ def export(commit: str | None, folder: Path) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
     options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
     options.add_argument(

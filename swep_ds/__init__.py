@@ -5,6 +5,7 @@
 Importing this costs next to nothing: each name below is imported when it is used.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
     from swep_ds.methods.base import Method as Method
     from swep_ds.methods.base import Pass as Pass
     from swep_ds.methods.base import Perturbed as Perturbed
-    from swep_ds.methods.base import Settings as Settings
     from swep_ds.methods.base import gaussian as gaussian
     from swep_ds.methods.base import uniform as uniform
+    from swep_ds.methods.settings import Settings as Settings
     from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
     from swep_ds.recipe import Recipe as Recipe
+
+# Hugging Face's libraries read these when they are imported, and would take an empty one for the current folder.
+for _name in ("XDG_CACHE_HOME", *(f"HF_{kind}" for kind in ("HOME", "HUB_CACHE", "DATASETS_CACHE", "MODULES_CACHE"))):
+    if os.environ.get(_name) == "":
+        del os.environ[_name]
 
 # name -> (module, its name there; None = the module itself)
 _NAMES: dict[str, tuple[str, str | None]] = {
@@ -45,7 +51,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "Recipe": ("swep_ds.recipe", "Recipe"),
     "Robust": ("swep_ds.api.wrap", "Robust"),
     "Run": ("swep_ds.api.run", "Run"),
-    "Settings": ("swep_ds.methods.base", "Settings"),
+    "Settings": ("swep_ds.methods.settings", "Settings"),
     "TrainingDiverged": ("swep_ds.errors", "TrainingDiverged"),
     "WriteFailed": ("swep_ds.errors", "WriteFailed"),
     "gaussian": ("swep_ds.methods.base", "gaussian"),
@@ -57,13 +63,21 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "uniform": ("swep_ds.methods.base", "uniform"),
     "wrap": ("swep_ds.api.wrap", "wrap"),
 }
-# the methods' settings: `AdvAug` is AdvAugSettings of methods/adv_aug.py
-_MODULES = """
-    adv_aug bernoulli_dropout fgm freelb gaussian_dropout lnsr mle neftune pdr prior_aug r3f r_drop ssmba swep symnoise
-    word_dropout
-"""
-_METHODS = {"".join(map(str.capitalize, module.split("_"))): module for module in _MODULES.split()}
-_NAMES |= {name: (f"swep_ds.methods.{module}", f"{name}Settings") for name, module in _METHODS.items()}
+# the methods' settings: `AdvAug` is AdvAugSettings
+_METHODS = [
+    "AdvAug",
+    "BernoulliDropout",
+    "Fgm",
+    "Freelb",
+    "GaussianDropout",
+    "Lnsr",
+    "Mle",
+    "Neftune",
+    "Pdr",
+    "PriorAug",
+]
+_METHODS += ["R3f", "RDrop", "Ssmba", "Swep", "Symnoise", "WordDropout"]
+_NAMES |= {name: ("swep_ds.methods.settings", f"{name}Settings") for name in _METHODS}
 
 __all__ = ["__version__", *_NAMES]
 

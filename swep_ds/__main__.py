@@ -5,6 +5,7 @@ import importlib
 import os
 import shlex
 import sys
+from typing import NoReturn
 
 from swep_ds.commands import cli
 from swep_ds.errors import InputError
@@ -38,20 +39,27 @@ def parser() -> argparse.ArgumentParser:
         description="\n".join(["commands:", *lines, "", "`swep-ds COMMAND --help` explains a command."]),
     )
     options.add_argument("--version", action="version", version=f"swep-ds {__version__}")
-    command = options.add_argument("command", type=_unknown, nargs="?", help=argparse.SUPPRESS)
-    command.completer = lambda **_: COMMANDS
+    options.add_argument("command", nargs="?", help=argparse.SUPPRESS).completer = lambda **_: COMMANDS
     return options
 
 
-def _unknown(name: str) -> str:
-    words = sys.argv[1:]
-    if words and words[0].startswith("-"):
+def without_command(words: list[str]) -> None:
+    """Prints the help or the version, or raises InputError: `words` begin with no command."""
+    options = parser()
+    if words and words[0] not in options._option_string_actions and "_ARGCOMPLETE" not in os.environ:
+        _refuse(words)
+    options.parse_args()
+    options.print_help()
+
+
+def _refuse(words: list[str]) -> NoReturn:
+    if words[0].startswith("-"):
         place = max((place for place, word in enumerate(words) if word in COMMANDS), default=None)
         command = "train" if place is None else words.pop(place)
         raise InputError(f"options follow a command: swep-ds {command} {shlex.join(words)}")
     from swep_ds.settings import suggest  # reads YAML, which takes time to import
 
-    raise InputError(f"{name}: no such command{suggest(name, COMMANDS)}")
+    raise InputError(f"{words[0]}: no such command{suggest(words[0], COMMANDS)}")
 
 
 def main() -> None:
@@ -64,8 +72,7 @@ def main() -> None:
         sys.argv[:2] = [f"swep-ds {name}"]  # what argparse calls the program
         module = importlib.import_module(f"swep_ds.commands.{name}")
         cli.main(getattr(module, name), stoppable=name == "train")
-    options = parser()
-    cli.main(lambda: options.parse_args() and options.print_help())
+    cli.main(lambda: without_command(sys.argv[1:]))
 
 
 if __name__ == "__main__":

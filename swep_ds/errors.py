@@ -25,10 +25,6 @@ class InputError(RunExit):
     exit_code = EXIT_BAD_INPUT
 
 
-class Unreadable(InputError):
-    """There is no permission to read a file, whose content may be fine."""
-
-
 class TrainingDiverged(RunExit):
     """The loss is no longer a finite number."""
 

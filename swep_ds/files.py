@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.errors import InputError, Unreadable, as_input_error, printable, reason
+from swep_ds.errors import InputError, as_input_error, printable, reason
 
+HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:[:@].*)?$")
 HUB_SECONDS = 10.0  # for the hub to answer
 MAX_FILE_NAME_BYTES = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
 
@@ -26,21 +26,19 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
     """Opens a regular file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
 
     Raises InputError: no such file, or not a regular file (a pipe or a device may never end).
-    Raises Unreadable: no permission.
+    Raises PermissionError, which `errors.denied` explains: the content may be fine.
     """
     what = what or str(path)
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a pipe would wait for a writer
+        if path.exists() and not path.is_file():
+            raise InputError(f"{what}: is not a regular file: name one")
+        return path.open("rb")
     except FileNotFoundError:
         raise InputError(f"{what}: no such file") from None
-    except PermissionError as error:
-        raise Unreadable(f"{what}: cannot be read ({error.strerror}): change its permissions") from None
+    except PermissionError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"{what}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise InputError(f"{what}: is not a regular file: name one")
-    return os.fdopen(number, "rb")
+        raise InputError(f"{what}: cannot be read ({reason(error)})") from None
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:
@@ -72,7 +70,7 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
         line: the number of the text's first line in its file, for messages.
         unique_keys: refuse a repeated key, of which Python would keep the last. False is three times as fast.
 
-    Raises InputError: not JSON, a repeated key, nested too deep, or a number of thousands of digits.
+    Raises InputError: not JSON, a repeated key, or nested deeper than Python can read.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -87,10 +85,8 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
     except json.JSONDecodeError as error:
         number = error.lineno + line - 1
         raise InputError(f"{what}: not JSON: line {number}, column {error.colno}: {error.msg}") from None
-    except RecursionError:
-        raise InputError(f"{what}: its JSON is nested too deep: flatten it") from None
-    except ValueError:  # the limit of sys.set_int_max_str_digits
-        raise InputError(f"{what}: its JSON holds a whole number of thousands of digits: correct it") from None
+    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise InputError(f"{what}: its JSON cannot be read ({reason(error)}): correct it") from None
 
 
 def user_path(text: str, option: str) -> Path:
@@ -103,6 +99,32 @@ def user_path(text: str, option: str) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     return path
+
+
+def public_names(sources: Iterable[str]) -> dict[str, str]:
+    """By source of data or models, the name that a page for other people gives it: of a local path only its last parts,
+    as few as tell the sources apart. A hub id stays what it is."""
+    parts = {}
+    for source in sources:
+        if "/" in source and hub_name(source) is None:
+            parts[source] = [part for part in source.split("/") if part.strip(".~")] or ["a local folder"]
+        else:
+            parts[source] = [source]
+    shown = 1
+    while len({tuple(path[-shown:]) for path in parts.values()}) < len({tuple(path) for path in parts.values()}):
+        shown += 1
+    return {source: "/".join(path[-shown:]) for source, path in parts.items()}
+
+
+def public_name(source: str) -> str:
+    """`public_names` of one source."""
+    return public_names([source])[source]
+
+
+def hub_name(source: str) -> str | None:
+    """OWNER/NAME of a source `OWNER/NAME[:config][@split]`; None for a local path and for every other source."""
+    match = HUB_NAME.match(source)
+    return match[1] if match and not Path(match[1]).exists() else None
 
 
 def path_text(value: str | os.PathLike, what: str) -> str:
@@ -143,16 +165,28 @@ def check_output_folder(option: str, path: Path | None) -> None:
         raise InputError(f"{option} {path}: the folder {existing} cannot be written to: name another one")
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Writes a UTF-8 file that is never visible half-written.
+def check_new_folder(option: str, path: Path) -> None:
+    """Raises InputError unless `option` names a new or an empty folder that can be written to."""
+    check_output_folder(option, path)
+    if len(os.fsencode(path.name)) > MAX_FILE_NAME_BYTES:
+        raise InputError(f"{option} {path}: its name is longer than {MAX_FILE_NAME_BYTES} bytes: shorten it")
+    if path.is_symlink() and not path.exists():
+        raise InputError(f"{option} {path}: is a symbolic link to nothing: name a new or empty folder")
+    if path.is_dir() and (entry := next(path.iterdir(), None)):
+        raise InputError(f"{option} {path}: is not empty (it holds {entry.name}): name a new or empty folder")
+
+
+def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
+    """Writes a file, text in UTF-8, that is never visible half-written.
 
     An error on the way, also in making the pieces of text, leaves the former file and nothing beside it.
     """
-    # see `leftover_of`; processes of other hosts and containers may have the same number
+    # see `is_leftover`; processes of other hosts and containers may have the same number
     temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        with temporary.open("wb") as file:
+            for piece in [content] if isinstance(content, str | bytes) else content:
+                file.write(piece if isinstance(piece, bytes) else piece.encode())
             file.flush()
             os.fsync(file.fileno())  # else a power failure may leave the new name without its bytes
         os.replace(temporary, path)
@@ -161,10 +195,9 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
         raise
 
 
-def leftover_of(name: str) -> str | None:
-    """The final name of a temporary file of `write_atomically`; None for any other name."""
-    temporary = re.fullmatch(r"\.(.+)\.[0-9]+", name)
-    return temporary[1] if temporary else None
+def is_leftover(name: str) -> bool:
+    """Whether this is the name of a temporary file of `write_atomically`."""
+    return re.fullmatch(r"\..+\.[0-9]+", name) is not None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -212,40 +245,23 @@ def check_hub(repository: str, file: str, label: str, kind: str | None = None) -
             get_hf_file_metadata(hf_hub_url(repository, file, repo_type=kind), timeout=HUB_SECONDS)
 
 
-LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe would wait for a writer
-
-
 def open_lock(path: Path) -> BinaryIO:
-    """Opens a lock file: creates it if it is missing and never empties it. Raises InputError if it is a symbolic link,
-    not a regular file, or cannot be opened."""
+    """Opens a lock file: creates it if it is missing and never empties it. Raises InputError if it cannot be opened."""
     try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | LOCK_FLAGS, 0o666), "r+b", buffering=0)
-    except (OSError, ValueError) as error:
-        if isinstance(error, PermissionError) and os.path.lexists(path):
-            raise InputError(f"{path}: cannot be opened ({error.strerror}): change its permissions") from None
-        if path.is_symlink() or path.exists():
-            raise InputError(f"{path}: is not a regular file ({reason(error)}): delete it") from None
-        raise InputError(f"{path}: cannot be made ({getattr(error, 'strerror', None) or error})") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise InputError(f"{path}: is not a regular file: delete it")
-    return file
+        return path.open("ab")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened ({error.strerror}): change its permissions, or delete it") from None
 
 
 def is_locked(path: Path) -> bool:
     """Whether another process holds a lock (`flock`) on a file; False if there is no file."""
     try:
-        number = os.open(path, os.O_RDONLY | LOCK_FLAGS)
-    except (OSError, ValueError):
-        return False
-    try:
-        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS refuses an exclusive lock on a file opened to read
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS refuses an exclusive lock on a file opened to read
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks, on which no run starts
+    except OSError:  # there is no file, or it is on a file system without locks, where no run starts
         return False
-    finally:
-        os.close(number)
     return False
 
 

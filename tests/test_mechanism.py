@@ -1,4 +1,4 @@
-"""docs/measurements/learned_noise/mechanism.py: against closed forms on a quadratic nll, against loops, and run."""
+"""docs/measurements/learned_noise/mechanism.py: closed forms on a quadratic nll, and loops."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,12 @@ from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput
 from tests.support import scripts
 from tests.support.finished import finished, load
-from tests.support.fork_server import run_script
+from tests.support.fork_server import ROOT, run_script
 
-FILE = "docs/measurements/learned_noise/mechanism.py"
-mechanism = scripts.load(FILE)
+SCRIPT = "docs/measurements/learned_noise/mechanism.py"
 ALPHA, STIFFNESS = 0.1, 2.0
+
+mechanism = scripts.load(SCRIPT)
 
 
 class Quadratic(nn.Module):
@@ -130,30 +131,9 @@ def test_a_study_resumes(run, monkeypatch):
     *_, wider = mechanism.study(run, more, 3.0, **settings, done=table)
     assert wider.data_set.tolist() == ["source"] * 4 + ["other"] * 4  # of a further set, only its own rows
     with pytest.raises(
-        InputError, match=r"beta is 0\.3 there and 0\.6 here at ratio 1, so it was measured with another"
+        InputError, match=r"beta is 0\.3 in it and 0\.6 now at ratio 1, so it was measured with another"
     ):
         next(mechanism.study(run, windows, 6.0, **settings, done=table))
-
-
-def test_a_damaged_table_is_one_line(tmp_path):
-    row = {
-        "ratio": 1,
-        "factor": 1.0,
-        "updates": 5,
-        "windows": 2,
-        "beta": 0.3,
-        "data_set": "source",
-        "gold_learned": 0.1,
-    }
-    table, file = pd.DataFrame([row]), tmp_path / "mechanism.csv"
-    text = table.to_csv(index=False)
-    file.write_text(text)
-    pd.testing.assert_frame_equal(mechanism.read_table(file), table)
-    for damaged in ("", text[:-5], text.replace("0.3", "?"), table.drop(columns="beta").to_csv(index=False)):
-        file.write_text(damaged)
-        with pytest.raises(InputError, match=r"mechanism\.csv: is damaged \(.*\): delete it") as caught:
-            mechanism.read_table(file)
-        assert "\n" not in str(caught.value)
 
 
 def test_other_methods_are_refused(tmp_path):
@@ -174,35 +154,20 @@ def fit(folder: Path) -> None:
     run.qa.model.save_pretrained(folder / "model")
 
 
-def test_the_script(tmp_path):
+def test_the_script_adds_to_its_table(tmp_path):
     (tmp_path / "run").mkdir()
     run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
-    options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1]
-
-    def start(*words) -> tuple[int, str]:
-        ended = run_script(scripts.ROOT / FILE, *map(str, words), check=False)
-        return ended.returncode, ended.stderr if ended.returncode else ended.stdout
-
-    def succeed(*words) -> str:
-        code, said = start(*words)
-        assert code == 0, said
-        return said
-
-    def refuse(*words) -> str:
-        code, said = start(*words)
-        assert code == 2, said
-        return said.splitlines()[-1]
-
-    assert "too uncertain to be the unit of beta: give more --windows" in refuse(run, *options)
+    options = map(str, ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1, "--ratios", 1])
+    words = [str(run), *options]
+    ended = run_script(ROOT / SCRIPT, *words, check=False)
+    assert "too uncertain to be the unit of beta: give more --windows" in ended.stderr
     fit(run)
-    said = succeed(run, *options, "--ratios", 1)
+    said = run_script(ROOT / SCRIPT, *words).stdout
     assert "special" in said
     assert "guess_shuffled" in said
     assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
     first = pd.read_csv(output / "mechanism.csv")
-    succeed(run, *options, "--ratios", 1, 10)
+    run_script(ROOT / SCRIPT, *words, "10")
     table = pd.read_csv(output / "mechanism.csv")
     assert table.ratio.tolist() == [1, 10]
     pd.testing.assert_frame_equal(table[:1], first)
-    assert "trained by swep: name a run of prior_aug" in refuse(finished(tmp_path, "swep"))
-    assert "--ratios and --factors" in refuse(run, "--ratios", 0)

@@ -70,8 +70,20 @@ def split(words: list[str], at: str) -> tuple[list[str], list[str]]:
     return (words[: words.index(at)], words[words.index(at) + 1 :]) if at in words else (words, [])
 
 
+@pytest.fixture(scope="module")
+def pages_files(tmp_path_factory) -> Path:
+    """A folder with the YAML files that pages show; their first line is a comment with the name."""
+    folder = tmp_path_factory.mktemp("files")
+    for text in PAGES.values():
+        for language, content in FENCED.findall(text):
+            if language == "yaml" and (name := re.match(r"# (\w+\.yaml)\n", content)):
+                (folder / name[1]).write_text(content)
+    return folder
+
+
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_command(page, command):
+def test_command(page, command, pages_files, monkeypatch):
+    monkeypatch.chdir(pages_files)
     words = shlex.split(command, comments=True)
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -135,6 +147,21 @@ def test_there_is_something_to_check():
 
 def test_the_readme_is_short():
     assert len(PAGES["README.md"].splitlines()) <= 140
+
+
+def test_the_readmes_code_does_not_scroll_sideways():
+    """GitHub shows some 95 characters of a line of code."""
+    text = PAGES["README.md"]
+    blocks = [content for _, content in FENCED.findall(text)]
+    indented = re.findall(r"^    .*", FENCED.sub("", text), re.MULTILINE)
+    assert len(blocks) > 2
+    assert len(indented) > 6
+    assert [line for line in [*"".join(blocks).splitlines(), *indented] if len(line) > 95] == []
+
+
+def test_the_readme_shows_the_report():
+    assert "](docs/report.png)" in PAGES["README.md"]
+    assert (ROOT / "docs" / "report.png").stat().st_size <= 150_000
 
 
 def test_ci_runs_the_readmes_two_commands_in_their_order():

@@ -11,9 +11,11 @@ from zlib import crc32
 
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError, as_input_error
+from swep_ds.evaluation.results import read_predictions
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.files import read_json
 from swep_ds.pipeline.examples import reported_examples
+from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.recipe import Recipe
 
 # in this order: the answer overlaps an accepted one in the text; it does not; its question has no answer; the answer is
@@ -85,19 +87,6 @@ class Answered:
         return (accepted or [(0, 0)])[0], (predicted or [(0, 0)])[0]
 
 
-def read_predictions(folder: Path, name: str) -> dict[str, str]:
-    """A run's answers by question id.
-
-    Raises:
-        InputError: the file is missing, or is not a JSON object of strings.
-    """
-    file = folder / "predictions" / f"{name}.json"
-    answers = read_json(file)
-    if not isinstance(answers, dict) or not all(isinstance(text, str) for text in answers.values()):
-        raise InputError(f"{file}: is not a JSON object of question ids and answers")
-    return answers
-
-
 def read_confidences(folder: Path, name: str, kind: str = "confidence") -> dict[str, float]:
     """The probabilities of a run's answers by question id; empty for a run that wrote none.
 
@@ -143,8 +132,9 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
         against: another run's folder.
 
     Raises:
-        InputError: the questions or the answers cannot be read.
+        InputError: the questions or the answers cannot be read, or the questions have changed since the run.
     """
+    check_unchanged(recipe, folder, [source_of_test_set(name)])
     answers, confidences = read_predictions(folder, name), read_confidences(folder, name)
     calibrated, spans = read_confidences(folder, name, "calibrated"), read_spans(folder, name)
     others = read_predictions(against, name) if against and (against / f"predictions/{name}.json").is_file() else {}

@@ -35,7 +35,8 @@ class Interval(NamedTuple):
 
 
 class Domain(NamedTuple):
-    """A data set's scores in percent, or their mean over all but the source domain.
+    """A data set's scores in percent, or their mean over all but the source domain. Where a model may decline, both are
+    of the questions that have an answer.
 
     gap: F1 less the source domain's, in points; None for the source domain.
     """
@@ -64,12 +65,14 @@ class Domains(NamedTuple):
     """`rows` hold the source domain first and the mean last; `notes` say where intervals are missing and why.
 
     headline, statement: the finding, in a sentence and in detail.
+    which: the questions that count, as words; empty where all do.
     """
 
     rows: list[Domain]
     headline: str
     statement: str
     notes: list[str]
+    which: str
 
 
 def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Domains:
@@ -92,29 +95,30 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
                 f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
                 "results.json."
             )
-    measured = _Measured.of({name: (score.exact_match, score.f1) for name, score in results.eval.items()}, matching)
-    if few := [name for name in matching if name not in measured.samples]:
-        notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
-    if MEAN in measured.samples:
-        _, *others = results.eval
-        notes += note_on_shared_ids({name: [item.example.id for item in matching[name]] for name in others})
-    rows = measured.rows(results)
-    if not any(score.no_answer_total for score in results.eval.values()):
-        return Domains(rows, *_finding(rows, measured), notes)
-    having = {name: [item for item in items if item.example.answers] for name, items in matching.items()}
-    scores = {
-        name: (score.has_answer_exact_match, score.has_answer_f1)
-        if score.no_answer_total
-        else (score.exact_match, score.f1)
-        for name, score in results.eval.items()
-        if score.has_answer_total or not score.no_answer_total
-    }
+    which = " with an answer" if any(score.no_answer_total for score in results.eval.values()) else ""
+    totals, scores = {}, {}
+    for name, score in results.eval.items():
+        if not score.no_answer_total:
+            totals[name], scores[name] = score.total, (score.exact_match, score.f1)
+        elif score.has_answer_total:
+            totals[name], scores[name] = score.has_answer_total, (score.has_answer_exact_match, score.has_answer_f1)
     source = next(iter(results.eval))
     if source not in scores:
         headline = f"No question of {source}, the source domain, has an answer."
-        return Domains(rows, headline, "So there is nothing to compare other domains with.", notes)
-    answerable = _Measured.of(scores, having)
-    return Domains(rows, *_finding(answerable.rows(results), answerable, " with an answer"), notes)
+        return Domains([], headline, "So there is nothing to compare other domains with.", notes, which)
+    measured = _Measured.of(scores, with_answer(matching))
+    if few := [name for name in matching if name in scores and name not in measured.samples]:
+        notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
+    if MEAN in measured.samples:
+        _, *others = scores
+        notes += note_on_shared_ids({name: [item.example.id for item in matching[name]] for name in others})
+    rows = [_domain(name, measured, source, totals.get(name)) for name in measured.scores]
+    return Domains(rows, *_finding(rows, measured, which), notes, which)
+
+
+def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[Answered]]:
+    """The questions that have an answer, by data set."""
+    return {name: [item for item in items if item.example.answers] for name, items in answered.items()}
 
 
 class _Measured(NamedTuple):
@@ -138,9 +142,6 @@ class _Measured(NamedTuple):
             if all(name in samples for name in others):
                 samples[MEAN] = np.mean([samples[name] for name in others], axis=0)
         return cls(scores, samples)
-
-    def rows(self, results: Results) -> list[Domain]:
-        return [_domain(name, self.scores, self.samples, next(iter(self.scores)), results) for name in self.scores]
 
 
 def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[DomainChange]:
@@ -189,8 +190,8 @@ def _intervals(values: np.ndarray, samples: np.ndarray | None) -> list[Interval]
     return [Interval(float(value), *pair) for value, pair in zip(values, ends, strict=True)]
 
 
-def _domain(name: str, scores: dict, samples: dict, source: str, results: Results) -> Domain:
-    total = results.eval[name].total if name in results.eval else None
+def _domain(name: str, measured: _Measured, source: str, total: int | None) -> Domain:
+    scores, samples = measured
     gap = None
     if name != source:
         both = name in samples and source in samples
@@ -198,7 +199,7 @@ def _domain(name: str, scores: dict, samples: dict, source: str, results: Result
     return Domain(name, *_intervals(scores[name], samples.get(name)), total, gap)
 
 
-def _finding(rows: Sequence[Domain], measured: _Measured, which: str = "") -> tuple[str, str]:
+def _finding(rows: Sequence[Domain], measured: _Measured, which: str) -> tuple[str, str]:
     """(headline, statement). `which`: the questions that count, as words."""
     source, *others = rows
     at_home = f"{source.exact_match.value:.1f} % of the questions{which} of {source.name}"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE
+from swep_ds.analysis.spreadsheet import shown
 from swep_ds.analysis.table import Block, Table
 from swep_ds.console import Console
 from swep_ds.errors import InputError, printable
@@ -33,10 +34,10 @@ DIFFERENCE_FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "
 DASH, NOT_AVAILABLE = "-", "n/a"
 # a CSV file's columns before those whose names begin with "difference"
 COLUMNS = ("model", "method", "data_set", "metric", "runs", "mean", "std", "paper", "against")
-FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `printable` writes tab and return as \t and \r
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX_MARKS |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
+LATEX_PACKAGES = r"% \usepackage{booktabs,graphicx}"
 LATEX_BREAK = r"\\{}"  # without the braces, a following bracket would be an optional length
 FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"  # graphicx: at most as wide as the page
 
@@ -206,24 +207,26 @@ def csv(table: Table) -> str:
                 difference = row["differences"].get(column, {}).get(metric, {})
                 lines.append(
                     {
-                        "model": _no_formula(block["model"]),
-                        **{_column(axis): _no_formula(label) for axis, label in block["labels"].items()},
-                        "method": _no_formula(row["name"]),
-                        "data_set": _no_formula(column),
+                        "model": block["model"],
+                        **{_column(axis): label for axis, label in block["labels"].items()},
+                        "method": row["name"],
+                        "data_set": column,
                         "metric": metric,
                         "runs": len(row["seeds"]),
                         **{key: cell.get(key) for key in ("mean", "std", "paper")},
-                        "against": _no_formula(table["against"]) if difference else None,
+                        "against": table["against"] if difference else None,
                         "difference": difference.get("mean"),
                         **{f"difference_{key}": difference.get(key) for key in DIFFERENCE_FIGURES},
                     }
                 )
-    return pd.DataFrame(lines).to_csv(index=False)
+    return pd.DataFrame([{shown(name): shown(value) for name, value in line.items()} for line in lines]).to_csv(
+        index=False
+    )
 
 
 def _column(axis: str) -> str:
     """The column of an axis, whose name may be that of another column."""
-    return f"axis_{axis}" if axis in COLUMNS or axis.startswith("difference") else _no_formula(axis)
+    return f"axis_{axis}" if axis in COLUMNS or axis.startswith("difference") else axis
 
 
 def _score_cells(row: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -231,18 +234,12 @@ def _score_cells(row: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     return [(column, metric, cell[metric]) for column, cell in row["scores"].items() for metric in cell]
 
 
-def _no_formula(text: str) -> str:
-    """A name that a spreadsheet shows: one that it would compute gets a quote in front."""
-    text = printable(text)
-    return f"'{text}" if text.startswith(FORMULA) else text
-
-
 def latex(table: Table) -> str:
-    r"""A `table` environment for each grid of each block, then notes and missing runs as paragraphs.
+    """A `table` environment for each grid of each block, then notes and missing runs as paragraphs.
 
-    Needs \usepackage{booktabs, graphicx}. EM is above F1; a table wider than the text is scaled down to it.
+    EM is above F1; a table wider than the text is scaled down to it.
     """
-    parts = []
+    parts = [LATEX_PACKAGES, ""]
     for block in table["blocks"]:
         for grid in grids(block, table["against"], LATEX):
             rows = [list(map(_shortstack, row)) for row in grid.rows]

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from swep_ds.analysis.answers import read_predictions
 from swep_ds.analysis.runs import Run
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import clusters
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import read_predictions
 from swep_ds.evaluation.scores import SQUAD, Golds, Scorer
 from swep_ds.recipe import HOLDOUT, Recipe
 
@@ -72,6 +72,7 @@ class QuestionScores:
         self.notes: list[str] = []
         self._questions: dict[str, Questions | None] = {}  # by data set and the settings that decide its questions
         self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
+        self._checksums: dict[tuple[str, str], str | None] = {}  # of today's files, by field and source
 
     def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
         """`per_question`, or None if data or predictions cannot be read or do not give the scores in the results."""
@@ -101,6 +102,8 @@ class QuestionScores:
         questions = self.questions(run.recipe, data_set)
         if questions is None:
             return None
+        if self._has_changed(run, data_set):
+            return self.note(f"No interval with {run.ref.folder} on {data_set}: its data have changed since the run.")
         try:
             predictions = read_predictions(run.ref.folder, data_set)
         except InputError as error:
@@ -119,6 +122,17 @@ class QuestionScores:
                 f"data, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json."
             )
         return scores
+
+    def _has_changed(self, run: Run, data_set: str) -> bool:
+        """Whether the local files of the data set, read once for all runs, are not those that the run has read."""
+        from swep_ds.pipeline.inputs import input_checksums, source_of_test_set  # takes seconds
+
+        field, data = source_of_test_set(data_set), run.recipe.data
+        source = (field, data.train if data_set == HOLDOUT else data.eval[data_set])
+        if source not in self._checksums:
+            self._checksums[source] = input_checksums(run.recipe, [field]).get(field)
+        today = self._checksums[source]
+        return today is not None and run.results.inputs.get(field, today) != today
 
     def note(self, line: str) -> None:
         if line not in self.notes:

@@ -4,6 +4,7 @@ Everything comes from the run's folder and, for the questions, from the test dat
 is left out, and the page says so.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from swep_ds.analysis import run_facts
 from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, most_changed, read_answered, worst
 from swep_ds.analysis.charts import Chart, learning_curves, svg, throughput
 from swep_ds.analysis.confidence import confidence
-from swep_ds.analysis.domains import changes, domains
+from swep_ds.analysis.domains import changes, domains, with_answer
 from swep_ds.analysis.noise_report import noise_effect, noise_size
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
@@ -25,6 +26,7 @@ from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, METRICS_FILE, RunFol
 from swep_ds.recipe import Recipe
 from swep_ds.settings import flatten
 
+log = logging.getLogger(__name__)
 TEMPLATE = "report.html.jinja"
 WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
 OPEN_DOMAINS, OPEN_MAPS = 3, 2  # data sets whose answers, and whose heat maps, are not folded
@@ -60,15 +62,6 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
 
 def make_report(folder: Path, against: Path | None = None) -> Report:
     """As `write_report`, but writes nothing."""
-    try:
-        return _make_report(folder, against)
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{error.filename or folder}: was deleted while it was read: name the folder of a run that exists"
-        ) from None
-
-
-def _make_report(folder: Path, against: Path | None) -> Report:
     recipe = RunFolder(folder).read_recipe()
     if against:
         RunFolder(against).check_finished()
@@ -115,6 +108,7 @@ def _read_all(
             answered[name] = read_answered(folder, recipe, name, against)
         except InputError as error:
             missing.append(f"{name}: {error}")
+            log.warning("the report is without the answers to %s (%s)", name, error)
     return answered, missing
 
 
@@ -137,6 +131,7 @@ def _compared(
     return {
         "title": title,
         "rows": rows,
+        "f1_changes": {row.name: row.f1.value for row in changes(with_answer(answered), names)},
         "left_out": [name for name in names if name not in {row.name for row in rows}],
         "settings": [
             (name, here.get(name, "–"), there.get(name, "–"))
@@ -154,8 +149,8 @@ def _settings(folder: Path, recipe: Recipe, results: Results | None) -> dict[str
 
 
 def _divided(results: Results | None) -> list[tuple[str, list[float | int | None]]]:
-    """Data sets with unanswerable questions: EM, F1 and number of the others, EM and number of the unanswerable."""
-    names = ("has_answer_exact_match", "has_answer_f1", "has_answer_total", "no_answer_exact_match", "no_answer_total")
+    """Data sets with unanswerable questions: EM, F1 and number of all, EM and number of the unanswerable."""
+    names = ("exact_match", "f1", "total", "no_answer_exact_match", "no_answer_total")
     scores = results.eval.items() if results else ()
     return [(name, [getattr(score, part) for part in names]) for name, score in scores if score.no_answer_total]
 

@@ -19,7 +19,7 @@ from swep_ds.evaluation.results import Scores
 from swep_ds.settings import Section, load
 
 LINES = Path(__file__).parent / "lines"
-ABOVE = "above_line"  # beside exact_match and f1 in a set's scores
+ABOVE = "above_line"  # a key of a set's scores, like exact_match and f1
 MIN_RUNS, MIN_SPREAD = 8, 10.0  # a fitted line takes as many runs, over as many points of F1 in domain
 PANEL = (3.4, 3.1)  # inches
 
@@ -101,7 +101,7 @@ def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
 
 
 def add_points(scores: Scores, line: Line) -> Scores:
-    """The scores of a run with `ABOVE`, in points, beside those of each shifted set that has a line."""
+    """The scores of a run, with `ABOVE` in points added to those of each shifted set that has a line."""
     in_domain = line.in_domain_of(list(scores))
     result = {}
     for name, score in scores.items():

@@ -61,7 +61,8 @@ def settings(recipe: Recipe, results: Results | None, config: dict, batch: Globa
         "at most": data.max_train_examples and f"{data.max_train_examples:,} questions",
         "augmented with": data.augmented,
     }
-    method = [f"{name} {value}" for name, value in recipe.method.model_dump().items() if name != "name"]
+    fields = recipe.method.model_dump(exclude={"name"}).items()
+    method = [f"{name} {value}" for name, value in fields if value is not None]
     tests = [f"{name}: {source}" for name, source in data.eval.items()]
     length = f"{train.epochs:g} epochs" + (f", at most {train.max_updates:,} updates" if train.max_updates else "")
     size = str(batch.windows) if batch else "not known"

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from swep_ds.errors import InputError, Unreadable
+from swep_ds.errors import InputError
 from swep_ds.evaluation.results import RESULTS, Checked, Results, describe_faults, read_results
-from swep_ds.files import read_json, user_path
+from swep_ds.files import public_names, read_json, user_path
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten, without
@@ -152,8 +152,6 @@ def _runs_of_sweep(folder: Path) -> list[RunRef]:
         sweep = SweepFile.model_validate(read_json(file))
         if bad := [name for name in sweep.runs if name in ("", ".", "..") or "/" in name or "\0" in name]:
             raise InputError(f"runs.{bad[0]!r} is not a folder name")
-    except Unreadable:
-        raise
     except (InputError, ValidationError) as error:
         fault = describe_faults(error) if isinstance(error, ValidationError) else error
         raise InputError(f"{file}: damaged ({fault}): write it again with `swep-ds sweep SWEEP --table`") from None
@@ -180,10 +178,14 @@ def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
         if values:
             alike.setdefault(ref.variant, []).append(values)
     usual = {variant: _most_common(every) for variant, every in alike.items()}
+    differing = [
+        {name: str(value) for name, value in values.items() if value != usual[ref.variant][name]}
+        for ref, values in zip(refs, settings, strict=True)
+    ]
+    shown = public_names(value for values in differing for value in values.values())
     named = []
-    for ref, values in zip(refs, settings, strict=True):
-        differing = {name: value for name, value in values.items() if value != usual[ref.variant][name]}
-        suffix = [f", {name.rpartition('.')[2]} {value}" for name, value in differing.items()]
+    for ref, values in zip(refs, differing, strict=True):
+        suffix = [f", {name.rpartition('.')[2]} {shown[value]}" for name, value in values.items()]
         named.append(replace(ref, variant=ref.variant + "".join(suffix)))
     return named
 

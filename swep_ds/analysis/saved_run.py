@@ -17,13 +17,14 @@ from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.features import WindowSettings
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError, as_input_error
-from swep_ds.methods import Method, build
-from swep_ds.methods.base import Inputs, NoiseKey, PassState, Perturbed
+from swep_ds.methods import build
+from swep_ds.methods.base import Inputs, Method, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Recipe
 from swep_ds.settings import shown, suggest
@@ -56,8 +57,6 @@ class SavedRun:
         run = RunFolder(folder)
         recipe = run.read_recipe()
         run.check_finished()
-        if not run.model.is_dir():
-            raise InputError(f"{folder}: holds no {run.model.name}: train it again")
         with ranks.quiet():
             saved = load_saved(str(run.model))
         qa = saved.qa.float().eval().requires_grad_(False)
@@ -76,7 +75,7 @@ class SavedRun:
         """The questions that the run answered of one of its test sets; None names the first, the source domain.
 
         Raises:
-            InputError: the run was not tested on a set of that name, or its source cannot be read.
+            InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
         """
         names = self.recipe.test_sets
         if not names:
@@ -84,10 +83,16 @@ class SavedRun:
         if name is not None and name not in names:
             raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
         name = name or names[0]
+        check_unchanged(self.recipe, self.folder, [source_of_test_set(name)])
         return reported_examples(self.recipe, name)
 
     def training_examples(self) -> list[Example]:
-        """The training questions, augmented samples last. Raises InputError if a source cannot be read."""
+        """The training questions, augmented samples last.
+
+        Raises:
+            InputError: a source cannot be read, or has changed since the run.
+        """
+        check_unchanged(self.recipe, self.folder, ["data.train", "data.augmented"])
         return load_examples(self.recipe)[0]
 
     def batch(self, windows: Sequence[AnswerWindow]) -> Batch:
@@ -143,7 +148,5 @@ class SavedRun:
 def _load_noise(method: Method, file: Path) -> None:
     if not file.is_file():
         raise InputError(f"{file}: no such file: train the run again, with a version that saves the noise generator")
-    with as_input_error(f"{file}: cannot be read", "train the run again"):
-        weights = load_file(file)
     with as_input_error(f"{file}: does not fit this recipe's model and method", "train the run again"):
-        method.load_state_dict(weights)
+        method.load_state_dict(load_file(file))

@@ -15,11 +15,12 @@ from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, MIN_TEXTS, holm
 from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trained_on
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
-from swep_ds.analysis.runs import MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
+from swep_ds.analysis.runs import MODEL, MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
 from swep_ds.data.splits import MIN_ARTICLES
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS, MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, Scores, out_of_domain_mean
+from swep_ds.files import public_name, public_names
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
@@ -37,7 +38,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
 
     Returns:
         {"against", "line": a dumped `Line` or None, "blocks": [{"title", "model", "labels": {axis: label}, "columns":
-        the data sets, then the out-of-domain mean if there are shifted ones, "primary": [{"row", "base", "column",
+        the data sets, then the out-of-domain mean of two or more shifted ones, "primary": [{"row", "base", "column",
         "metric", **difference}], "rows": [{"name", "seeds": those of its finished runs, "scores", "differences"}]}],
         "missing": [{"name", "labels", "seed", "reason", "line"}], "notes": [lines]}.
         "scores": by column, then "exact_match", "f1" and, where known, `CALIBRATION`, `CALIBRATED` and `ABOVE`:
@@ -53,6 +54,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
     if line is None and base is not None:
         line, no_line = fitted([run.results.scores for run in runs if run.ref.variant == base], base)
     questions = QuestionScores()
+    titles = public_names(ref.model for ref in refs if MODEL not in ref.labels)
     blocks, notes, keys = [], [], []
     for ref in refs:
         if ref.block in keys:
@@ -63,7 +65,8 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
         names = dict.fromkeys(other.variant for other in block_refs)
         rows = {name: [run for run in block_runs if run.ref.variant == name] for name in names}
         primaries = list(dict.fromkeys(other.primary for other in block_refs if other.primary))
-        blocks.append(_block(*ref.block, rows, _Comparison(base, primaries, line, questions)))
+        model, labels = ref.block
+        blocks.append(_block(titles.get(model, model), labels, rows, _Comparison(base, primaries, line, questions)))
         notes += [*settings_notes(rows), *_seeds_notes(blocks[-1], rows, base), *_paper_notes(blocks[-1], block_runs)]
     if base is None:
         notes.append(f"No differences: there is no row {BASE}; --against names another one.")
@@ -94,7 +97,7 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
 
 
 def _base_row(rows: Sequence[str], against: str | None) -> str | None:
-    """The row called `against`, or the only one that differs from it in case and separators alone.
+    """The row called `against`, or the only one that differs from it only in case and separators.
 
     Without `against` the base is MLE, and None if there is no such row.
     """
@@ -151,7 +154,7 @@ def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
             domain first. A row may have no run.
 
     Returns:
-        {"columns": the data sets, then the out-of-domain mean if there are shifted ones, taken run by run,
+        {"columns": the data sets, then the out-of-domain mean of two or more shifted ones, taken run by run,
         "rows": [{"name", "scores": {column: {metric: {"mean", "std" or None}}}}]}, with the metrics that all of a row's
         runs have; a row without runs has no scores.
     """
@@ -229,9 +232,10 @@ def _add_primary(block: Block, rows: Mapping[str, Sequence[Run]], primary: Prima
     """Adds the contrast that the sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, where = primary
     runs, base_runs = rows.get(name, []), rows.get(base, [])
-    column = OUT_OF_DOMAIN if where == SHIFTED else where
-    if column in block["columns"] and significance.common_seeds(runs, base_runs):
-        data_sets = [other for other in block["columns"] if other != OUT_OF_DOMAIN]
+    columns = block["columns"]
+    column = columns[-1] if where == SHIFTED and len(columns) > 1 else where  # the mean, or the only shifted set
+    if column in columns and significance.common_seeds(runs, base_runs):
+        data_sets = [other for other in columns if other != OUT_OF_DOMAIN]
         compared = significance.compare({base: base_runs, name: runs}, base, data_sets, questions)[name]
         difference = _difference(runs, base_runs, column, metric, compared)
         block["primary"].append({"row": name, "base": base, "column": column, "metric": metric, **difference})
@@ -242,14 +246,10 @@ def _adjust(block: Block, base: str | None) -> None:
 
     A table of several sweeps may have several primary comparisons in a block: these are adjusted with the others.
     """
-    shifted = [column for column in block["columns"][1:] if column != OUT_OF_DOMAIN]
-    tested_as = (
-        {OUT_OF_DOMAIN: shifted[0]} if len(shifted) == 1 else {}
-    )  # the mean over a single set is no test of its own
 
     def test_of(row: str, base: str, column: str, metric: str) -> Hashable:
         """The same for both directions of a comparison."""
-        return frozenset((row, base)), tested_as.get(column, column), metric
+        return frozenset((row, base)), column, metric
 
     every = [
         (test_of(*(entry[key] for key in ("row", "base", "column", "metric"))), entry) for entry in block["primary"]
@@ -341,7 +341,8 @@ def _paper_notes(block: Block, runs: Sequence[Run]) -> list[str]:
     notes = [f"The paper's number, for models trained on {trained_on()}, is in round brackets."]
     for source in dict.fromkeys(run.recipe.data.train for run in runs):
         if not was_trained_on(source):
-            notes.append(f"These models were trained on data.train {source}, which is not known to be {trained_on()}.")
+            name = public_name(source)
+            notes.append(f"These models were trained on data.train {name}, which is not known to be {trained_on()}.")
     cells = [cell[METRICS[0]]["paper"] for row in block["rows"] for cell in row["scores"].values()]
     if None in cells:
         sets = [name for name in block["columns"] if name != OUT_OF_DOMAIN and not model.knows_data_set(name)]

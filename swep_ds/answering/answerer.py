@@ -8,7 +8,6 @@ ends.
 
 import itertools
 import logging
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -19,9 +18,10 @@ from pydantic import Field
 
 from swep_ds import ranks
 from swep_ds.data.batches import Padding
-from swep_ds.data.features import build_features
+from swep_ds.data.features import windows_to_answer
 from swep_ds.data.fields import is_blank, require_text
 from swep_ds.data.readers import Example
+from swep_ds.data.windows import WindowCutter
 from swep_ds.errors import InputError
 from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
 from swep_ds.evaluation.generated import GeneratedAnswers
@@ -100,6 +100,8 @@ class QuestionAnswerer:
         )
         with ranks.quiet():
             self._saved = load_saved(self.name, given.null_threshold)
+        self._padding = Padding.of(self._saved.tokenizer)
+        self._cutter: WindowCutter | None = None  # needs a text: made for the first one
 
     @property
     def generative(self) -> bool:
@@ -153,20 +155,18 @@ class QuestionAnswerer:
             null = saved.null_threshold is not None
             # with the best alone there are no others to sort
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
-        with tempfile.TemporaryDirectory() as folder:
-            built = build_features(examples, saved.tokenizer, saved.windows, training=False, cache_dir=Path(folder))
-            if built.questions_cut:
-                log.warning(
-                    "%d of %d questions are longer than %d tokens, and what follows is not read",
-                    built.questions_cut,
-                    len(examples),
-                    saved.windows.max_query_length,
-                )
-            windows = built.dataset
-            del built
-            padding = Padding.of(saved.tokenizer)
-            decode_alone(saved.qa.predict, decoder, windows, padding, self.batch_size, ranks.device())
-            del windows  # maps a file in the folder
+        if self._cutter is None:
+            self._cutter = WindowCutter(saved.tokenizer, saved.windows, examples[0])
+            self._cutter.check_sizes()
+        windows, questions_cut = windows_to_answer(examples, self._cutter)
+        if questions_cut:
+            log.warning(
+                "%d of %d questions are longer than %d tokens, and what follows is not read",
+                questions_cut,
+                len(examples),
+                saved.windows.max_query_length,
+            )
+        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size, ranks.device())
         answers = decoder.n_best(count)
         nulls = decoder.nulls() if saved.null_threshold is not None else {}
         for example in examples:

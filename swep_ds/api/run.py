@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from swep_ds.console import quiet_about_cpu
 from swep_ds.evaluation.results import Results, Scores, read_results
 from swep_ds.files import DEFAULT_DS_CONFIG, path_text, user_path
@@ -73,14 +71,16 @@ def train(
         TrainingDiverged: the loss is no longer finite.
         WriteFailed: a file of the run cannot be written.
     """
+    whole = Recipe.make(recipe, **sections)  # before the imports, which take seconds
     with quiet_about_cpu():
+        import torch
+
         from swep_ds.analysis.report import write_report
         from swep_ds.pipeline.run import run
         from swep_ds.ranks.accelerator import device_count
         from swep_ds.ranks.group import process_group
         from swep_ds.training.determinism import deterministic_restored
 
-    whole = Recipe.make(recipe, **sections)
     folder = user_path(path_text(output_dir, "output_dir"), "output_dir")
     ds_config, resume = path_text(ds_config, "ds_config"), path_text(resume, "resume")
     with torch.random.fork_rng(range(device_count())), deterministic_restored(), process_group():

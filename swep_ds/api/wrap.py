@@ -5,6 +5,7 @@ the same passes, the same noise, the same loss.
 """
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.errors import InputError
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
-from swep_ds.methods.base import Method, MicroStep, Settings, without_dropout
+from swep_ds.methods.base import Method, MicroStep, without_dropout
 from swep_ds.methods.objective import Objective
+from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
@@ -27,6 +29,7 @@ from swep_ds.models.trial import check_same_from_ids
 from swep_ds.recipe import Many, Seed
 from swep_ds.settings import Section, shown
 
+log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
 SPAN, TARGET = ("start_positions", "end_positions"), ("labels",)
 TAKES = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *SPAN, *TARGET)
@@ -83,9 +86,18 @@ class Robust(nn.Module):
         self.update, self.updates, self.accumulation = 0, updates, accumulation
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
-        self._checked = False
+        self._checked = self._warned = False
         self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            objective = self._modules.get("objective")
+            if objective is not None and hasattr(objective.qa.model, name):
+                raise AttributeError(f"{name}: is the model's: take robust.model.{name}") from None
+            raise
 
     @property
     def model(self) -> nn.Module:
@@ -130,6 +142,9 @@ class Robust(nn.Module):
             return self.model(**inputs)
         if not self._checked:
             self._check()
+        if not (self.model.training or self._warned) and torch.is_grad_enabled():
+            self._warned = True
+            log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         mask = inputs.get("attention_mask")
         if self._left_padding_error and mask is not None and bool((mask[:, 0] == 0).any()):
             raise self._left_padding_error

@@ -14,10 +14,14 @@ Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any ot
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.errors import InputError
 from swep_ds.files import check_output_folder, path_of, write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,7 +69,7 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
     samples = share_of_samples(arguments.augmented) if arguments.augmented else None
     make_folder(folder)
     draw(table, samples, [folder / "words.png", folder / "words.svg"])
-    write_atomically(folder / "words.csv", table.to_csv(index=False))
+    write_csv(folder / "words.csv", table)
     last = table.groupby("run", sort=False).last()
     lines = [
         f"{run}: {row.words_changed:.2%} of the tokens at update {row['update']}, {row.words_changed_clean:.2%} before "
@@ -87,7 +91,7 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     ids = [example.id for example in examples]
     write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
-    write_atomically(folder / "changed_words.csv", tokens[changed].to_csv(index=False))
+    write_csv(folder / "changed_words.csv", tokens[changed])
     counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
     return [
         f"{id_}: {count} of {total} tokens are nearest to another word" for id_, count, total in counts.itertuples()
@@ -102,7 +106,7 @@ def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     run, examples = load_questions(arguments)
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
     make_folder(folder)
-    write_atomically(folder / "tsne.csv", table.to_csv(index=False))
+    write_csv(folder / "tsne.csv", table)
     draw(table, run.recipe.title, [folder / "tsne.png", folder / "tsne.svg"])
     return []
 
@@ -135,6 +139,12 @@ def load_questions(arguments: argparse.Namespace):
     if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
         raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
     return run, [by_id[id_] for id_ in arguments.questions]
+
+
+def write_csv(file: Path, table: "pd.DataFrame") -> None:
+    from swep_ds.analysis.spreadsheet import to_csv
+
+    write_atomically(file, to_csv(table))
 
 
 def make_folder(folder: Path) -> None:

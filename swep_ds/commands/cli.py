@@ -8,7 +8,8 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NoReturn
 
 from swep_ds.console import is_no_cpu_notice, protect, say_on_stderr
@@ -19,10 +20,13 @@ from swep_ds.ranks.signals import request
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows its description as written; wrong options raise `InputError` instead of printing usage on every rank."""
+    """Shows its description as written; wrong options raise `InputError` instead of printing usage on every rank.
+
+    Options are not abbreviated: `--gpus 8` would be `--gpus_per_node 8`, which is another number of GPUs on four nodes.
+    """
 
     def __init__(self, **options):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def parse_args(self, *arguments, **options):
         if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
@@ -33,13 +37,28 @@ class Parser(argparse.ArgumentParser):
         if unknown and "--recipe" in self._option_string_actions and unknown[0] in names_of("recipes")():
             raise InputError(f"unrecognized arguments: {' '.join(unknown)}; did you mean --recipe {unknown[0]}?")
         if unknown:
-            option = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
-            sets = "--set" in self._option_string_actions and option.startswith("--")
-            hint = ": --set SECTION.FIELD=VALUE sets a field of the recipe" if sets else ""
-            hint = f"; did you mean {near[0]}?" if near else hint
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+        """As argparse's, but refuses an unknown option first: argparse may name a required one that is missing."""
+        words = sys.argv[1:] if args is None else list(args)
+        if self._subparsers is None:  # otherwise the sub-parser looks at its own words
+            for word in takewhile(lambda word: word != "--", words):
+                option = word.partition("=")[0]
+                if option.startswith("--") and " " not in option and option not in self._option_string_actions:
+                    self.error(f"unrecognized arguments: {option}{self._hint(option)}")
+        return super().parse_known_args(words, namespace)
+
+    def _hint(self, option: str) -> str:
+        """The end of a message about an unknown option: those that begin like it, or else the nearest one."""
+        known = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        option = option.replace("-", "_").replace("__", "--", 1)
+        meant = [name for name in known if name.startswith(option)]
+        meant = meant or difflib.get_close_matches(option, known, n=1, cutoff=0.75)
+        if meant:
+            return f"; did you mean {' or '.join(meant)}?"
+        return ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in known else ""
 
     def _check_value(self, action: argparse.Action, value) -> None:
         """A wrong choice: argparse lists all of them, a second time where they are sub-commands, which name nothing."""

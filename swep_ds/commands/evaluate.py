@@ -10,7 +10,7 @@ Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any ot
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
 from swep_ds.evaluation.mlqa import LANGUAGES
-from swep_ds.files import check_output_folder, path_of
+from swep_ds.files import check_new_folder, path_of
 
 
 def evaluate() -> None:
@@ -24,7 +24,10 @@ def evaluate() -> None:
         help="a test set; may be repeated. Name the source domain first: the out-of-domain mean leaves it out",
     )
     parser.add_argument(
-        "--output_dir", type=path_of("--output_dir"), required=True, help="for predictions/ and results.json"
+        "--output_dir",
+        type=path_of("--output_dir"),
+        required=True,
+        help="a new or empty folder, for predictions/ and results.json",
     )
     parser.add_argument("--max_length", type=at_least(1), help="tokens in a window (default: as trained, else 384)")
     parser.add_argument(
@@ -41,7 +44,7 @@ def evaluate() -> None:
     add_launch_options(parser)
     arguments = parser.parse_args()
     launch(arguments.ranks, "evaluate")
-    check_output_folder("--output_dir", arguments.output_dir)
+    check_new_folder("--output_dir", arguments.output_dir)
 
     from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group

@@ -75,7 +75,7 @@ def print_file(name: str) -> None:
 
 def explain(name: str) -> None:
     """Prints every field of a recipe, as its JSON schema describes it."""
-    from swep_ds.recipe import RECIPES, Recipe  # imports PyTorch, for seconds
+    from swep_ds.recipe import RECIPES, Recipe
 
     path, tree = read_whole(name, RECIPES, "NAME", Recipe)
     left_open = open_fields(Recipe, tree)
@@ -92,7 +92,7 @@ def explain(name: str) -> None:
 
 def schema_of(kind: str) -> dict:
     """The JSON schema of the files of a kind."""
-    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds
+    from swep_ds.recipe import Recipe
     from swep_ds.sweeps.sweep import Sweep
 
     return for_editors({"recipe": Recipe, "sweep": Sweep}[kind].model_json_schema())

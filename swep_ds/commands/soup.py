@@ -9,7 +9,7 @@ Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any ot
 """
 
 from swep_ds.commands.cli import Parser
-from swep_ds.files import check_output_folder, path_of
+from swep_ds.files import check_new_folder, path_of
 
 
 def soup() -> None:
@@ -17,7 +17,7 @@ def soup() -> None:
     parser.add_argument("runs", nargs="+", type=path_of("RUN"), metavar="RUN", help="folder of a finished run")
     parser.add_argument("--output", required=True, type=path_of("--output"), metavar="FOLDER", help="a new folder")
     arguments = parser.parse_args()
-    check_output_folder("--output", arguments.output)
+    check_new_folder("--output", arguments.output)
 
     from swep_ds.pipeline.soup import make_soup  # takes seconds: after the arguments are checked
     from swep_ds.ranks.group import process_group

@@ -19,13 +19,15 @@ from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.errors import InputError, printable
-from swep_ds.files import DEFAULT_DS_CONFIG, read_text, shipped
+from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
 from swep_ds.sweeps import slurm
+
+COMMANDS = {"train": train_command, "sweep": sweep_command}
 
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    options.add_argument("kind", choices=["train", "sweep"], help="what to submit")
+    options.add_argument("kind", choices=COMMANDS, help="what to submit")
     options.add_argument("--nodes", type=at_least(1), default=1, help="nodes of a run (default: 1)")
     tasks = options.add_mutually_exclusive_group(required=True)
     tasks.add_argument("--gpus_per_node", type=at_least(1), help="ranks per node, each with a GPU")
@@ -68,15 +70,18 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
         raise InputError("--ranks: srun starts the ranks: leave it out")
     if arguments.plan is not None:
         raise InputError("--plan: trains nothing: run it without submit")
-    # these import PyTorch, for seconds
-    from swep_ds.pipeline.folder import RunFolder
-    from swep_ds.pipeline.prepare import check_ds_config
     from swep_ds.recipe import Recipe
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
+    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
+    ds_config_path(ds_config)
+    # these import PyTorch, for seconds
+    from swep_ds.pipeline.folder import RunFolder
+    from swep_ds.pipeline.prepare import check_ds_config
+
     folder = train_command.run_folder(arguments, recipe).absolute()
     RunFolder(folder).check_owner(recipe)
-    check_ds_config(recipe, arguments.ds_config or DEFAULT_DS_CONFIG, folder, ranks, on_cpu=on_cpu)
+    check_ds_config(recipe, ds_config, folder, ranks, on_cpu=on_cpu)
     chosen = [f"--job-name={folder.name}", f"--output={_in_pattern(folder)}.slurm-%j.log"]
     return chosen, with_folder(options, arguments, folder), folder.parent
 
@@ -114,12 +119,18 @@ def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path)
 
 def submit() -> None:
     words = sys.argv[1:]
-    if words and "--" not in words:
-        arguments, unknown = parser().parse_known_args(words)
+    split = words.index("--") if "--" in words else len(words)
+    mine, options = words[:split], words[split + 1 :]
+    options_here = parser()._option_string_actions
+    if mine and mine[0] in COMMANDS:
+        options_there = COMMANDS[mine[0]].parser()._option_string_actions
+        for option in (word.partition("=")[0] for word in mine):
+            if option in options_there and option not in options_here:
+                raise InputError(f"{option}: put the options of `swep-ds {mine[0]}` after `--`")
+    arguments, unknown = parser().parse_known_args(mine)
+    if unknown or "--" not in words:
         place = f"{printable(' '.join(unknown))}: " if unknown else ""
         raise InputError(f"{place}put the options of `swep-ds {arguments.kind}` after `--`")
-    split = words.index("--") if words else 0
-    arguments, options = parser().parse_args(words[:split]), words[split + 1 :]
     if arguments.parallel and arguments.kind == "train":
         raise InputError("--parallel is for sweeps: a training is one job")
     slurm.check_options(arguments.sbatch)

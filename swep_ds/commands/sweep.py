@@ -8,6 +8,7 @@ questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each ce
 with its log beside.
 Start the command again to run what is not done yet; --table only makes the table of what is done.
 The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
+The data of all runs are read before the first one starts. If the first run that ends has bad input, no other starts.
 Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
 and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
@@ -57,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
     """(the sweep's folder, its cells, the script and the options that they share, the ds_config last; for --table
     none)."""
-    from swep_ds.sweeps.sweep import read_sweep  # imports PyTorch, for seconds
+    from swep_ds.sweeps.sweep import read_sweep
 
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
@@ -89,7 +90,7 @@ def sweep() -> None:
     if arguments.srun and "SLURM_JOB_ID" not in os.environ:
         raise InputError("--srun: this is no Slurm job: use --jobs and --ranks, or `swep-ds submit sweep`")
     folder, cells, command = read(arguments)
-    from swep_ds.sweeps.sweep import describe, digest_of
+    from swep_ds.sweeps.sweep import describe, digest_of  # here and below: after the settings are checked
 
     if arguments.cells and arguments.cells != digest_of(cells):
         raise InputError(
@@ -101,8 +102,12 @@ def sweep() -> None:
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     ranks = None if arguments.srun else arguments.ranks
     if not arguments.table:
+        from swep_ds.sweeps.conditions import check_data
+
         tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
         check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
+        if len(chosen) > 1:  # a single run checks its data itself
+            check_data(chosen)
     describe(cells, folder)
     failed, stopped = [], False
     if not arguments.table:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch, names_of
 from swep_ds.errors import InputError
-from swep_ds.files import DEFAULT_DS_CONFIG, path_of
+from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
 from swep_ds.ranks.launch import is_first_on_node
 
 if TYPE_CHECKING:
@@ -98,14 +98,16 @@ def train() -> None:
 
 def start(arguments: argparse.Namespace) -> None:
     """Trains, plans or checks, as the options of `parser` say."""
-    from swep_ds.recipe import Recipe  # imports PyTorch, for seconds: signals are requests to stop before that
+    from swep_ds.recipe import Recipe  # imports no PyTorch: a typo is answered at once
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
+    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
+    ds_config_path(ds_config)  # which refuses a name that there is not
     if arguments.plan is not None:
         print_plan(arguments, recipe)
         return
     launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
-    folder, ds_config = run_folder(arguments, recipe), arguments.ds_config or DEFAULT_DS_CONFIG
+    folder = run_folder(arguments, recipe)
 
     from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
 

@@ -98,18 +98,18 @@ class Chunks:
         return read_json(self.file(number))
 
     def finish(self, document: Iterable[str]) -> None:
-        """Writes the output, in parts that `document` makes of the chunks, and removes the folder."""
+        """Writes the output, in parts that `document` makes of the chunks, and removes them with their folder."""
         write_atomically(self.output, document)
-        lock = self.folder / ".lock"
-        for file in sorted(self.folder.iterdir(), key=lambda file: file == self.settings):
-            if file != lock:
-                file.unlink()  # the settings last: they identify the others
+        leftovers = self.folder.glob(".*.json.*")  # of a process that was killed
+        # the settings last: they identify the others
+        for file in (*map(self.file, range(self.count)), *leftovers, self.settings):
+            file.unlink(missing_ok=True)
         self._remove_folder()
 
     def _remove_folder(self) -> None:
         self._lock.close()  # first: NFS keeps an open file, and with it the folder
         (self.folder / ".lock").unlink(missing_ok=True)
-        with suppress(OSError):  # another process has begun to write there
+        with suppress(OSError):  # another process has begun to write there, or it holds a file of the user's
             self.folder.rmdir()
 
 

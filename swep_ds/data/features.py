@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.console import Console, Progress
 from swep_ds.data import cache
 from swep_ds.data.readers import Example
-from swep_ds.data.tokens import TextTokens, ahead, tokenise
+from swep_ds.data.tokens import TextTokens, ahead
 from swep_ds.data.windows import Template, WindowCutter, WindowSettings
 from swep_ds.errors import InputError
 
@@ -86,9 +86,9 @@ def build_features(
     """
     cutter = WindowCutter(tokenizer, settings, examples[0])
     cutter.check_sizes()
-    has_types = "token_type_ids" in tokenizer.model_input_names
     drop = training and (settings.task == "generative" or windows_without_answer == "drop")
-    setup = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop, "types": has_types}
+    setup = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop}
+    setup["types"] = cutter.takes_types
     digest = hashlib.sha256(f"{setup} {type(tokenizer).__name__} {cutter.backend.to_str()}".encode())
     numbers: dict[str, int] = {}  # context -> number: the digest takes each text once
     for example in examples:
@@ -99,9 +99,9 @@ def build_features(
     cached = cache_dir / f"{'train' if training else 'eval'}-{digest.hexdigest()[:32]}.arrow"
 
     counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
-    schema = _schema(settings, training=training, has_types=has_types)
+    schema = _schema(cutter, training=training)
     if (loaded := cache.load(cached, schema, counts)) is None:
-        groups = ahead(tokenise(examples, cutter.backend, cutter.gap, settings.max_query_length, cutter.as_text))
+        groups = ahead(cutter.tokenise(examples))
         groups = _shown(groups, len(examples), console or Console(quiet=True))
         batches = _batches(examples, groups, cutter, schema, counts, training=training, drop=drop)
         cache.save(cached, schema, batches, counts)
@@ -112,10 +112,19 @@ def build_features(
     return Features(dataset, **facts, fingerprint=cached.stem)
 
 
-def _schema(settings: WindowSettings, *, training: bool, has_types: bool) -> pa.Schema:
+def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tuple[pa.Table, int]:
+    """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
+    how many questions were cut. Raises InputError: a context has no token."""
+    counts = Counter()
+    schema = _schema(cutter, training=False)
+    batches = _batches(examples, cutter.tokenise(examples), cutter, schema, counts, training=False, drop=False)
+    return pa.Table.from_batches(batches, schema), counts["questions_cut"]
+
+
+def _schema(cutter: WindowCutter, *, training: bool) -> pa.Schema:
     int32, int32s = pa.int32(), pa.list_(pa.int32())
-    types = {"token_type_ids": pa.list_(pa.int8())} if has_types else {}
-    if settings.task == "generative":
+    types = {"token_type_ids": pa.list_(pa.int8())} if cutter.takes_types else {}
+    if cutter.settings.task == "generative":
         task = {"target_ids": int32s} if training else {"example": int32}
     elif training:
         task = {"start_position": int32, "end_position": int32, "has_answer": pa.bool_()}

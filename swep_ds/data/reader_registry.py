@@ -62,5 +62,5 @@ def read_rows(source: str, read: Reader) -> Iterator[tuple[str, Any]]:
             raise InputError(f"{source}: its reader {name} gives {excerpt(rows)}: yield rows, or return a list of them")
         for number, row in enumerate(rows):
             yield f"row {number}", row
-    except (OSError, ValueError, LookupError, csv.Error) as error:
+    except (OSError, ValueError, LookupError, csv.Error, SystemExit) as error:
         raise InputError(f"{source}: its reader {name} cannot read it ({reason(error)}): correct the data") from error

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
+import scipy  # whose parts are imported when they are used: 0.5 s that a check of settings need not wait for
 
 from swep_ds.data.readers import Example
 from swep_ds.errors import InputError
@@ -129,8 +128,8 @@ def _tied(*columns: Sequence[str]) -> np.ndarray:
         size = nodes[-1].max() + 1
     first, *others = nodes
     ends = np.tile(first, len(others)), np.concatenate(others)
-    ties = coo_array((np.ones(len(ends[0])), ends), (size, size))
-    return connected_components(ties, directed=False)[1][first]
+    ties = scipy.sparse.coo_array((np.ones(len(ends[0])), ends), (size, size))
+    return scipy.sparse.csgraph.connected_components(ties, directed=False)[1][first]
 
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:

@@ -14,6 +14,7 @@ from swep_ds.errors import InputError
 
 EXAMPLES_AT_A_TIME = 1024
 CHARACTERS_AT_A_TIME = 2**20  # the tokenizer takes some 200 bytes for each
+BYTE_LEVEL_SPACE = "\u0120"  # how byte-level tokens write a space
 AROUND_CUT, CUTS_TRIED = 1000, 16  # characters compared on each side of a cut in a long text; positions tried
 
 T = TypeVar("T")
@@ -27,17 +28,24 @@ class TextTokens(NamedTuple):
     ends: np.ndarray  # int32, the character after its last one
 
     @classmethod
-    def of(cls, encoding: Encoding, begin: int) -> "TextTokens":
-        """`begin`: the encoded text's first character in the whole text; below 0 if a gap was put in front."""
+    def of(cls, encoding: Encoding, text: str, begin: int) -> "TextTokens":
+        """The tokens of `text`, as encoded.
+
+        Args:
+            begin: its first character in the whole text; below 0 if a gap was put in front.
+        """
         count = len(encoding)
-        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2) + begin
-        return cls(np.fromiter(encoding.ids, np.int32, count), offsets[:, 0].copy(), offsets[:, 1].copy())
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2)
+        starts, ends = offsets[:, 0].copy(), offsets[:, 1].copy()
+        _give_back_first_letters(encoding, text, starts, ends)
+        return cls(np.fromiter(encoding.ids, np.int32, count), starts + begin, ends + begin)
 
     @classmethod
     def of_long(cls, backend: Tokenizer, text: str, begin: int) -> "TextTokens":
         """Tokens of a long text, encoded piece by piece."""
         parts = [
-            cls.of(backend.encode(piece, add_special_tokens=False), begin + at) for at, piece in _pieces(backend, text)
+            cls.of(backend.encode(piece, add_special_tokens=False), piece, begin + at)
+            for at, piece in _pieces(backend, text)
         ]
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
@@ -46,11 +54,11 @@ class TextTokens(NamedTuple):
 
         A tokenizer that strips accents or composes characters leaves them out, and an answer would be cut in a letter.
         """
-        if not any(map(_is_mark, set(text))):
+        if not any(map(is_mark, set(text))):
             return self
         ends, limits = self.ends.copy(), np.append(self.starts[1:], len(text))
         for token in np.flatnonzero((ends >= 0) & (ends < limits)):
-            while ends[token] < limits[token] and _is_mark(text[ends[token]]):
+            while ends[token] < limits[token] and is_mark(text[ends[token]]):
                 ends[token] += 1
         return self._replace(ends=ends)
 
@@ -66,7 +74,25 @@ class TextTokens(NamedTuple):
         return (first, last) if ends_after[first] and starts_before[last] else (len(self.ids), -1)
 
 
-def _is_mark(character: str) -> bool:
+def _give_back_first_letters(encoding: Encoding, text: str, starts: np.ndarray, ends: np.ndarray) -> None:
+    """Corrects the starts of byte-level tokens that lost a letter.
+
+    Such a tokenizer may put a space of its own in front of a word, at the text's beginning and behind an added token.
+    The library trims the offsets by one character for each space of the token, also where the text has none.
+    """
+    covered = np.maximum.accumulate(np.append(0, ends))[:-1]  # up to here by the tokens before
+    behind_gap = np.flatnonzero(starts > covered)
+    characters = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    suspects = behind_gap[characters[starts[behind_gap] - 1] != ord(" ")]
+    if len(suspects) == 0:
+        return
+    tokens = encoding.tokens
+    for token in suspects.tolist():
+        if tokens[token].startswith(BYTE_LEVEL_SPACE) and not text[starts[token] - 1].isspace():
+            starts[token] -= 1
+
+
+def is_mark(character: str) -> bool:
     """Whether this belongs to the letter before it: a combining mark, a voicing mark of half-width kana, or a vowel or
     end of a Hangul syllable."""
     mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
@@ -92,7 +118,7 @@ def tokenise(
         short = [context for context in new if len(context) <= CHARACTERS_AT_A_TIME]
         encodings = backend.encode_batch([gap + context for context in short], add_special_tokens=False)
         # converted to arrays at once: an encoding takes far more memory
-        contexts = {context: TextTokens.of(encodings.pop(0), -len(gap)) for context in short}
+        contexts = {context: TextTokens.of(encodings.pop(0), gap + context, -len(gap)) for context in short}
         for context in new.keys() - contexts.keys():
             contexts[context] = TextTokens.of_long(backend, gap + context, -len(gap))
         for context, tokens in contexts.items():
@@ -141,9 +167,9 @@ def _pieces(backend: Tokenizer, text: str) -> Iterator[tuple[int, str]]:
 
 def _is_seam(backend: Tokenizer, text: str, cut: int) -> bool:
     left, right = text[max(cut - AROUND_CUT, 0) : cut], text[cut : cut + AROUND_CUT]
-    encodings = backend.encode_batch([left + right, left, right], add_special_tokens=False)
-    begins = (0, 0, len(left))
-    whole, before, after = (TextTokens.of(e, begin) for e, begin in zip(encodings, begins, strict=True))
+    texts, begins = [left + right, left, right], [0, 0, len(left)]
+    encodings = backend.encode_batch(texts, add_special_tokens=False)
+    whole, before, after = map(TextTokens.of, encodings, texts, begins)
     return all(map(np.array_equal, whole, map(np.concatenate, zip(before, after, strict=True))))
 
 

@@ -10,15 +10,16 @@ Windows follow the rules of Google's BERT for SQuAD:
 
 import json
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, processors
+from tokenizers import Encoding, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.readers import Example
-from swep_ds.data.tokens import TextTokens, require_tokens
+from swep_ds.data.tokens import TextTokens, require_tokens, tokenise
 from swep_ds.errors import InputError
 
 # a tokenizer's own special tokens, without those that were added to it
@@ -79,10 +80,11 @@ def _score(token: int, begin: int, end: int) -> int:
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of the tokenizer without padding and truncation, which its last caller may have left in the shared one.
+    """A copy of the tokenizer that gives the whole text's tokens, the same ones each time.
 
-    A token of `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others have added,
-    such as markers in their texts, are tokens.
+    Padding and truncation, which its last caller may have left in the shared one, and sampling are off. A token of
+    `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others have added, such as
+    markers in their texts, are tokens.
     """
     content, named = json.loads(tokenizer.backend_tokenizer.to_str()), named_tokens(tokenizer)
     for token in content["added_tokens"]:
@@ -90,8 +92,17 @@ def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     backend = Tokenizer.from_str(json.dumps(content))
     backend.no_padding()
     backend.no_truncation()
+    stop_sampling(backend)
     backend.encode_special_tokens = True
     return backend
+
+
+def stop_sampling(backend: Tokenizer) -> None:
+    """Turns off what splits the words of one text in several ways: it is for pretraining."""
+    if isinstance(backend.model, models.BPE):
+        backend.model.dropout = None
+    elif isinstance(backend.model, models.Unigram):
+        backend.model.alpha = backend.model.nbest_size = None
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
@@ -192,6 +203,8 @@ class Template(NamedTuple):
 class WindowCutter:
     """Cuts windows for one tokenizer and one setting.
 
+    Making one copies the tokenizer, which takes far longer than a question's windows: keep it.
+
     Args:
         example: any example; its context shows the tokenizer's special tokens.
 
@@ -207,6 +220,7 @@ class WindowCutter:
         else:
             self.gap, self.template = "", Template.learn(self.backend, example)
         self.specials = self.template.specials
+        self.takes_types = "token_type_ids" in tokenizer.model_input_names
         self.unknown = tokenizer.unk_token_id
         self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
         # XLNet's [CLS] stands behind the context; where it is a separator as well, that one is another token
@@ -214,10 +228,14 @@ class WindowCutter:
         behind = is_cls.any() and tokenizer.cls_token_id not in (*self.template.prefix, tokenizer.sep_token_id)
         self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None
 
+    def tokenise(self, examples: Sequence[Example]) -> Iterator[tuple]:
+        """As `swep_ds.data.tokens.tokenise`."""
+        return tokenise(examples, self.backend, self.gap, self.settings.max_query_length, self.as_text)
+
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
         encoding = self.backend.encode(self.gap + text, add_special_tokens=False)
-        tokens = TextTokens.of(encoding, -len(self.gap)).over_marks(text)
+        tokens = TextTokens.of(encoding, self.gap + text, -len(self.gap)).over_marks(text)
         return tokens._replace(ids=self.as_text(tokens.ids))
 
     def as_text(self, ids: np.ndarray) -> np.ndarray:
@@ -238,15 +256,12 @@ class WindowCutter:
     def check_sizes(self) -> None:
         """Raises InputError if the longest question leaves no room for context."""
         settings = self.settings
-        for name in ("doc_stride", "max_query_length"):
-            if getattr(settings, name) < 1:
-                raise InputError(f"data.{name} is {getattr(settings, name)}; it must be at least 1 token")
         needed = self.specials + settings.max_query_length + 1
-        if settings.max_length < needed:
+        if settings.max_length < needed:  # names as those of a recipe, of reading.json and of options
             raise InputError(
-                f"data.max_length {settings.max_length} leaves no room for context beside a question of "
-                f"data.max_query_length {settings.max_query_length} and {self.specials} special tokens; raise "
-                f"max_length to at least {needed}, or lower max_query_length"
+                f"max_length {settings.max_length} leaves no room for context beside a question of max_query_length "
+                f"{settings.max_query_length} and {self.specials} special tokens: raise max_length to at least "
+                f"{needed}, or lower max_query_length"
             )
 
 

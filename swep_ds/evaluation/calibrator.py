@@ -17,8 +17,7 @@ from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.special import expit, log_expit
+import scipy  # whose parts are imported when they are used, as in `data/splits.py`
 
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.readers import Example
@@ -56,7 +55,7 @@ class Calibrator(Section):
     def confidence(self, features_NF: np.ndarray) -> np.ndarray:
         """The probability that the best answer is exactly right: [N] float64 from `features` [N, F]."""
         weights_F = np.array([self.weights.get(name, 0.0) for name in FEATURES])
-        return expit(self.intercept + features_NF @ weights_F)
+        return scipy.special.expit(self.intercept + features_NF @ weights_F)
 
     def __str__(self) -> str:
         losses = ", ".join(f"{kind} {loss:.4f}" for kind, loss in self.log_loss.items())
@@ -140,7 +139,7 @@ def _cross_validated(kind: str, features_NF: np.ndarray, right_N: np.ndarray, fo
 
 
 def _log_losses(logit_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
-    return -log_expit(np.where(right_N > 0, logit_N, -logit_N))
+    return -scipy.special.log_expit(np.where(right_N > 0, logit_N, -logit_N))
 
 
 def _fit(kind: str, features_NF: np.ndarray, right_N: np.ndarray) -> tuple[float, np.ndarray]:
@@ -175,9 +174,9 @@ def _minimum(
     def loss(weights_P: np.ndarray) -> tuple[float, np.ndarray]:
         logit_N = columns_NP @ weights_P
         value = _log_losses(logit_N, right_N).sum() + ridge_P @ weights_P**2 / 2
-        return value, columns_NP.T @ (expit(logit_N) - right_N) + ridge_P * weights_P
+        return value, columns_NP.T @ (scipy.special.expit(logit_N) - right_N) + ridge_P * weights_P
 
     begin = np.zeros(columns_NP.shape[1]) if start is None else np.array(start)
     bounds = None if lowest is None else [(lowest, None)] * len(begin)
     options = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-8}
-    return minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return scipy.optimize.minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x

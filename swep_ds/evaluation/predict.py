@@ -65,23 +65,21 @@ def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, paddi
 
 @torch.no_grad()
 def decode_alone(
-    predict: Predict,
-    decoder: Decoder,
-    features: datasets.Dataset,
-    padding: Padding,
-    batch_size: int,
-    device: torch.device,
+    predict: Predict, decoder: Decoder, windows: pa.Table, padding: Padding, batch_size: int, device: torch.device
 ) -> None:
     """As `decode`, in a process that need not be a rank."""
-    stored = features.with_format("arrow")
-    for rows in _batches(features, batch_size, rank=0, world_size=1):
-        columns = read_columns(stored, rows)
+    for rows in _batches(windows, batch_size, rank=0, world_size=1):
+        columns = _columns(windows if windows.num_rows == 1 else windows.take(rows))
         decoder.add(columns, *predict(_batch(columns, padding).to(device)))
 
 
 def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
     """Rows of a data set in "arrow" format, by column."""
-    [table] = stored[rows.tolist()].combine_chunks().to_batches()
+    return _columns(stored[rows.tolist()])
+
+
+def _columns(windows: pa.Table) -> Columns:
+    [table] = windows.combine_chunks().to_batches()
     return {
         field.name: column if pa.types.is_list(field.type) else column.to_numpy()
         for field, column in zip(table.schema, table.columns, strict=True)
@@ -97,7 +95,7 @@ def _batch(columns: Columns, padding: Padding) -> Batch:
     return Batch(**padding.inputs(rows, max(lengths)), lengths=lengths)
 
 
-def _batches(features: datasets.Dataset, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
+def _batches(features: datasets.Dataset | pa.Table, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
     """This rank's rows: all windows of every `world_size`-th question, longest first so that memory peaks at once."""
     example, length = (np.asarray(features[name][:]) for name in ("example", "length"))
     rows = np.flatnonzero(example % world_size == rank)

@@ -14,14 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from swep_ds.console import Console
-from swep_ds.errors import InputError, Unreadable
+from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.files import read_json, write_atomically
 from swep_ds.version import __version__
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
-FAULTS_SHOWN = 3
 BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 METRICS = ("exact_match", "f1")
 RESULTS = "results.json"
@@ -119,6 +118,7 @@ class Results(Checked):
     calibrator: Calibrator | None = None
     versions: dict[str, str]
     # results of earlier versions lack these
+    threads: Count | None = None  # of PyTorch in each rank: the order of sums on a CPU depends on their number
     inputs: dict[str, str] = {}  # by field: checksum of the local files that it names
     provenance: dict[str, str] = {}  # `provenance()`
 
@@ -156,16 +156,12 @@ def read_results(file: Path) -> Results:
         return Results.model_validate(read_json(file))
     except ValidationError as error:
         raise InputError(f"{file}: not of this version ({describe_faults(error)}): run it again") from None
-    except Unreadable:
-        raise
     except InputError as error:
         raise InputError(f"{error} (half-written or damaged): run it again") from None
 
 
 def describe_faults(error: ValidationError) -> str:
-    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}" for fault in error.errors()]
-    more = len(faults) - FAULTS_SHOWN
-    return "; ".join(faults[:FAULTS_SHOWN]) + f" and {more} more" * (more > 0)
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}" for fault in error.errors()[:3])
 
 
 def versions() -> dict[str, str]:
@@ -190,21 +186,19 @@ def provenance() -> dict[str, str]:
 def _git(*arguments: str) -> str:
     """What git prints in this package's folder; "" if it fails or is not installed."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
-        done = subprocess.run(command, **pipes, encoding="utf-8", errors="replace")
-    except OSError:
+        return subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
     """Unweighted means over all data sets but the first, the source domain, of every score that all of them have.
 
-    None if there is no other data set.
+    None if there are fewer than two others: the mean of one repeats it.
     """
     shifted = list(scores.values())[1:]
-    if not shifted:
+    if len(shifted) < 2:
         return None
     means = [key for key in shifted[0] if not key.endswith(("total", "threshold", "_low", "_high"))]
     shared = [key for key in means if all(s.get(key) is not None for s in shifted)]
@@ -222,8 +216,21 @@ def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any
         write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))
 
 
+def read_predictions(folder: Path, name: str) -> dict[str, str]:
+    """A run's answers by question id.
+
+    Raises:
+        InputError: the file is missing, or is not a JSON object of strings.
+    """
+    file = folder / "predictions" / f"{name}.json"
+    answers = read_json(file)
+    if not isinstance(answers, dict) or not all(isinstance(text, str) for text in answers.values()):
+        raise InputError(f"{file}: is not a JSON object of question ids and answers: test the model again")
+    return answers
+
+
 def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean last.
+    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last.
 
     With a calibrator it has what that changes in coverage, too.
     """

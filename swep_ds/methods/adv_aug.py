@@ -1,4 +1,4 @@
-"""Adv-Aug: training on clean word embeddings and on adversarial ones (Volpi et al., NeurIPS 2018; Lee et al. 2021).
+"""Adv-Aug trains on clean word embeddings and on adversarial ones (Volpi et al., NeurIPS 2018; Lee et al. 2021).
 
     e_{k+1} = e_k + step_size * ||e||_F * g_k / ||g_k||_F,   e_0 = e
     g_k = gradient of nll(e_k) - penalty * c(e_k) with respect to e_k
@@ -11,25 +11,14 @@ training, so a step has a fixed length, as in projected gradient ascent: a share
 The ascent runs the model without dropout and computes the gradient of the embeddings alone, not of any parameter.
 """
 
-from typing import ClassVar, Literal
-
 import torch
-from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction, norm
-
-
-class AdvAugSettings(Settings):
-    uses_model: ClassVar[bool] = True
-    name: Literal["adv_aug"] = "adv_aug"
-    ascent_steps: int = Field(5, ge=1, le=1000)  # steps of gradient ascent on the loss
-    # share of the Frobenius norm of a window's embeddings; about 0.5 changes the paper's 20 % of the words on the quick
-    # start, and leaves nothing to learn (docs/methods.md)
-    step_size: float = Field(0.003, gt=0)
-    penalty: float = Field(0.1, ge=0)  # gamma, weight of the distance in semantic space
-    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, norm
+from swep_ds.methods.settings import AdvAugSettings
 
 
+@method("adv_aug")
 class AdvAug(Method):
     def __init__(self, settings: AdvAugSettings, hidden_size: int, embedding_size: int):
         super().__init__()

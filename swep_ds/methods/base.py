@@ -3,14 +3,13 @@
 Every method of the paper, its ablations and its rivals is such a list. The training loop knows passes, not
 methods: it asks for a forward and a backward per pass (`split`) or one for all of them (`joint`, `stacked`) and steps
 once.
-A new method is one small file: a `Settings` class with its fields, and a `Method` that says what its passes are.
+A new method is small: a `Settings` class with its fields (`settings.py`), and a `Method` that says what its passes are.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +18,15 @@ from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
 from swep_ds.models.outputs import QAOutput
-from swep_ds.settings import Section
 
-Need = Literal["h", "dropout", "gradient"]
 STACKED = "stacked"
-
-
-class Settings(Section):
-    """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
-
-    # what a pass needs of the one before it: its h, the units that it drops, or the gradient of its backward
-    needs: ClassVar[Need | None] = None
-    uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
-    draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
 
 
 @dataclass(frozen=True)
 class NoiseKey:
     """Keys the noise of one pass: the run's seed and the draw's number. Sample ids complete the key (`kernels/`).
 
-    draw: update * P + k for pass k among the update's P perturbed passes, so that all methods with as many of these
+    draw: update * P + k for pass k among the update's P perturbed passes, so that methods with equally many
         draw the same numbers, whatever other passes they have.
     """
 

@@ -1,21 +1,14 @@
-"""Bernoulli-Dropout: every dimension of a word embedding is zero with probability p, else divided by 1 - p.
+"""Bernoulli-Dropout sets each dimension of a word embedding to zero with probability p, or divides it by 1 - p.
 
 Srivastava et al., JMLR 2014, Section 4, with the scaling at training time that is usual today.
 """
 
-from typing import ClassVar, Literal
-
-from pydantic import Field
-
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
+from swep_ds.methods.settings import BernoulliDropoutSettings
 
 
-class BernoulliDropoutSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    name: Literal["bernoulli_dropout"] = "bernoulli_dropout"
-    drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each dimension of an embedding
-
-
+@method("bernoulli_dropout")
 class BernoulliDropout(Method):
     def __init__(self, settings: BernoulliDropoutSettings, hidden_size: int, embedding_size: int):
         super().__init__()

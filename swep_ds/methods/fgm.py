@@ -1,24 +1,18 @@
-"""FGM: a second pass on embeddings that one ascent step made worse (Miyato, Dai, Goodfellow, ICLR 2017).
+"""FGM adds a second pass, on embeddings that one ascent step made worse (Miyato, Dai, Goodfellow, ICLR 2017).
 
     loss = nll(e) + nll(e + epsilon * g / ||g||_F),   g = gradient of nll(e) with respect to e, per window
 
 The ascent is a by-product of the clean pass's backward, which trains the model.
 """
 
-from typing import ClassVar, Literal
-
 import torch
-from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, direction
-
-
-class FgmSettings(Settings):
-    needs: ClassVar[Need] = "gradient"
-    name: Literal["fgm"] = "fgm"
-    epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction
+from swep_ds.methods.settings import FgmSettings
 
 
+@method("fgm")
 class Fgm(Method):
     def __init__(self, settings: FgmSettings, hidden_size: int, embedding_size: int):
         super().__init__()

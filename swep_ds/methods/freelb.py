@@ -1,4 +1,4 @@
-"""FreeLB: K ascent steps on an additive perturbation, every one of them trained on (Zhu et al., ICLR 2020).
+"""FreeLB takes K ascent steps on an additive perturbation, and trains on the embeddings of each step (Zhu et al. 2020).
 
 Algorithm 1, with delta_0 ~ U(-radius, radius) / sqrt(L d) for a window of L tokens:
 
@@ -9,22 +9,12 @@ The gradient of an ascent step is a by-product of the backward that trains the m
 units (Section 3.3).
 """
 
-from typing import ClassVar, Literal
-
-from pydantic import Field
-
-from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, direction, norm, uniform
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, norm, uniform
+from swep_ds.methods.settings import FreelbSettings
 
 
-class FreelbSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    needs: ClassVar[Need] = "gradient"
-    name: Literal["freelb"] = "freelb"
-    ascent_steps: int = Field(3, ge=2, le=1000)  # K
-    step_size: float = Field(0.1, gt=0)  # length of a step of the ascent
-    radius: float = Field(0.3, gt=0)  # epsilon, largest Frobenius norm of a window's perturbation
-
-
+@method("freelb")
 class Freelb(Method):
     def __init__(self, settings: FreelbSettings, hidden_size: int, embedding_size: int):
         super().__init__()

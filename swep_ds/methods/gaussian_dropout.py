@@ -1,18 +1,11 @@
-"""Gaussian-Dropout: word embeddings times N(1, p / (1 - p)) (Srivastava et al., JMLR 2014, Section 10)."""
+"""Gaussian-Dropout multiplies word embeddings by noise from N(1, p / (1 - p)) (Srivastava et al. 2014, Section 10)."""
 
-from typing import ClassVar, Literal
-
-from pydantic import Field
-
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, multiply_by_gaussian
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, multiply_by_gaussian
+from swep_ds.methods.settings import GaussianDropoutSettings
 
 
-class GaussianDropoutSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    name: Literal["gaussian_dropout"] = "gaussian_dropout"
-    drop_probability: float = Field(0.1, gt=0, lt=1)  # p of the dropout that has its variance
-
-
+@method("gaussian_dropout")
 class GaussianDropout(Method):
     def __init__(self, settings: GaussianDropoutSettings, hidden_size: int, embedding_size: int):
         super().__init__()

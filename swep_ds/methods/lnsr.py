@@ -1,4 +1,4 @@
-"""LNSR: noise on the embeddings should change the hidden states of no layer (Hua et al., NAACL 2021; 2022).
+"""LNSR penalises what noise on embeddings changes in the hidden states of each layer (Hua et al., NAACL 2021; 2022).
 
     loss = nll(e) + weight * 1/R sum_r 1/L sum_t ||h_rt(e + delta) - h_rt(e)||^2
     delta_t = noise_scale * ||e_t|| / sqrt(d) * xi_t,   xi_t ~ N(0, I)
@@ -6,21 +6,12 @@
 L tokens in the window, R layers of the encoder. Both passes drop the same units, so that the distance is the noise's.
 """
 
-from typing import ClassVar, Literal
-
-from pydantic import Field
-
-from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, gaussian
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, gaussian
+from swep_ds.methods.settings import LnsrSettings
 
 
-class LnsrSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    needs: ClassVar[Need] = "dropout"
-    name: Literal["lnsr"] = "lnsr"
-    noise_scale: float = Field(0.05, gt=0)  # root mean square length of a token's noise, share of its embedding's
-    distance_weight: float = Field(1.0, gt=0)  # weighs the distance between hidden states with and without noise
-
-
+@method("lnsr")
 class Lnsr(Method):
     def __init__(self, settings: LnsrSettings, hidden_size: int, embedding_size: int):
         super().__init__()

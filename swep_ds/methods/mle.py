@@ -1,14 +1,11 @@
-"""Maximum likelihood: plain fine-tuning."""
+"""MLE, maximum likelihood, is plain fine-tuning."""
 
-from typing import Literal
-
-from swep_ds.methods.base import Method, Pass, Settings
-
-
-class MleSettings(Settings):
-    name: Literal["mle"] = "mle"
+from swep_ds.methods import method
+from swep_ds.methods.base import Method, Pass
+from swep_ds.methods.settings import MleSettings
 
 
+@method("mle")
 class Mle(Method):
     def __init__(self, settings: MleSettings, hidden_size: int, embedding_size: int):
         super().__init__()

@@ -1,21 +1,14 @@
-"""NEFTune: uniform noise added to word embeddings (Jain et al., ICLR 2024, Algorithm 1).
+"""NEFTune adds uniform noise to word embeddings (Jain et al., ICLR 2024, Algorithm 1).
 
-e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens in the window (padding is not counted)
+e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens without padding
 """
 
-from typing import ClassVar, Literal
-
-from pydantic import Field
-
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
+from swep_ds.methods.settings import NeftuneSettings
 
 
-class NeftuneSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    name: Literal["neftune"] = "neftune"
-    noise_alpha: float = Field(5.0, gt=0)  # alpha; the paper uses 5, 10 and 15
-
-
+@method("neftune")
 class Neftune(Method):
     def __init__(self, settings: NeftuneSettings, hidden_size: int, embedding_size: int):
         super().__init__()

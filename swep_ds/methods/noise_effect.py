@@ -78,8 +78,8 @@ def _nll(output: QAOutput, choices_NK: Tensor) -> Tensor:
     return (nll_NK * output.shares).sum(1)
 
 
-def noise_statistics(parameters: Tensor, batch: Batch, prior_variance: float, mode: str) -> dict[str, Tensor]:
-    """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. And `span_nats`, [N].
+def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> dict[str, Tensor]:
+    """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma.
 
     Args:
         parameters: mu - m and log(sigma^2 / alpha), [N, T, 2d].
@@ -87,8 +87,7 @@ def noise_statistics(parameters: Tensor, batch: Batch, prior_variance: float, mo
         mode: of `swep_ds.kernels.MODES`.
     """
     delta, log_ratio = parameters.float().chunk(2, -1)
-    # naming the start and the end of an answer among the window's tokens
-    statistics = {"span_nats": 2 * batch.attention_mask.sum(1).log()}
+    statistics = {}
     if MODES[mode].learned_mu:
         statistics |= {"mu": delta.mean(-1) + MODES[mode].prior_mean, "mu_distance": delta.abs().mean(-1)}
     if MODES[mode].learned_sigma:
@@ -115,7 +114,8 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
         learned *= 1 - unlearned / means["kl_per_token"]
     if learned >= span:
         return None
+    at_prior = AT_PRIOR.get(mode, "noise from its prior")
     return (
         f"the learned noise is nearly its prior: the KL is {learned:.2g} nats per window, and naming an answer span "
-        f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from {AT_PRIOR[mode]} now; {fix}"
+        f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from {at_prior} now; {fix}"
     )

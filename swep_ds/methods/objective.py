@@ -130,6 +130,10 @@ class Objective(nn.Module):
                 kl_N = noise.kl.detach().sum(1)
                 statistics["kl_per_token"] = (kl_N * batch.token_weight).sum()
                 statistics["kl_per_window"] = (kl_N * batch.weight).sum()
+                if step.measure:
+                    # what a KL per window is judged by: naming the start and the end of an answer among the tokens
+                    spans_N = 2 * batch.attention_mask.sum(1).log()
+                    statistics["span_nats"] = (spans_N * batch.weight).sum()
                 if pass_.weight != 0:
                     statistics["beta"] = loss.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
             if step.measure and noise.measure is not None:

@@ -1,4 +1,4 @@
-"""PDR: the divergence of the predictions on clean and on virtually adversarial embeddings (Cheng et al., NAACL 2021).
+"""PDR penalises the divergence of predictions on clean and on virtually adversarial embeddings (Cheng et al. 2021).
 
     loss = nll(e) + weight * (KL(p || q) + KL(q || p)),   p = p(y | e),   q = p(y | e + epsilon * g / ||g||_F)
     g = gradient of KL(p || r) + KL(r || p) with respect to xi, per window;   r = p(y | e + start * xi), xi ~ N(0, I)
@@ -8,25 +8,15 @@ No answer enters the ascent, as in virtual adversarial training (Miyato et al. 2
 dropout and computes the gradient of the embeddings alone.
 """
 
-from typing import ClassVar, Literal
-
 import torch
-from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, direction, gaussian
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, gaussian
+from swep_ds.methods.settings import PdrSettings
 from swep_ds.models.outputs import symmetric_divergence
 
 
-class PdrSettings(Settings):
-    uses_model: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    name: Literal["pdr"] = "pdr"
-    # standard deviation of the random start; from 1e-3 the divergence is as small as the rounding of bf16
-    start_size: float = Field(1e-2, gt=0)
-    epsilon: float = Field(0.5, gt=0)  # Frobenius norm of a window's perturbation
-    divergence_weight: float = Field(1.0, gt=0)  # weighs the divergence between clean and perturbed predictions
-
-
+@method("pdr")
 class Pdr(Method):
     def __init__(self, settings: PdrSettings, hidden_size: int, embedding_size: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""R3F: what small noise on the embeddings does to the predictions costs (Aghajanyan et al., ICLR 2021).
+"""R3F penalises what small noise on the embeddings changes in the predictions (Aghajanyan et al., ICLR 2021).
 
     loss = nll(e) + lambda (KL(p || q) + KL(q || p)),   p = p(y | e),   q = p(y | e + sigma u)
     u ~ U(-1, 1)^(L x d) or N(0, I)
@@ -7,23 +7,15 @@ Both distributions receive the gradient, and their dropout differs, as in the au
 is the mean over its predictions (start and end; the target tokens).
 """
 
-from typing import ClassVar, Literal
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, gaussian, uniform
+from swep_ds.methods.settings import R3fSettings
 
-from pydantic import Field
-
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, gaussian, uniform
-
+DRAWS = {"uniform": lambda inputs: 2 * uniform(inputs) - 1, "normal": gaussian}
 MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothing
 
 
-class R3fSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    name: Literal["r3f"] = "r3f"
-    noise: Literal["uniform", "normal"] = "uniform"  # the distribution it is drawn from
-    noise_size: float = Field(1e-5, gt=0)  # sigma
-    divergence_weight: float = Field(1.0, gt=0)  # lambda; the paper tries 0.1 to 5
-
-
+@method("r3f")
 class R3f(Method):
     def __init__(self, settings: R3fSettings, hidden_size: int, embedding_size: int):
         super().__init__()
@@ -35,7 +27,7 @@ class R3f(Method):
 
     def _add(self, inputs: Inputs) -> Perturbed:
         size_NT1 = self.settings.noise_size * inputs.batch.attention_mask[..., None]
-        noise_NTd = gaussian(inputs) if self.settings.noise == "normal" else 2 * uniform(inputs) - 1
+        noise_NTd = DRAWS[self.settings.noise](inputs)
         return Perturbed(inputs.embeddings + (size_NT1 * noise_NTd).to(inputs.embeddings.dtype))
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:

@@ -1,4 +1,4 @@
-"""R-Drop: two passes whose dropout differs, and the divergence of what they predict (Liang et al., NeurIPS 2021).
+"""R-Drop trains two passes whose dropout differs, and penalises how their predictions diverge (Liang et al. 2021).
 
 loss = 1/2 (nll_1 + nll_2) + alpha * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))
 
@@ -7,18 +7,12 @@ masks, the control of methods with two passes. The divergence of a window is the
 end; the target tokens).
 """
 
-from typing import Literal
-
-from pydantic import Field
-
-from swep_ds.methods.base import Method, Pass, Settings
+from swep_ds.methods import method
+from swep_ds.methods.base import Method, Pass
+from swep_ds.methods.settings import RDropSettings
 
 
-class RDropSettings(Settings):
-    name: Literal["r_drop"] = "r_drop"
-    divergence_weight: float = Field(1.0, ge=0)  # alpha; the paper uses 0.1 to 1 for GLUE, 5 for translation
-
-
+@method("r_drop")
 class RDrop(Method):
     def __init__(self, settings: RDropSettings, hidden_size: int, embedding_size: int):
         super().__init__()

@@ -1,17 +1,14 @@
-"""SSMBA (Ng, Cho, Ghassemi, EMNLP 2020): plain fine-tuning on the questions and on their augmented samples.
+"""SSMBA is plain fine-tuning on the questions and on augmented samples of them (Ng, Cho, Ghassemi, EMNLP 2020).
 
 The method is in the data: `swep-ds augment` makes the samples once, `data.augmented` names them.
 """
 
-from typing import Literal
-
-from swep_ds.methods.base import Settings
+from swep_ds.methods import method
 from swep_ds.methods.mle import Mle
+from swep_ds.methods.settings import SsmbaSettings
 
 
-class SsmbaSettings(Settings):
-    name: Literal["ssmba"] = "ssmba"
-
-
+@method("ssmba")
 class Ssmba(Mle):
-    """The passes of MLE."""
+    def __init__(self, settings: SsmbaSettings, hidden_size: int, embedding_size: int):
+        super().__init__(settings, hidden_size, embedding_size)  # the passes of MLE

@@ -1,9 +1,10 @@
-"""SWEP: word embeddings multiplied by noise that the model itself learns (Lee et al., ACL 2021, Eq. 1-4, Algorithm 1).
+"""SWEP multiplies word embeddings by noise that the model itself learns (Lee et al., ACL 2021, Eq. 1-4, Algorithm 1).
 
     h = f(e)                                                    the clean pass
-    (mu, log sigma^2) = (1, log alpha) + MLP(stop_gradient(h))  `NoiseGenerator` (Eq. 2)
-    z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z            `Swep._perturb`
-    loss = lambda * nll(e) + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))
+    (mu, log sigma^2) = (1, log alpha) + MLP(stop_gradient(h))  `NoiseGenerator` (Eq. 3)
+    z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z            `Swep._perturb` (Eq. 3)
+    loss = lambda * nll(e)                                      L_MLE (Eq. 1), weighted by Eq. 4
+           + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))     L_noise (Eq. 2)
 
 Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. `Objective.forward` detaches h, which is
 the stop-gradient, and adds up the loss; `swep_ds.training.loop.run_update` goes forward and backward. At inference
@@ -11,7 +12,7 @@ nothing is perturbed.
 
 With `divergence_weight` the loss also has R-Drop's divergence between p(y | e) and p(y | e~); the paper has none.
 
-The ablations of Section 4.4 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
+The ablations of Section 5.1 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
 A further one is not the paper's: `shuffled` gives the mu and sigma of a window's tokens to other tokens of the window,
 so that noise of the same strength and the same KL no longer depends on the word that it perturbs.
@@ -20,76 +21,20 @@ so that noise of the same strength and the same KL no longer depends on the word
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from swep_ds.kernels import MODES
-from swep_ds.methods.base import Inputs, Method, Need, Pass, Perturbed, Settings, draw_noise
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, draw_noise
 from swep_ds.methods.kl_control import KLController
 from swep_ds.methods.noise_effect import collapse_remark, noise_effect, noise_statistics, shuffle
-from swep_ds.settings import FieldFault
-
-
-class SwepSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    needs: ClassVar[Need] = "h"
-    name: Literal["swep"] = "swep"
-    # learned is SWEP; the others are ablations: shuffled among a window's tokens, added, or with a part of it fixed
-    noise: Literal["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
-    # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or
-    # its K tokens, so the ELBO, with their sum, is beta 0.5 for a span and 1 / K for generated tokens
-    beta: float = Field(1.0, ge=0)
-    # to zero over the whole run, to zero over its second half, or zero throughout its second half: the paper's table by
-    # word frequency anneals "in the second epoch" of two
-    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero", "zero_in_second_half"] = "constant"
-    prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise's prior
-    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
-    kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
-    # start at the prior, where the KL is 0 and SWEP is Prior-Aug; or as PyTorch does, where mu starts near 0 and sigma
-    # near 1, so that the first noisy inputs are nearly erased
-    initialisation: Literal["prior", "default"] = "prior"
-    noise_dropout: float = Field(0.0, ge=0, lt=1)  # after the noise generator's ReLU, as in the published code
-    separate_hidden_pass: bool = False  # computes h in an extra pass without gradient (published code)
-    divergence_weight: float = Field(0.0, ge=0)  # weighs R-Drop's symmetric KL between clean and noisy predictions
-    # nats per window, or per token with kl_reduction mean; beta starts at `beta` and holds the KL there: kl_control.py
-    kl_target: float | None = Field(None, gt=0)
-    noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # the noise generator's; null = train.learning_rate
-    # clips the noise generator's gradient and the model's by the norm of each; null = by their common norm (the
-    # published code); 0 = the generator's is not clipped
-    noise_max_grad_norm: float | None = Field(None, ge=0)
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> "SwepSettings":
-        holds_kl = self.kl_target is not None
-        rules = (
-            (
-                holds_kl and self.beta == 0,
-                "beta: with kl_target beta starts from this value and is then multiplied: set it above 0",
-            ),
-            (
-                holds_kl and self.beta_schedule != "constant",
-                "beta_schedule: kl_target decides beta: set it to constant, or kl_target to null",
-            ),
-            (
-                holds_kl and self.noise == "fixed_sigma",
-                "kl_target: with noise fixed_sigma the KL cannot fall below a constant: set it to null",
-            ),
-            (
-                self.divergence_weight > 0 and self.mle_weight == 0,
-                "divergence_weight: it compares the noisy pass with the clean one, which does not train where "
-                "mle_weight is 0: set divergence_weight to 0, or mle_weight above 0",
-            ),
-        )
-        if faults := [fault for broken, fault in rules if broken]:
-            raise FieldFault(*faults)
-        return self
+from swep_ds.methods.settings import SwepSettings
 
 
 class NoiseGenerator(nn.Module):
-    """q(z | x) of Eq. 2: two linear layers with a ReLU between, hidden -> d -> 2d.
+    """q(z | x) of Eq. 3: two linear layers with a ReLU between, hidden -> d -> 2d.
 
     With hidden = d it has 3 d^2 + 3 d parameters, as the paper's.
 
@@ -118,6 +63,7 @@ class NoiseGenerator(nn.Module):
         return self.difference(self.dropout(torch.relu(self.inner(hidden_NTH))))
 
 
+@method("swep")
 class Swep(Method):
     control: KLController | None = None
 
@@ -168,11 +114,13 @@ class Swep(Method):
             parameters = shuffle(parameters, inputs.batch, inputs.key)
         return Perturbed(
             *draw_noise(inputs, parameters, alpha, self.mode),
-            measure=lambda: noise_statistics(parameters.detach(), inputs.batch, alpha, self.mode),
+            measure=lambda: noise_statistics(parameters.detach(), alpha, self.mode),
             compare=lambda: noise_effect(inputs, self.noise, alpha, self.mode),
         )
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
+        if "kl_per_window" not in means:
+            return None  # a kind of noise without a KL
         fix = "lower method.beta to let it learn"
         if self.control:
             fix = "raise method.kl_target to let it learn"

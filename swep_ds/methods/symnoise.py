@@ -1,24 +1,18 @@
-"""SymNoise: noise added to the embeddings and subtracted from them (Yadav and Singh 2023; arXiv 2605.23171).
+"""SymNoise adds noise to embeddings in one pass, and subtracts it in another (Yadav and Singh 2023; arXiv 2605.23171).
 
     loss = 1/2 (nll(e + delta) + nll(e - delta)),   delta = alpha / sqrt(L d) * s,   s ~ U{-1, 1}^(L x d)
 
 L tokens in the window (padding is not counted), as in NEFTune, whose scale this is.
 """
 
-from typing import ClassVar, Literal
-
 import torch
-from pydantic import Field
 
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
-
-
-class SymnoiseSettings(Settings):
-    draws_noise: ClassVar[bool] = True
-    name: Literal["symnoise"] = "symnoise"
-    noise_alpha: float = Field(5.0, gt=0)  # alpha
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
+from swep_ds.methods.settings import SymnoiseSettings
 
 
+@method("symnoise")
 class Symnoise(Method):
     def __init__(self, settings: SymnoiseSettings, hidden_size: int, embedding_size: int):
         super().__init__()

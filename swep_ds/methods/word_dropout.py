@@ -1,20 +1,14 @@
-"""Word-Dropout: the whole embedding of a token is zero with probability p; nothing is scaled up.
+"""Word-Dropout sets the whole embedding of a token to zero with probability p, and scales nothing up.
 
 Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015; a baseline of Lee et al. 2021.
 """
 
-from typing import Literal
-
-from pydantic import Field
-
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, Settings, uniform
+from swep_ds.methods import method
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
+from swep_ds.methods.settings import WordDropoutSettings
 
 
-class WordDropoutSettings(Settings):
-    name: Literal["word_dropout"] = "word_dropout"
-    drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each word
-
-
+@method("word_dropout")
 class WordDropout(Method):
     def __init__(self, settings: WordDropoutSettings, hidden_size: int, embedding_size: int):
         super().__init__()

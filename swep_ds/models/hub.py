@@ -1,25 +1,35 @@
 """Model names (a hub id, a local folder, or a model of this package) and tokenizers."""
 
 import inspect
-import math
+import json
+import logging
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
 from swep_ds.data.cache import checksum
 from swep_ds.data.quickstart import ENCODER, T5
+from swep_ds.data.tokens import is_mark
+from swep_ds.data.windows import stop_sampling
 from swep_ds.errors import InputError
 from swep_ds.files import check_hub, user_path
 from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, transformers_errors
+from swep_ds.ranks.launch import is_first_on_node
+
+log = logging.getLogger(__name__)
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
-UNUSED_IDS = 100_000  # the most ids that a vocabulary may skip; the tokenizers library iterates over all of them
+# of a tokenizer's class, which may differ from the defaults
+KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "pad_token_type_id")
 FIRST_TEXTS = 20  # that are looked at: whether a file passes must not depend on what comes later
-MIN_KNOWN = 0.5  # share of a text's characters
+MIN_KNOWN = 0.5  # share of a text's letters and digits
 
 
 def resolve_model(name: str, option: str = "model.name") -> str:
@@ -46,7 +56,7 @@ def model_checksum(name: str, option: str = "model.name") -> str | None:
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a model; `option` as `resolve_model`.
+    """The fast tokenizer of a model, which encodes a text in one way only; `option` as `resolve_model`.
 
     Raises InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
     token, or needs its own code.
@@ -60,47 +70,75 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
         check_hub(source, "tokenizer_config.json", label)
     fix = "give a hub id that can be reached or a local folder with tokenizer files"
     with transformers_errors(label, "no tokenizer to load there", fix):
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = _load_tokenizer(source, label)
     if not tokenizer.is_fast:
         raise InputError(
             f"{label}: its tokenizer has no fast version, which gives the answers' offsets: name a model that has a "
             "tokenizer.json"
         )
+    stop_sampling(tokenizer.backend_tokenizer)
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    words = tokenizer.get_vocab().keys() - special - {*tokenizer.all_special_tokens}
+    # without tokenizer files transformers makes a tokenizer of special tokens alone
+    if not any(letter.isalnum() for word in words for letter in word):
+        raise InputError(
+            f"{label}: its tokenizer knows no words (no tokenizer files, or empty ones): add the model's, such as "
+            "tokenizer.json"
+        )
+    if tokenizer.pad_token_id is None:
+        raise InputError(f"{label}: its tokenizer has no padding token: set pad_token in its configuration")
     with transformers_errors(label, "its tokenizer cannot be used", "correct its tokenizer files"):
-        if fault := _fault(tokenizer):
-            raise InputError(f"{label}: its {fault}")
+        tokenizer(SAMPLE, SAMPLE)
     return tokenizer
 
 
-def _fault(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """What is wrong with a tokenizer that could be loaded. May raise anything."""
-    vocabulary, longest = tokenizer.get_vocab(), tokenizer.model_max_length
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    special.update(tokenizer.all_special_tokens)
-    # without tokenizer files transformers makes a tokenizer of special tokens alone
-    if not any(letter.isalnum() for token in vocabulary.keys() - special for letter in token):
-        return "tokenizer knows no words (no tokenizer files, or empty ones): add the model's, such as tokenizer.json"
-    highest = max(vocabulary.values())
-    if highest > 2 * len(vocabulary) + UNUSED_IDS:
-        return f"tokenizer.json numbers {len(vocabulary)} tokens up to {highest}: number them one by one"
-    if not _is_length(longest):
-        return f"tokenizer_config.json has model_max_length {longest!r:.80}: give a number of tokens"
-    if tokenizer.pad_token_id is None:
-        return "tokenizer has no padding token: set pad_token in its configuration"
-    encoded = tokenizer(SAMPLE, SAMPLE, return_offsets_mapping=True)
-    if not {0, 1} <= set(encoded.sequence_ids()):
-        return "tokenizer leaves out texts: correct post_processor in its tokenizer.json"
-    # whatever else a run calls
-    tokenizer.decode(encoded.input_ids, skip_special_tokens=True)
-    tokenizer.backend_tokenizer.to_str()
-    _ = tokenizer.unk_token_id
-    return None
+def _load_tokenizer(source: str, label: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or a hub id. May raise anything.
+
+    transformers builds a tokenizer of the class that a config names and takes little more than the vocabulary from
+    tokenizer.json. If the file is of another kind, the model would get other tokens than those that it learnt. Then the
+    file is loaded as it is, with the special tokens of the class that it knows.
+    """
+    file = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    as_written, settings = Tokenizer.from_file(file), {}
+    try:
+        made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # any kind, where the class cannot be built from another kind of vocabulary
+        if "trust_remote_code" in str(error):
+            raise
+    else:
+        if as_written.post_processor is None and made.is_fast:  # the file leaves special tokens to the class
+            as_written.post_processor = made.backend_tokenizer.post_processor
+        if made.is_fast and _steps(made.backend_tokenizer) == _steps(as_written):
+            return made
+        settings = {name: getattr(made, name) for name in KEPT}
+        for name, token in made.special_tokens_map.items():
+            if as_written.token_to_id(str(token)) is not None:
+                settings[name] = str(token)
+    if is_first_on_node():
+        log.warning(
+            "%s: its tokenizer.json is used as it is: the class that transformers chooses treats texts otherwise", label
+        )
+    return PreTrainedTokenizerFast.from_pretrained(source, **settings)
+
+
+def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
+    """How a tokenizer treats a text, and the ids of its added tokens."""
+    content = json.loads(tokenizer.to_str())
+    # dropout is turned off; null, "" and false mean the same
+    model = {name: value for name, value in content["model"].items() if value and name != "dropout"}
+    if model["type"] == "Unigram":  # the library reads and writes scores with an error in the last digit
+        model["vocab"] = [(piece, round(score, 6)) for piece, score in model["vocab"]]
+    steps = {name: content[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
+    return steps | {"model": model, "added": {token["content"]: token["id"] for token in content["added_tokens"]}}
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, label: str) -> None:
-    """Checks that a model takes every id of its tokenizer, and drops token types that it has no input for.
+    """Checks that a model takes every id of its tokenizer, and drops token types that it does not tell apart.
 
-    transformers gives DistilBERT the tokenizer of BERT, token types included.
+    transformers gives DistilBERT the tokenizer of BERT, token types included; RoBERTa has a single type.
 
     Args:
         label: how the user named the model, as in "model.name ./bert".
@@ -117,16 +155,14 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
             f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
             f"not belong together, {fix}"
         )
-    inputs = tokenizer.model_input_names
-    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+    inputs, types = tokenizer.model_input_names, getattr(model.config, "type_vocab_size", 0)
+    needed = 1 + max(*encoded.token_type_ids, tokenizer.pad_token_type_id)
+    if "token_type_ids" not in inspect.signature(model.forward).parameters or types == 1:
         tokenizer.model_input_names = [name for name in inputs if name != "token_type_ids"]
-    elif "token_type_ids" in inputs:
-        types = 1 + max(*encoded.token_type_ids, tokenizer.pad_token_type_id)
-        if 0 < getattr(model.config, "type_vocab_size", 0) < types:  # 0: takes token types and ignores them
-            raise InputError(
-                f"{label}: its tokenizer gives {types} token types, and its config.json has type_vocab_size "
-                f"{model.config.type_vocab_size}: {fix}"
-            )
+    elif "token_type_ids" in inputs and 0 < types < needed:  # 0: takes token types and ignores them
+        raise InputError(
+            f"{label}: its tokenizer gives {needed} token types, and its config.json has type_vocab_size {types}: {fix}"
+        )
 
 
 def _rows(model: PreTrainedModel) -> int:
@@ -143,17 +179,22 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
         data: how the user named the texts, as in "data.train".
 
     Raises:
-        InputError: less than `MIN_KNOWN` of their characters, spaces aside, are known.
+        InputError: less than `MIN_KNOWN` of their letters and digits are known.
     """
-    known = total = 0
-    for text in (text[:1000] for text in islice(texts, FIRST_TEXTS)):
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    known, total, unknown = 0, 0, tokenizer.unk_token_id
+    beginnings = [text[:1000] for text in islice(texts, FIRST_TEXTS)]
+    if not beginnings:
+        return
+    encoded = tokenizer(beginnings, add_special_tokens=False, return_offsets_mapping=True)
+    for text, ids, offsets in zip(beginnings, encoded.input_ids, encoded.offset_mapping, strict=True):
         covered = set()
-        for token, (begin, end) in zip(encoded.input_ids, encoded.offset_mapping, strict=True):
-            if token != tokenizer.unk_token_id:
+        for token, (begin, end) in zip(ids, offsets, strict=True):
+            if token != unknown:
                 covered.update(range(begin, end))
-        letters = {place for place, letter in enumerate(text) if not letter.isspace()}
-        known, total = known + len(covered & letters), total + len(letters)
+        # a tokenizer may leave out marks, such as vowel points
+        letters = {letter for letter in set(text) if letter.isalnum() and not is_mark(letter)}
+        known += sum(text[place] in letters for place in covered)
+        total += sum(letter in letters for letter in text)
     if known < MIN_KNOWN * total:
         raise InputError(
             f"{label}: its tokenizer knows {known / total:.0%} of the first texts of {data}: name a model for this "
@@ -162,7 +203,7 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
 
 
 def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> int:
-    """The most tokens that the model takes, special ones included. Raises InputError: its config gives no number."""
+    """The most tokens that the model takes, special ones included."""
     positions = getattr(model.config, "max_position_embeddings", -1)
     if positions == -1:  # as XLNet's class says; its positions have no limit
         positions = tokenizer.model_max_length
@@ -170,13 +211,4 @@ def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -
         # RoBERTa counts positions from its padding index on
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             positions = module.num_embeddings - module.padding_idx - 1
-    if not _is_length(positions):
-        raise InputError(
-            f"model {model.config.name_or_path}: its config.json has max_position_embeddings {positions!r:.80}: give a "
-            "number of tokens"
-        )
     return int(min(tokenizer.model_max_length, positions))
-
-
-def _is_length(value: object) -> bool:
-    return type(value) in (int, float) and 1 <= value < math.inf

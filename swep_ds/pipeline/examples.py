@@ -9,7 +9,8 @@ from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.data.windows import WindowSettings
 from swep_ds.errors import InputError
-from swep_ds.files import read_json
+from swep_ds.evaluation.results import read_predictions
+from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 
@@ -74,15 +75,16 @@ def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
         run: folder of a finished run of the recipe.
 
     Raises:
-        InputError: its source cannot be read, or gives other questions than the run had, which then may have trained
-            on this half.
+        InputError: its source cannot be read or has changed since the run, or gives other questions than the run had,
+            which then may have trained on this half.
     """
     data, name = recipe.data, recipe.validation_set
+    check_unchanged(recipe, run, [source_of_test_set(name)])
     held_out = name == HOLDOUT
     training = _read(data, "data.train", data.train, training=True) if held_out else []
     _, tests = _tests(data, training, [name])
     chosen_by, reported = halves(tests[name])
-    if [example.id for example in reported] != list(read_json(run / "predictions" / f"{name}.json")):
+    if [example.id for example in reported] != list(read_predictions(run, name)):
         field, source = ("data.train", data.train) if held_out else (f"data.eval.{name}", data.eval[name])
         raise InputError(
             f"{field} {source}: its questions are not those that {run} reported: restore the data, or train again (an "

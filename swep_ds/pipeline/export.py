@@ -1,8 +1,6 @@
 """Exports a run's model as a plain Hugging Face folder with a model card, which loads without this package."""
 
-import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,18 +12,20 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
 from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
+from swep_ds.files import hub_name, public_name, write_atomically
+from swep_ds.methods import summary
 from swep_ds.pipeline.saved import READING, ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.recipe import Recipe
 from swep_ds.training.sharding import full_weights
 
-NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis` alone
+NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis`
 FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is written
 TEMPLATE_LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 
@@ -45,6 +45,7 @@ def export_model(
     """
     model = engine.module.qa.model
     masters = keep_fp32 and recipe.train.precision in ("bf16", "fp16")
+    folder = folder.resolve()  # a link to another disk stays one
     unfinished = folder.with_name(f".{folder.name}.unfinished")
 
     def write() -> None:
@@ -68,23 +69,12 @@ def export_model(
 
 
 def replace_folder(folder: Path, finished: Path) -> None:
-    """Renames `finished` to `folder`, then deletes what was there, as far as it can be deleted.
-
-    Raises OSError: what an earlier call could not delete is still there, or a folder cannot be renamed; `folder` stays.
-    """
+    """Renames `finished` to `folder`, then deletes what was there. Raises OSError: `folder` stays."""
     former = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(former, ignore_errors=True)
-    if former.exists():
-        raise OSError(errno.ENOTEMPTY, "it cannot be deleted", str(former))
-    there = folder.exists()
-    if there:
+    if folder.exists():
         folder.rename(former)
-    try:
-        finished.rename(folder)
-    except OSError:
-        if there:
-            former.rename(folder)
-        raise
+    finished.rename(folder)
     shutil.rmtree(former, ignore_errors=True)
 
 
@@ -93,17 +83,11 @@ def export_noise(engine, file: Path) -> None:
 
     Raises WriteFailed: on all ranks; an existing file stays.
     """
-    method: nn.Module = engine.module.method
-    unfinished = file.with_name(f".{file.name}.unfinished")
 
     def write() -> None:
-        weights = dict(full_weights(engine, method, masters=False))
+        weights = dict(full_weights(engine, engine.module.method, masters=False))
         if ranks.is_main() and weights:
-            try:
-                unfinished.write_bytes(save(weights))  # `save_file` would make it for its owner alone
-                os.replace(unfinished, file)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            write_atomically(file, save(weights))
 
     write_on_all_ranks(write, file)
 
@@ -144,7 +128,7 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     if not ranks.is_main():
         return
     write()
-    for file in files:  # safetensors made them for their owner alone
+    for file in files:  # safetensors lets only their owner read them
         with suppress(OSError):  # some file systems have no modes to change
             shutil.copymode(folder / CONFIG_NAME, file)
     if len(files) == 1:
@@ -163,11 +147,12 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
 
 def model_card(recipe: Recipe, tested: Evaluated) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
-    name, train, method = recipe.model.name, recipe.data.train, recipe.method.name
+    name, train, method = recipe.model.name, recipe.data.train, recipe.method
+    settings = {field: value for field, value in method.model_dump(exclude={"name"}).items() if value is not None}
     results = [
         EvalResult(
             task_type="question-answering",
-            dataset_type=_hub_id(recipe.data.eval.get(data_set, train)) or data_set,
+            dataset_type=hub_name(recipe.data.eval.get(data_set, train)) or data_set,
             dataset_name=data_set,
             metric_type=metric,
             metric_value=round(score[metric], 2),
@@ -177,16 +162,18 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
     ]
     head = card_head(
         recipe,
-        method,
-        base_model=_hub_id(name),
-        datasets=_hub_id(train),
-        model_name=f"{Path(name).name}-{method}",
+        method.name,
+        base_model=hub_name(name),
+        datasets=hub_name(train),
+        model_name=f"{public_name(name).rpartition('/')[2]}-{method.name}",
         eval_results=results or None,
     )
     return card(
         head,
         "model_card.md.jinja",
         recipe=recipe,
+        summary=summary(method),
+        settings=settings,
         tested=tested,
         scores=tested.scores,
         mean=out_of_domain_mean(tested.scores),
@@ -215,11 +202,6 @@ def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:
 def card(head: ModelCardData, template: str, **values: Any) -> str:
     """A model card of this head and a template of this folder."""
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
+    templates.filters["public"] = public_name
     text = templates.get_template(template).render(**values, versions=versions())
     return str(ModelCard(f"---\n{head.to_yaml()}\n---\n\n{text}"))
-
-
-def _hub_id(source: str) -> str | None:
-    """The hub id in the name of a model or a source of data; None if it is none, or names a local folder."""
-    name = re.split("[:@]", source)[0]
-    return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None

@@ -3,26 +3,25 @@
 import fcntl
 import json
 import os
-import re
 import shlex
 import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from swep_ds import ranks
 from swep_ds.console import say_on_stderr
 from swep_ds.errors import InputError
 from swep_ds.evaluation.results import BY_TEST, RESULTS
-from swep_ds.files import leftover_of, open_lock, read_json, user_path, write_atomically
+from swep_ds.files import is_leftover, open_lock, read_json, user_path, write_atomically
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.recipe import NEUTRAL, Recipe
 from swep_ds.settings import differences, flatten, without
-from swep_ds.training.checkpoint_files import LATEST, MANIFEST, checkpoint_number, find_checkpoints, read_manifest
+from swep_ds.training.checkpoint_files import MANIFEST, find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
 MAY_CHANGE_ON_RESUME = (*NEUTRAL, "data.eval", "eval.batch_size", "train.checkpoint_every")
@@ -30,27 +29,22 @@ MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction", "train.micro_batch_siz
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE, DS_CONFIG, BATCH, LOCK, REPORT = "recipe.yaml", "ds_config.json", "batch.json", ".lock", "report.html"
+READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
 METRICS_FILE, HEALTH_FILE = "metrics.jsonl", "health.jsonl"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
-# what a run writes into its folder
-FILES = (RECIPE, BATCH, DS_CONFIG, METRICS_FILE, HEALTH_FILE, "wandb_id", "noise.safetensors")
-FILES += (".noise.safetensors.unfinished", RESULTS, REPORT)
-REPLACED = ("model", ".model.unfinished", ".model.old")  # as a whole
-FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", *BY_TEST, *REPLACED)
-LONGEST_PATH = "checkpoints/update-00000000/bf16_zero_pp_rank_00000_mp_rank_00_optim_states.pt"  # the longest path
+FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", "model", *BY_TEST)  # that a run makes in its folder
 MAX_RANKS_LISTED = 4096  # up to which a message lists numbers of ranks
 # A network file system may hold a dead node's lock for a minute or two; a run that Slurm restarts waits for that.
 LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 2.0
-Number = Annotated[int, Field(gt=0, le=2**31)]
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class GlobalBatch:
     """The global batch of a run, on whatever number of ranks, and how the recipe of its latest start splits it."""
 
-    windows: Number  # over all ranks and micro-batches; with train.max_tokens the number of micro-batches
-    micro_batch_size: Number
-    gradient_accumulation_steps: Number
+    windows: PositiveInt  # over all ranks and micro-batches; with train.max_tokens the number of micro-batches
+    micro_batch_size: PositiveInt
+    gradient_accumulation_steps: PositiveInt
 
     @classmethod
     def read(cls, content: Any, where: str) -> "GlobalBatch":
@@ -62,8 +56,8 @@ class GlobalBatch:
         except (TypeError, ValueError):
             pass
         raise InputError(
-            f"{where}: is damaged: it needs {', '.join(cls.__dataclass_fields__)} as positive whole numbers: correct "
-            "it, or start a new run with another --output_dir"
+            f"{where}: is damaged, or no run's: it needs {', '.join(cls.__dataclass_fields__)} as positive whole "
+            "numbers: correct it, or start a new run with another --output_dir"
         )
 
     @classmethod
@@ -113,9 +107,10 @@ def batch_of_rank(recipe: Recipe) -> int:
 class RunFolder:
     """Paths in a run's folder, and who may write there.
 
-    `batch.json` in it is a `GlobalBatch`, which a run that resumes on other ranks keeps. In a run of two stages
-    `pretrain/` is the folder of the first stage. In a run with `train.average` `unaveraged/` holds what the same
-    training gives without it: recipe, batch, model, noise generator, predictions and results.
+    `batch.json` in it is a `GlobalBatch`, which a run that resumes on other ranks keeps. It is written before all else:
+    a folder without it is no run's, whatever it holds. In a run of two stages `pretrain/` is the folder of the first
+    stage. In a run with `train.average` `unaveraged/` holds what the same training gives without it: recipe, batch,
+    model, noise generator, predictions and results.
     """
 
     def __init__(self, path: Path):
@@ -175,13 +170,11 @@ class RunFolder:
             InputError: another process, another run or other files are in the folder, it cannot be written to, or
                 there is no such checkpoint.
         """
-        user_path(str(self.path / LONGEST_PATH), "--output_dir")
         self.check_owner(recipe, resume)
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._lock = _lock(self.path)
         self.check_owner(recipe, resume)  # another process may have held the lock until now
-        self._check_names(recipe)
-        self._clear_leftovers()
+        self._check_writable()
         if resume in ("auto", "never"):
             return find_checkpoints(self.checkpoints)
         path = user_path(resume, "--resume")
@@ -192,23 +185,29 @@ class RunFolder:
         if (tags or self.results.is_file()) and not path.is_relative_to(self.path.resolve()):
             say_on_stderr(f"{self.path}: has begun already, and continues from what it holds, not from {resume}")
             return tags
-        tag = [*find_checkpoints(path), path][0]
-        read_manifest(tag)
+        try:
+            tag = [*find_checkpoints(path), path][0]
+            read_manifest(tag)
+        except InputError as error:
+            raise InputError(f"--resume {resume}: {error}") from None
         return [tag]
 
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
         """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
-        where, saved = f"--output_dir {self.path}", self.path / RECIPE
+        where = f"--output_dir {self.path}"
+        start = user_path(recipe.model.name, "model.name").resolve()
+        if start.is_dir() and self.path.resolve() in (start, *start.parents):
+            raise InputError(
+                f"{where}: holds the model that the run starts from (model.name {start}): name another folder"
+            )
         if not self.path.is_dir():
             if self.path.exists():
                 raise InputError(f"{where}: is a file: name a folder")
             if self.path.is_symlink():
                 raise InputError(f"{where}: is a symbolic link to nothing: name a folder")
-        elif not saved.is_file():
+        elif not ((self.path / RECIPE).is_file() and self.read_batch([])):
             if foreign := self._foreign(recipe):
-                raise InputError(
-                    f"{where}: holds files that belong to no run ({foreign[0]}): name a new or empty folder"
-                )
+                raise InputError(f"{where}: holds files that belong to no run ({foreign}): name a new or empty folder")
         elif resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
         elif self._has_begun() and (
@@ -220,45 +219,24 @@ class RunFolder:
         """Whether the folder holds more than settings: an update, a checkpoint or results. A start that is refused in
         its first update leaves none, and its advice is to change a setting."""
         log = self.path / METRICS_FILE
-        return self.results.is_file() or bool(self._tags()) or (log.is_file() and log.stat().st_size > 0)
+        saved = any(self.checkpoints.glob("update-*"))
+        return self.results.is_file() or saved or (log.is_file() and log.stat().st_size > 0)
 
-    def _foreign(self, recipe: Recipe) -> list[str]:
-        """Names of entries that a start cannot have left if it ended before it wrote its recipe."""
-        first = self.path / PRETRAIN
-        no_stage = first.is_dir() and all(_is_left(file) for file in _entries(first))
-        known = {PRETRAIN, BATCH} if recipe.pretrain or no_stage else set()
-        return [file.name for file in _entries(self.path) if not (file.name in known or _is_left(file))]
+    def _foreign(self, recipe: Recipe) -> str | None:
+        """The name of an entry that no start has left which ended before it wrote its recipe; None if there is none."""
+        for entry in sorted(self.path.iterdir()):
+            first_stage = entry.name == PRETRAIN and entry.is_dir()
+            if first_stage and (recipe.pretrain or all(_is_left(file) for file in entry.iterdir())):
+                continue
+            if not _is_left(entry):
+                return entry.name
+        return None
 
-    def _check_names(self, recipe: Recipe) -> None:
-        """Raises InputError if something is in the way of what the run will write."""
-        for name in (*FILES, *(f"{kind}/{test}.json" for kind in BY_TEST for test in recipe.test_sets)):
-            file = self.path / name
-            if os.path.lexists(file) and not file.is_file():
-                raise InputError(f"{file}: is not a file, but the run will write one there: move it away")
-        folders = (self.path, self.path / UNAVERAGED)
-        # by the run, so they must not be links
-        deleted = [*(folder / name for folder in folders for name in REPLACED), *self._tags()]
-        for folder in (self.path, *(self.path / name for name in FOLDERS), *deleted):
-            if os.path.lexists(folder) and (not folder.is_dir() or (folder in deleted and folder.is_symlink())):
-                raise InputError(f"{folder}: is not a folder, but the run will write one there: move it away")
-            if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                raise InputError(f"{folder}: cannot be written to (Permission denied): change its permissions")
-
-    def _clear_leftovers(self) -> None:
-        """Deletes temporary files of processes that were killed while writing; only this process writes here now."""
-        folders = (self.path, self.path / UNAVERAGED)
-        names = dict.fromkeys(folders, FILES) | {self.checkpoints: (LATEST,)} | dict.fromkeys(self._tags(), (MANIFEST,))
-        left = [file for folder, known in names.items() for file in _entries(folder) if leftover_of(file.name) in known]
-        by_test = [file for folder in folders for kind in BY_TEST for file in _entries(folder / kind)]
-        left += [file for file in by_test if (leftover_of(file.name) or "").endswith(".json")]
-        for file in left:
-            try:
-                file.unlink()
-            except OSError as error:
-                raise InputError(f"{file}: cannot be deleted ({error.strerror}): delete it") from None
-
-    def _tags(self) -> list[Path]:
-        return [entry for entry in _entries(self.checkpoints) if checkpoint_number(entry.name) is not None]
+    def _check_writable(self) -> None:
+        """Raises InputError if the run could not write where it writes hours later."""
+        for folder in (self.path, *(self.path / name for name in FOLDERS)):
+            if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
+                raise InputError(f"{folder}: is no folder that can be written to: change its permissions or move it")
 
     def read_batch(self, tags: list[Path]) -> GlobalBatch | None:
         """The batch that the run began with; for a new run, that of the run whose checkpoints it resumes from.
@@ -267,7 +245,7 @@ class RunFolder:
             InputError: the saved batch is damaged.
         """
         file = self.path / BATCH
-        if os.path.lexists(file):
+        if file.exists():
             return GlobalBatch.read(read_json(file), str(file))
         return GlobalBatch.read(read_manifest(tags[0]).batch, str(tags[0] / MANIFEST)) if tags else None
 
@@ -281,31 +259,16 @@ class RunFolder:
         write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
 
 
-def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, by name; nothing if there is no such folder. Raises InputError if it cannot be read."""
-    try:
-        return sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror}): change its permissions") from None
-
-
 def _is_left(path: Path) -> bool:
-    """Whether a refused or killed start of a run may have left this, with nothing in it that is worth keeping."""
-    name = path.name
-    if name == LOCK or leftover_of(name) in FILES or re.fullmatch(r"\.preflight-[0-9a-f]{16}-[0-9]+", name):
+    """Whether a start that ended before it wrote its recipe may have left this.
+
+    Raises InputError: it is a `BATCH` that no run has written.
+    """
+    if path.name == BATCH:
+        return GlobalBatch.read(read_json(path), str(path)) is not None
+    if path.name == LOCK or is_leftover(path.name) or path.name.startswith(".preflight-"):
         return True
-    if name in FOLDERS:
-        return path.is_dir() and not path.is_symlink() and not _entries(path)
-    return name in FILES and name != RECIPE and path.is_file() and path.stat().st_size == 0
-
-
-def _open_lock(folder: Path) -> BinaryIO:
-    """Makes the folder of a run, and opens its lock. Raises InputError if either cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
-    return open_lock(folder / LOCK)
+    return path.name in FOLDERS and path.is_dir() and not any(path.iterdir())
 
 
 def _lock(folder: Path) -> BinaryIO:
@@ -314,24 +277,25 @@ def _lock(folder: Path) -> BinaryIO:
     Raises:
         InputError: another process holds the lock, folder or file cannot be made, or its file system has no locks.
     """
-    file, where = _open_lock(folder), f"--output_dir {folder}"
     seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
     deadline, warned = time.monotonic() + seconds, False
     while True:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = open_lock(folder / LOCK)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # a start that was refused may have deleted it in the meantime
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
                     return file
-            file.close()  # a start that was refused has deleted it in the meantime
-            file = _open_lock(folder)
             continue
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise InputError(f"{where}: another process is writing to it: name another folder") from None
-        except OSError as error:
+                raise InputError(
+                    f"--output_dir {folder}: another process is writing to it: name another folder"
+                ) from None
+        except OSError as error:  # no permission, or a file system without locks
             raise InputError(
-                f"{where}: its file system has no locks ({error.strerror}): name a folder on another"
+                f"--output_dir {folder}: cannot be made and locked ({error.strerror}): name another folder"
             ) from None
         if not warned:
             say_on_stderr(f"{folder}: another process holds it, waiting up to {seconds:.0f} s")

@@ -2,41 +2,82 @@
 
 import gzip
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from swep_ds.data.readers import local_files
-from swep_ds.errors import as_input_error
+from swep_ds.errors import InputError, as_input_error
+from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.files import open_input, user_path
 from swep_ds.models.folders import model_files
 from swep_ds.models.hub import QUICKSTART
-from swep_ds.pipeline.saved import READING
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.folder import READING
+from swep_ds.recipe import HOLDOUT, Recipe
 
 
-def input_files(recipe: Recipe) -> dict[str, tuple[Path, ...]]:
+def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
     """The local files that the recipe's sources of data, and its model, are read from, by field.
 
     Fields that name the hub, the quick start's data or a registered reader, or files that do not exist, are left out.
 
+    Args:
+        fields: the only ones to look at, such as data.eval.news; None = all.
+
     Raises:
         InputError: a path cannot be looked up, or the index of the model's weights is malformed.
     """
-    data = recipe.data
-    trained = {"data.train": data.train, "data.augmented": data.augmented}
-    if recipe.pretrain:
-        trained["pretrain.train"] = recipe.pretrain.train
-    files = {field: local_files(source, training=True) for field, source in trained.items() if source}
-    files |= {f"data.eval.{name}": local_files(source, training=False) for name, source in data.eval.items()}
-    name = recipe.model.name
-    if (folder := Path(QUICKSTART.get(name) or user_path(name, "model.name"))).is_dir():
-        files["model.name"] = tuple(file for file in model_files(folder, f"model.name {name}") if file.name != READING)
+    files = {}
+    for field, source in _sources(recipe).items():
+        if fields is not None and field not in fields:
+            continue
+        if field != "model.name":
+            files[field] = local_files(source, training=not field.startswith("data.eval."))
+        elif (folder := Path(QUICKSTART.get(source) or user_path(source, "model.name"))).is_dir():
+            files[field] = tuple(f for f in model_files(folder, f"model.name {source}") if f.name != READING)
     return {field: names for field, names in files.items() if names}
 
 
-def input_checksums(recipe: Recipe) -> dict[str, str]:
+def _sources(recipe: Recipe) -> dict[str, str]:
+    """What the recipe reads, by field."""
+    data = recipe.data
+    sources = {"data.train": data.train, "data.augmented": data.augmented}
+    if recipe.pretrain:
+        sources["pretrain.train"] = recipe.pretrain.train
+    sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
+    sources["model.name"] = recipe.model.name
+    return {field: source for field, source in sources.items() if source}
+
+
+def source_of_test_set(name: str) -> str:
+    """The field that names the source of a run's test set."""
+    return "data.train" if name == HOLDOUT else f"data.eval.{name}"
+
+
+def input_checksums(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, str]:
     """`content_checksum` of each field's `input_files`. Raises InputError: as these."""
-    return {field: content_checksum(files) for field, files in input_files(recipe).items()}
+    return {field: content_checksum(files) for field, files in input_files(recipe, fields).items()}
+
+
+def check_unchanged(
+    recipe: Recipe, run: Path, fields: Collection[str] | None = None, training_source: str = "data.train"
+) -> None:
+    """Checks that local files hold what the finished run in the folder `run` has read.
+
+    Args:
+        fields: as in `input_files`.
+        training_source: the field in which the user named the training data.
+
+    Raises:
+        InputError: a file holds something else now. What is computed from it would not be about the run.
+    """
+    before = read_results(run / RESULTS).inputs
+    for field, checksum in input_checksums(recipe, fields).items():
+        if before.get(field, checksum) != checksum:
+            named = training_source if field == "data.train" else field
+            raise InputError(
+                f"{named} {_sources(recipe)[field]}: has changed since {run} read it: restore it, or train again with "
+                "another --output_dir"
+            )
 
 
 def content_checksum(files: Iterable[Path]) -> str:

@@ -6,7 +6,7 @@ A recipe with `pretrain` goes through twice: first on that data, as a separate r
 import gc
 import json
 import logging
-import math
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.console import Console
-from swep_ds.errors import InputError, RunExit, Unreadable, reason
+from swep_ds.errors import InputError, RunExit, reason
 from swep_ds.evaluation.evaluate import Evaluation, Predictions
 from swep_ds.evaluation.results import (
     Evaluated,
@@ -45,7 +46,7 @@ from swep_ds.pipeline.folder import (
     RunFolder,
     check_alike,
 )
-from swep_ds.pipeline.inputs import input_checksums
+from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.recipe import Recipe
@@ -55,7 +56,7 @@ from swep_ds.training.determinism import naming_operation
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
-from swep_ds.training.metrics import peak_memory_bytes
+from swep_ds.training.metrics import check_weights, peak_memory_bytes
 from swep_ds.training.services import check_service
 from swep_ds.training.tracking import Table, Tracker
 
@@ -76,7 +77,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 
     Raises:
         InputError: on all ranks, with the same message.
-        TrainingDiverged: the loss is no longer finite.
+        TrainingDiverged: the loss or a weight is no longer finite.
         WriteFailed: a full disk, an unwritable folder.
     """
     say = Console(quiet=not ranks.is_main()).print
@@ -121,7 +122,8 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     with RunFolder(folder.path / PRETRAIN) as first_folder:
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
         if ranks.from_rank0(first_folder.results.is_file):
-            ranks.from_rank0(lambda: check_first_stage(first, first_folder))
+            with _in_first_stage():
+                ranks.from_rank0(lambda: check_unchanged(first, first_folder.path, training_source="pretrain.train"))
         else:
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
@@ -129,10 +131,8 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
             if half := second.validation:
                 tests[half.name] = half.examples + tests[half.name]
             del second
-            try:
+            with _in_first_stage():
                 job = prepare(first_split, ds_config, training_source="pretrain.train", tested_later=tests)
-            except InputError as error:
-                raise InputError(f"first stage (pretrain): {error}") from None
             say(f"first stage, in {first_folder.path}:")
             write_on_rank0(lambda: folder.write_batch(batch), folder.path)
             _run_stage(first, job, first_folder, tags, say, keep_fp32=True).finish()
@@ -145,15 +145,13 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     return first_folder.model
 
 
-def check_first_stage(first: Recipe, folder: RunFolder) -> None:
-    """Raises InputError if a file that the finished first stage has read holds something else now."""
-    before = read_results(folder.results).inputs
-    for name, checksum in input_checksums(first).items():
-        if before.get(name, checksum) != checksum:
-            field, source = ("pretrain.train", first.data.train) if name == "data.train" else (name, first.model.name)
-            raise InputError(
-                f"{field} {source}: has changed since {folder.path} read it: restore it, or name another --output_dir"
-            )
+@contextmanager
+def _in_first_stage() -> Iterator[None]:
+    """Errors name the stage: its recipe is not the one that the user wrote."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"first stage (pretrain): {error}") from None
 
 
 def _run_stage(
@@ -169,7 +167,7 @@ def _run_stage(
     check_alike(setup | layout)
     _say_job(recipe, job, folder, say)
     ranks.progress("engine")
-    with _engine(recipe, job) as engine, naming_operation():
+    with _engine(recipe, job, folder) as engine, naming_operation():
         average = WeightAverage.of(engine, recipe.train, updates)
         outcomes = _outcomes(recipe, folder, average)
         batch = GlobalBatch.of(recipe, job.batches.global_batch)
@@ -211,9 +209,8 @@ def _run_stage(
 def _peak(folder: RunFolder, before: TrainState) -> int:
     """This rank's peak memory in bytes; on rank 0 the highest of all ranks' in earlier starts, if there were any."""
     lines = read_lines(folder.path / HEALTH_FILE) if before.updates and ranks.is_main() else []
-    listed = [line["memory_mib"] for line in lines if isinstance(line.get("memory_mib"), list)]
-    earlier = [mib for values in listed for mib in values if isinstance(mib, int | float) and math.isfinite(mib)]
-    return max([peak_memory_bytes(), *(int(2**20 * mib) for mib in earlier)])
+    earlier = [int(2**20 * mib) for line in lines for mib in line.get("memory_mib", [])]
+    return max([peak_memory_bytes(), *earlier])
 
 
 NO_VALIDATION = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
@@ -260,6 +257,7 @@ def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
         say(f"with train.average {recipe.train.average}, in {folder.path}:")
     names = {test.name: job.evaluation.scorer(test.name).name(test.golds) for test in job.tests}
     with outcome.weights():
+        check_weights(engine, [engine.module.qa.model, engine.module.method])
         predictions = job.evaluation.predict(engine, job.validation) if job.validation else None
         evaluation = _tuned(job, predictions, recipe, say)
         scores = evaluation.run(engine, job.tests, folder.path, say)
@@ -305,7 +303,8 @@ def _results(
         "peak_memory_bytes": peak,
     }
     run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
-    run |= {"world_size": ranks.world_size(), "versions": versions(), "inputs": job.inputs}
+    run |= {"world_size": ranks.world_size(), "threads": torch.get_num_threads()}
+    run |= {"versions": versions(), "inputs": job.inputs}
     pretraining = None
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train} | (first.train if first else {})
@@ -319,7 +318,9 @@ def _results(
 
 
 @contextmanager
-def _engine(recipe: Recipe, job: Job) -> Iterator[Any]:
+def _engine(recipe: Recipe, job: Job, folder: RunFolder) -> Iterator[Any]:
+    if job.config.get("wandb", {}).get("enabled"):
+        os.environ.setdefault("WANDB_DIR", str(folder.path))  # DeepSpeed would take the current folder
     engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
     try:
         yield engine
@@ -369,9 +370,9 @@ def _note_start(folder: RunFolder, recipe: Recipe, job: Job, trained: bool) -> N
 
 def _begin_folder(folder: RunFolder, recipe: Recipe, job: Job) -> None:
     folder.path.mkdir(exist_ok=True)
+    folder.write_batch(GlobalBatch.of(recipe, job.batches.global_batch))  # first: it makes the folder a run's
     for name, text in _settings(recipe, job).items():
         write_atomically(folder.path / name, text)
-    folder.write_batch(GlobalBatch.of(recipe, job.batches.global_batch))
 
 
 def _settings(recipe: Recipe, job: Job) -> dict[str, str]:
@@ -382,14 +383,7 @@ def _settings(recipe: Recipe, job: Job) -> dict[str, str]:
 def _first_stage(recipe: Recipe, folder: RunFolder) -> Results | None:
     """The results of the first stage, where it was run in this folder. Raises InputError: they are damaged."""
     file = RunFolder(folder.path / PRETRAIN).results
-    if not (recipe.pretrain and file.is_file()):
-        return None
-    try:
-        return read_results(file)
-    except Unreadable:
-        raise
-    except InputError:
-        raise InputError(f"{file}: is damaged: delete it, and the first stage writes it again") from None
+    return read_results(file) if recipe.pretrain and file.is_file() else None
 
 
 def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, say: Say) -> Selection:

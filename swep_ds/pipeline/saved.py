@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
@@ -16,10 +15,10 @@ from swep_ds import ranks
 from swep_ds.console import Console
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
-from swep_ds.errors import InputError, Unreadable, as_input_error
+from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
-from swep_ds.evaluation.results import RESULTS, Evaluated, SavedModelResults, print_scores, versions, write_results
+from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.files import read_json
@@ -30,14 +29,13 @@ from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trial import check_answers
 from swep_ds.pipeline.examples import warn_without_overlap
-from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
 from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
 from swep_ds.settings import Section, validate
 
 log = logging.getLogger(__name__)
-READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
 DELETE = "correct it, or delete it to read with default windows"
 LARGEST_FEATURE = 100  # more than any feature of a calibrator is: the largest are log odds and logs of lengths
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
@@ -69,8 +67,6 @@ class ReadingSettings(Section):
             if not isinstance(tree, dict):
                 raise InputError(f"{file}: not a JSON object")
             return validate(cls, tree, file)
-        except Unreadable:
-            raise
         except InputError as error:
             raise InputError(f"{error}: {DELETE}") from None
 
@@ -134,7 +130,10 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         model = model.float()
     model = model.eval().to(ranks.device())
     longest = longest_window(tokenizer, model)
-    windows = default_windows(longest, "generative" if generative else "extractive")
+    # at least half of a small model's window is for a context
+    query = max(1, min(WindowSettings.max_query_length, longest // 2))
+    task = "generative" if generative else "extractive"
+    windows = WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
     spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
@@ -151,12 +150,6 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         if null_threshold is not None:
             qa.empty_answer = empty_answer(tokenizer)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, section)
-
-
-def default_windows(longest: int, task: Literal["extractive", "generative"]) -> WindowSettings:
-    """The windows of a model that takes `longest` tokens. Half of them, at least, are for a context."""
-    query = max(1, min(WindowSettings.max_query_length, longest // 2))
-    return WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
 
 
 def _reading_file(source: str) -> Path | None:
@@ -211,14 +204,12 @@ def evaluate_saved(
         null_threshold: as in `load_saved`.
 
     Raises:
-        InputError: there is no such model or data, or `output_dir` holds results already.
+        InputError: there is no such model or data, or `output_dir` cannot be made.
         WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
 
     def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
-        if (output_dir / RESULTS).exists():
-            raise InputError(f"--output_dir {output_dir}: holds results already: name another folder")
         tests = _read_data_sets(data)
         saved = load_saved(model_name, null_threshold)
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":

@@ -20,7 +20,7 @@ from torch import Tensor
 from swep_ds.console import Console
 from swep_ds.errors import InputError, WriteFailed, reason
 from swep_ds.evaluation.results import Results, read_results
-from swep_ds.files import check_output_folder, read_bytes
+from swep_ds.files import check_new_folder, read_bytes
 from swep_ds.models.folders import load_config, transformers_errors, weight_files
 from swep_ds.models.weights import is_finite
 from swep_ds.pipeline.examples import validation_examples
@@ -103,14 +103,12 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     Raises:
         InputError: fewer than two runs; a run that is not finished, damaged, or unlike the first in task, start,
             architecture, tokenizer, windows, or in a weight's name, shape or dtype; a weight that is not finite; or
-            `output` already exists or cannot be made.
+            `output` is not new or empty, or cannot be made.
         WriteFailed: a full disk or the like; nothing is left.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
         raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
-    if output.exists():
-        raise InputError(f"--output {output}: already exists: name a new folder")
-    check_output_folder("--output", output)
+    check_new_folder("--output", output)
     ingredients = [Ingredient.read(run) for run in runs]
     _check_alike(ingredients)
     unfinished = output.with_name(f".{output.name}.unfinished")

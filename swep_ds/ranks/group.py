@@ -56,7 +56,8 @@ def process_group() -> Iterator[None]:
     Raises:
         InputError: the process has a process group already, the launcher's variables make no sense, a node has fewer
             devices than ranks, or the ranks cannot reach each other.
-        RunExit: from the block, which must raise it on all ranks alike (`on_all_ranks`).
+        RunExit: from the block, which must raise it on all ranks alike (`on_all_ranks`). A SystemExit from the block
+            becomes an InputError.
     """
     if dist.is_initialized():
         raise InputError(
@@ -69,11 +70,13 @@ def process_group() -> Iterator[None]:
             _connect(launch)
             yield
             _leave(EXIT_DONE)
-        except RunExit as end:
+        except (RunExit, SystemExit) as end:
+            if isinstance(end, SystemExit):  # a plug-in's: its code 0 would look like a finished run
+                end = InputError(f"sys.exit({end.code!r}) was called during the run: remove it from the plug-in's code")
             if world_size() > 1:
                 report(end)  # before the launcher sees one rank end and kills the others
             _leave(end.exit_code, end)
-            raise
+            raise end
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and request.caught:
                 request.interrupt()

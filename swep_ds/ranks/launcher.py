@@ -57,7 +57,8 @@ def launcher(ranks: int | None) -> list[str]:
         return ["srun", sys.executable, "-u"]
     if ranks == 1:
         return [sys.executable, "-u"]
-    options = ["-q", "--master_port", str(free_port())]
+    # not "error", at which it ends with 400 characters about a rank that has said in one line why it ended
+    options = ["--log_level", "critical", "--master_port", str(free_port())]
     if get_accelerator().device_name() == "cpu":  # otherwise it takes the devices that it sees, as `environments` says
         options += ["--num_accelerators", str(ranks)]
     return [sys.executable, "-u", "-m", "deepspeed.launcher.runner", *options]
@@ -78,7 +79,7 @@ def become_launcher(ranks: int, script: Path, more: Sequence[str] = ()) -> NoRet
 
     Raises InputError: there are fewer devices.
     """
-    option = argparse.ArgumentParser(add_help=False)
+    option = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     option.add_argument("--ranks")
     _, options = option.parse_known_args(sys.argv[1:])
     words = [*launcher(ranks), str(script), *options, *more]

@@ -22,7 +22,7 @@ def load_entry_points(group: str) -> None:
     for point in entry_points(group=group):
         try:
             point.load()
-        except Exception as error:  # another package may raise anything
+        except (Exception, SystemExit) as error:  # another package may raise anything, and call sys.exit
             package = point.dist.name if point.dist else "unknown"
             raise InputError(
                 f"entry point {point.name} = {point.value} of package {package}, group {group}: cannot be imported "

@@ -28,6 +28,11 @@ NUMBERS = {
         r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
     ),
 }
+# kind of file -> the command that takes one, its shipped ones' folder, and fields that no other kind has
+KINDS = {
+    "recipe": ("swep-ds train --recipe", "recipes", {"model", "method", "data", "pretrain", "train", "eval"}),
+    "sweep": ("swep-ds sweep", "sweeps", {"variants", "across", "seeds", "set", "primary"}),
+}
 CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
 
 
@@ -123,12 +128,18 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
     if not path.suffix:
         path = shipped / f"{name_or_path}.yaml"
     if not path.exists():
+        for other, (command, folder, _) in KINDS.items():
+            if other != kind and (shipped.with_name(folder) / path.name).exists():
+                raise InputError(f"{option} {name_or_path}: is a {other}, not a {kind}: {command} {name_or_path}")
         known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
         or_file = "" if known.endswith("?") else ", or give a YAML file"
         raise InputError(f"{option} {shown(name_or_path, str)}: no such {kind}{known}{or_file}")
     tree = parse_yaml(read_text(path), str(path))
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
+    for other, (command, _, fields) in KINDS.items():
+        if other != kind and fields & tree.keys() and not tree.keys() & model.model_fields.keys():
+            raise InputError(f"{path}: is a {other}, not a {kind}: {command} {path}")
     return path, tree
 
 

@@ -52,7 +52,7 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
                     by_name[field.target.id] = " ".join(words)
         # the kind of a section that comes in several
         if "name" in vars(part).get("__annotations__", {}) and "name" not in by_name:
-            by_name["name"] = (inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+            by_name["name"] = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
     return by_name
 
 

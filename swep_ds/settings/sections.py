@@ -12,7 +12,6 @@ from swep_ds.settings.messages import Advice, FieldFault, argument, explain, fau
 from swep_ds.settings.schema import add_meanings
 
 MAX_TEXT = 4096  # characters of a value; Linux takes no longer path
-MAX_INTEGER = 10**30  # pydantic cannot compare, nor Python print, integers of any length
 
 
 def _title(settings: type[BaseModel]) -> str:
@@ -164,9 +163,6 @@ def validate(
 
 def _validated(model: type[S], tree: dict[str, Any], advise: Advice) -> tuple[S | None, list[tuple[tuple, str]]]:
     """The settings, or the location and the message of each fault."""
-    for name, value in flatten(tree).items():
-        if any(isinstance(leaf, int) and abs(leaf) > MAX_INTEGER for leaf in leaves(value)):
-            return None, [(tuple(name.split(".")), f"{shown(name, str)}: has more than 30 digits: correct it")]
     try:
         return model.model_validate(tree), []
     except ValidationError as error:

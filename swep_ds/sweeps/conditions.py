@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swep_ds.errors import InputError, Unreadable
+from swep_ds.errors import InputError
 from swep_ds.files import read_json
+from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
 from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.settings import differences, flatten
@@ -27,8 +28,6 @@ def conditions(folder: Path) -> dict[str, Any]:
         config = read_json(file)
         if not isinstance(config, dict):
             raise InputError(f"{file}: is not a JSON object")
-    except Unreadable:
-        raise
     except InputError as error:
         raise InputError(f"{error}: delete the run's folder and run it again") from None
     return _decided(config)
@@ -116,3 +115,21 @@ def check_inputs(cells: Sequence[Cell]) -> None:
             f"{what}: has changed since {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} "
             "read it: restore it, name another --output_dir, or delete the folders of those runs"
         )
+
+
+def check_data(cells: Sequence[Cell]) -> None:
+    """Raises InputError if the data of an unfinished cell cannot be read: its run would fail, and so would all others
+    that read it. Data that several cells name is read once."""
+    read = []
+    for cell in cells:
+        stages = {"data.train": cell.recipe}
+        if cell.recipe.pretrain:
+            stages["pretrain.train"] = cell.recipe.first_stage()
+        for field, recipe in stages.items() if cell.results() is None else ():
+            whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
+            if (field, whole) not in read:
+                read.append((field, whole))
+                try:
+                    load_examples(recipe, field)
+                except InputError as error:
+                    raise InputError(f"{cell.name}: {error}") from None

@@ -18,7 +18,7 @@ from datetime import timedelta
 import psutil
 
 from swep_ds.console import Console, Progress
-from swep_ds.errors import EXIT_STOPPED
+from swep_ds.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.signals import REPEAT_SECONDS
@@ -71,7 +71,8 @@ class Job:
 def run_queue(
     cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
-    """Runs the cells that have no results yet; one that fails does not stop the others.
+    """Runs the cells that have no results yet; one that fails does not stop the others, unless it is the first to end
+    and ends for bad input.
 
     Args:
         command: script and options that all cells share.
@@ -85,18 +86,21 @@ def run_queue(
         earlier queue left running is skipped, and not among them.
 
     Raises:
-        InputError: there are fewer devices than processes.
+        InputError: there are fewer devices than processes; or the first run that ended did so for bad input, and others
+            wait. Those that had started run to their end.
     """
     console = Console()
     free = environments(jobs, ranks, sharing)
     waiting = deque(cell for cell in cells if cell.results() is None)
     running: list[Job] = []
     failed: list[Cell] = []
+    ended = 0
+    refused: Cell | None = None
     bar = Progress(console, "runs", len(cells), len(cells) - len(waiting), line_seconds=math.inf)
     with _requests() as requests, bar as progress:
         try:
-            while (waiting or running) and not requests:
-                while waiting and free:
+            while (running or (waiting and not refused)) and not requests:
+                while waiting and free and not refused:
                     cell = waiting.popleft()
                     if cell.results() is not None:  # by another queue, since `waiting` was made
                         continue
@@ -116,6 +120,7 @@ def run_queue(
                     running.remove(job)
                     free.append(job.environment)
                     code, cell = job.close(), job.cell
+                    ended += 1
                     if cell.results() is not None:
                         seconds = round(time.monotonic() - job.began)
                         after = f", exit code {code} after its results" if code else ""
@@ -125,9 +130,16 @@ def run_queue(
                     else:
                         failed.append(cell)
                         _report_failure(console, cell, code)
+                        if code == EXIT_BAD_INPUT and ended == 1:
+                            refused = cell
                 names = ", ".join(job.cell.name for job in running)
                 progress.update(len(cells) - len(waiting) - len(running), names)
                 time.sleep(POLL_SECONDS)
+            if refused and waiting and not requests:
+                raise InputError(
+                    f"{refused.name}: bad input, as the {len(waiting)} runs that wait may have: correct it, and start "
+                    "the sweep again"
+                )
             return failed, bool(requests)
         finally:
             _end(running, requests)

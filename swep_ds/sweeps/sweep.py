@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from swep_ds.errors import InputError, Unreadable
+from swep_ds.errors import InputError
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
@@ -184,8 +184,6 @@ def saved_recipe(folder: Path) -> Recipe:
         raise InputError(f"{file}: no such file: {fix}")
     try:
         return Recipe.load(str(file))
-    except Unreadable:
-        raise
     except InputError as error:
         raise InputError(f"{error}: {fix}") from None
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PositiveInt, ValidationError
 
-from swep_ds.errors import InputError, Unreadable
+from swep_ds.errors import InputError
 from swep_ds.evaluation.results import Checked, Count, SetScore
 from swep_ds.files import read_text, write_atomically
 
@@ -92,8 +92,6 @@ def find_checkpoints(folder: Path) -> list[Path]:
         try:
             read_manifest(tag)
             intact.append(tag)
-        except Unreadable:
-            raise  # an older checkpoint would repeat updates
         except InputError as error:
             faults.append(str(error))
             if not intact:

@@ -47,7 +47,7 @@ def train(
         average: takes in the weights after every update.
 
     Raises:
-        TrainingDiverged: loss or gradient is not finite; on all ranks, when an update is logged or saved.
+        TrainingDiverged: loss, gradient or weights are not finite; on all ranks, when an update is logged or saved.
         InputError: the ranks cannot reach each other over gloo.
         Stopped: a signal asked any rank to stop; on all ranks, after a checkpoint.
         WriteFailed: a checkpoint cannot be written, and train.on_checkpoint_failure is stop.
@@ -189,9 +189,7 @@ def _read_engine(engine, precision: str) -> dict[str, float]:
 
 
 def _are_weights_finite(engine) -> bool:
-    """Looked up only where there is no gradient norm that would show it: at ZeRO-0 in fp32."""
-    if engine.get_global_grad_norm() is not None:
-        return True
+    """Whether a checkpoint of them can be resumed; at ZeRO-3 this rank holds no whole weight to look at."""
     return all(parameter.isfinite().all() for parameter in engine.module.parameters())
 
 

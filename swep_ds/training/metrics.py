@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from swep_ds import ranks
 from swep_ds.errors import TrainingDiverged
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
+from swep_ds.training.sharding import full_weights
 
 SLOW = 1.5  # times the (lower) median over ranks
 SHARE = 0.1  # the least share of an update that counts as slow
@@ -215,6 +216,24 @@ def check_finite(update: int, means: dict[str, float], health: Sequence[Health],
         f"loss, gradient or weights are not finite numbers by update {update} (loss {means['loss']}, gradient norm "
         f"{means.get('grad_norm', 'not known')}{where}): {DIVERGED}"
     )
+
+
+def check_weights(engine, modules: Sequence[nn.Module]) -> None:
+    """Raises TrainingDiverged on all ranks if a weight of these parts of the engine's module is not finite. Collective.
+
+    The last update may break weights that no later loss or gradient would show.
+    """
+    broken = []
+    for module in modules:
+        parameters = dict(module.named_parameters(remove_duplicate=False))  # a buffer may be a mask, of infinity
+        for name, value in full_weights(engine, module, masters=False):
+            if name in parameters and ranks.is_main() and not value.isfinite().all():
+                broken.append(name)
+    if broken := ranks.gather(broken)[0]:
+        raise TrainingDiverged(
+            f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]}), so "
+            f"no model is exported: {DIVERGED}"
+        )
 
 
 class Outliers:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from argparse import Namespace
 
@@ -11,6 +12,7 @@ import pytest
 from swep_ds.commands.analyze import load_questions
 from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
+from tests.support.bad_input import change_json
 from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import squad
@@ -77,6 +79,7 @@ def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     for qa in asked[::2]:
         qa |= {"answers": [], "is_impossible": True}
     (folder / "test.json").write_text(json.dumps(document))
+    change_json(folder / "results.json", inputs={})  # of files without a checksum
     (folder / "recipe.yaml").write_text(Recipe.load(str(folder / "recipe.yaml"), overrides).dump())
     chosen = Namespace(run=folder, data=None, questions=None, first=3)
     assert [example.id for example in load_questions(chosen)[1]] == [qa["id"] for qa in asked[1:6:2]]
@@ -124,6 +127,6 @@ def test_a_method_without_perturbation_is_refused(run, tmp_path):
     folder = tmp_path / "mle"
     folder.mkdir()
     (folder / "model").symlink_to(run / "model")
-    (folder / "results.json").write_text("{}")
+    shutil.copy(run / "results.json", folder)
     (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     assert "trained by mle: it perturbs nothing" in refuse("heatmap", folder)

@@ -3,8 +3,6 @@ is."""
 
 import json
 import shutil
-from collections.abc import Callable
-from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from swep_ds.analysis import report, run_facts, runs, words
-from swep_ds.analysis.answers import read_predictions
 from swep_ds.analysis.charts import learning_curves, throughput
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.errors import InputError
+from swep_ds.evaluation.results import read_predictions
 from swep_ds.files import read_lines
 from swep_ds.recipe import Recipe
 from tests.support import fake_runs
@@ -133,26 +131,3 @@ def test_a_sweeps_description_of_any_kind(tmp_path):
         one_line(lambda: runs.read_runs(runs.find_runs([tmp_path])))
     with pytest.raises(InputError, match=r"sweep\.json: damaged .*runs\.'/a' is not a folder name"):
         runs.find_runs([tmp_path])
-
-
-def test_a_run_that_is_deleted_while_its_report_is_made(run, monkeypatch):
-    """After any look at whether a file is there."""
-    looks, copy, said = {name: getattr(Path, name) for name in ("is_file", "exists")}, run.with_name("copy"), []
-    shutil.copytree(run, copy)
-    for last in (1, 2, 4):
-        left = last
-
-        def look(path: Path, how: Callable[[Path], bool]) -> bool:
-            nonlocal left
-            there, left = how(path), left - 1
-            if left == 0:
-                shutil.rmtree(run)
-            return there
-
-        for name, how in looks.items():
-            monkeypatch.setattr(Path, name, partialmethod(look, how))
-        said.append(one_line(lambda: report.make_report(run)))
-        monkeypatch.undo()
-        assert not run.exists()
-        shutil.copytree(copy, run)
-    assert any(said)

@@ -141,7 +141,9 @@ def test_the_finding_counts_no_question_that_is_rightly_declined():
     drawn = [bootstrap(right)[:, 0] for right in (home, away)]
     said = [float(word) for word in statement.statement.split("is ")[-1].removesuffix(" %.").split(" to ")]
     assert said == pytest.approx(np.percentile(100 * (1 - drawn[1] / drawn[0]), [2.5, 97.5]), abs=2)
-    assert [row.exact_match.value for row in statement.rows] == pytest.approx([90, 200 / 3])  # as results.json has them
+    assert statement.which == " with an answer"
+    assert [row.exact_match.value for row in statement.rows] == pytest.approx([80, 100 / 3])  # what the headline names
+    assert [row.total for row in statement.rows] == [100, 120]
 
 
 def test_a_source_domain_without_an_answer_has_nothing_to_lose():
@@ -150,3 +152,4 @@ def test_a_source_domain_without_an_answer_has_nothing_to_lose():
     tree["eval"]["wiki"] |= {"no_answer_exact_match": 50.0, "no_answer_total": 4}
     statement = domains(Results.model_validate(tree), answered)
     assert statement.headline == "No question of wiki, the source domain, has an answer."
+    assert statement.rows == []

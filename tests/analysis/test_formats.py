@@ -5,12 +5,17 @@ import io
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from swep_ds.analysis import formats, table
+from swep_ds.analysis.questions import QuestionScores
+from swep_ds.analysis.runs import Run, RunRef
 from swep_ds.evaluation.calibration import CALIBRATION
+from swep_ds.evaluation.results import Results, Scores
+from swep_ds.recipe import Recipe
 from tests.analysis.test_table import RUNS
 from tests.support import fake_runs
 from tests.support.fork_server import ROOT, run_script
@@ -19,14 +24,19 @@ ABSENT = ("low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstr
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 
 
+def _run(recipe: Recipe, seed: int, scores: Scores) -> Run:
+    ref = RunRef(Path("none"), "x", seed, "m")
+    return Run(ref, recipe, Results.model_validate(fake_runs.results(recipe, scores)), {}, 8)
+
+
 def example() -> table.Table:
-    """A table by hand, without the paper's numbers, and without an interval in the last columns."""
-    block = {"title": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}} | table.aggregate(RUNS)
+    """A table whose differences are written by hand, without an interval in the last columns."""
+    recipe = Recipe.model_validate(fake_runs.RECIPE | {"model": {"name": "m"}, "data": {"train": "t", "eval": {}}})
+    rows = {name: [_run(recipe, seed, scores) for seed, scores in enumerate(runs)] for name, runs in RUNS.items()}
+    block = table._block("small & 5 %", {"share": "5 %"}, rows, table._Comparison(None, [], None, QuestionScores()))
+    block["title"] = "small & 5 %"
     for row, name in zip(block["rows"], NAMES, strict=True):
-        row |= {"name": name, "seeds": list(range(len(RUNS[row["name"]]))), "differences": {}}
-        for cell in row["scores"].values():
-            for metric in cell.values():
-                metric["paper"] = None
+        row["name"] = name
     for column in block["columns"]:
         difference = {"mean": 1.0, "std": None, "n": 1, **dict.fromkeys(ABSENT), "significant": False}
         if column in ("squad", "wiki"):
@@ -145,7 +155,9 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
     assert r"95 \%: other seeds and questions" in differences[1]
     said = [r"{\footnotesize\noindent A note\_.\par}", r"{\footnotesize\noindent Missing: gone, seed 0: no\_room\par}"]
     assert text.splitlines()[-2:] == said
-    assert not re.search(r"(?<!\\)%(?!$)", text, re.MULTILINE)  # nothing in comments
+    head, body = text.split("\n", 1)
+    assert head == r"% \usepackage{booktabs,graphicx}"
+    assert not re.search(r"(?<!\\)%(?!$)", body, re.MULTILINE)  # nothing in comments
 
 
 def test_the_terminal_shows_the_same_numbers_in_bold_what_is_significant(monkeypatch):
@@ -161,8 +173,7 @@ def test_the_terminal_shows_the_same_numbers_in_bold_what_is_significant(monkeyp
 
 
 def test_no_run_at_all_still_makes_every_format(tmp_path):
-    block = {"title": "m", "model": "m", "labels": {}, "columns": [], "primary": []}
-    block["rows"] = [{"name": "MLE", "seeds": [], "scores": {}, "differences": {}}]
+    block = table._block("m", {}, {"MLE": []}, table._Comparison(None, [], None, QuestionScores()))
     empty = {"against": None, "line": None, "blocks": [block], "notes": [], "missing": []}
     formats.write(empty, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == empty

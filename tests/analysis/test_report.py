@@ -28,6 +28,7 @@ from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
+from tests.support.bad_input import change_json
 from tests.support.fork_server import run_script
 from tests.support.report_runs import EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, metrics, write_runs
 
@@ -300,6 +301,15 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     assert MEAN not in shown
 
 
+def test_the_answers_to_data_that_changed_since_the_run_are_left_out(run, caplog):
+    change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
+    (run / "metrics.jsonl").unlink()  # no curves: they take a while
+    shown = Page(report.make_report(run).html).texts["answers"]
+    assert "data.eval.squad" in shown
+    assert "has changed since" in shown
+    assert "the report is without the answers to squad (data.eval.squad" in caplog.text
+
+
 def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
     """Their questions are from the training part of a source that has a validation part as well."""
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
@@ -336,7 +346,11 @@ def test_questions_without_an_answer_are_shown_apart(against, run, tmp_path):
     (run / "metrics.jsonl").unlink()  # no curves: they take a while
     page = Page(report.make_report(run).html)
     # with an answer: r1 to r3 right, w3 of F1 40; without: w1 right
-    assert "squad 75.0 85.0 4 50.0 2 " in " ".join(page.texts["domains"].split())
+    # the first table has the score of the headline, the second that of all questions
+    shown = " ".join(page.texts["domains"].split())
+    assert "exact match (EM) in percent of the questions with an answer" in shown
+    assert "squad source 75.0 85.0 – 4 " in shown
+    assert "squad 66.7 73.3 6 50.0 2 " in shown
     shown = " ".join(page.texts["answers"].split())
     assert "squad 1 17 % 0 0 % 1 17 % 0 0 % 4 67 %" in shown  # w3 has a wrong boundary, w2 should have been declined
     assert "Should have been declined" in shown

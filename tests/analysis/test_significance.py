@@ -1,6 +1,7 @@
 """The question bootstrap against a plain loop and the binomial distribution; what rows are compared over."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,15 @@ def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
     monkeypatch.setattr(whole, "reported_examples", lambda recipe, name: asked.append(name) or read_them(recipe, name))
     significance.compare(runs, "MLE", list(SIZES), QuestionScores())
     assert asked == ["squad", "nyt", "amazon"]
+
+
+def test_data_that_changed_since_a_run_give_it_no_interval(runs, tmp_path):
+    [run, *_] = runs["MLE"]
+    changed = replace(run, results=run.results.model_copy(update={"inputs": {"data.eval.nyt": "of other bytes"}}))
+    scores = QuestionScores()
+    assert scores.of(changed, "nyt") is None
+    assert scores.of(changed, "squad") is not None
+    assert scores.notes == [f"No interval with {run.ref.folder} on nyt: its data have changed since the run."]
 
 
 def asked_on(run, nyt: Path, right: int):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from swep_ds.answering import QuestionAnswerer, Reply, answerer
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.data.windows import WindowCutter, WindowSettings
 from swep_ds.errors import InputError
-from tests.support import tiny
+from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 from tests.support.finished import write_reading
 from tests.support.fork_server import ROOT, run_script
@@ -181,6 +182,24 @@ def test_the_tokenizer_is_judged_by_the_first_texts_alone(model, monkeypatch):
     assert "its tokenizer knows" in refused(lambda: list(asks.answer(foreign)))
     monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
     assert len(list(asks.answer([ASKED[0], ASKED[0], *foreign]))) == 6
+
+
+def test_a_question_does_not_cost_a_copy_of_the_tokenizer_nor_a_file(model, monkeypatch):
+    asks = QuestionAnswerer(model)
+    [expected] = asks(*ASKED[0])
+    refuse = mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr("swep_ds.data.windows.plain_backend", refuse)
+    monkeypatch.setattr("swep_ds.data.cache.save", refuse)
+    assert asks(*ASKED[0]) == [expected]
+    assert len(list(asks.answer(ASKED))) == len(ASKED)
+
+
+def test_a_model_of_few_positions_cuts_questions_shorter(tmp_path):
+    folder = tmp_path / "small"
+    tiny_models.model(vocab_size=200, max_position_embeddings=48).save_pretrained(folder)
+    tiny.wordpiece().save_pretrained(folder)
+    [reply] = QuestionAnswerer(folder)("Who founded it " + "and who built it " * 20 + "?", LONG)
+    assert reply.text == LONG[reply.start : reply.end] != ""
 
 
 def test_a_question_that_is_cut_is_reported(model, caplog):

@@ -1,5 +1,7 @@
 """A model with a method around it computes, in a plain loop, what the engine computes."""
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoModel, PegasusConfig, PegasusForConditionalGeneration
@@ -311,3 +313,29 @@ def test_nothing_of_its_host_changes(monkeypatch):
     assert torch.equal(torch.get_rng_state(), before)
     assert [part.training for part in model.modules()] == modes
     assert model.generation_config is generation
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_warned_of_once(caplog):
+    batch = inputs(tiny_batches.batch(dtype=torch.float32))
+    robust = sd.wrap(tiny_models.model().train(), sd.Mle())
+    robust(**batch)
+    robust.model.eval()  # as for a validation
+    with torch.no_grad():
+        robust(**batch)
+    assert caplog.messages == []
+    for _ in range(2):
+        robust(**batch).loss.backward()
+    said = "the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned"
+    assert caplog.messages == [said]
+
+
+def test_what_is_the_models_is_named(tmp_path):
+    robust = sd.wrap(tiny_models.model(), sd.Swep())
+    for name in ("save_pretrained", "push_to_hub", "resize_token_embeddings"):
+        assert not hasattr(robust, name)  # libraries that look for it treat the wrapper as a plain module
+        with pytest.raises(AttributeError, match=rf"^{name}: is the model's: take robust\.model\.{name}$"):
+            getattr(robust, name)
+    robust.model.save_pretrained(tmp_path)
+    with pytest.raises(AttributeError, match="'Robust' object has no attribute 'sav_pretrained'"):
+        _ = robust.sav_pretrained
+    assert type(copy.deepcopy(robust)) is type(robust)

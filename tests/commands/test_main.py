@@ -9,6 +9,7 @@ import pytest
 
 from swep_ds import __main__ as command
 from swep_ds.files import PACKAGE
+from tests.support.fork_server import ROOT
 
 
 @pytest.fixture
@@ -51,12 +52,19 @@ def test_a_command_is_called_by_its_full_name(swep_ds, name):
         (["--plan", "train"], "error: options follow a command: swep-ds train --plan\n"),
         (["analyze", "heat", "RUN"], "error: invalid choice: 'heat'; did you mean 'heatmap'?\n"),
         (["evaluate", "--scorer", "sqad"], "error: argument --scorer: invalid choice: 'sqad'; did you mean 'squad'?\n"),
-        (["train", "--epochs", "3"], "error: unrecognized arguments: --epochs 3: --set SECTION.FIELD=VALUE sets a fi"),
+        (["train", "--epochs", "3"], "error: unrecognized arguments: --epochs: --set SECTION.FIELD=VALUE sets a fi"),
         (["train", "quickstart"], "error: unrecognized arguments: quickstart; did you mean --recipe quickstart?\n"),
         (["plan", "8by80"], "error: --plan 8by80: write it as NUMBERxGIB"),
         (["analyze", "heatmap", "RUN", "--plan"], "error: unrecognized arguments: --plan: --help lists the options\n"),
         (["preflight", "--plan"], "error: unrecognized arguments: --plan: --set"),
-        (["train", "--outputdir", "x"], "error: unrecognized arguments: --outputdir x; did you mean --output_dir?\n"),
+        (["train", "--outputdir", "x"], "error: unrecognized arguments: --outputdir; did you mean --output_dir?\n"),
+        (["train", "--rank", "8"], "error: unrecognized arguments: --rank; did you mean --ranks?\n"),
+        (["train", "--output-dir=x"], "error: unrecognized arguments: --output-dir; did you mean --output_dir?\n"),
+        (
+            ["analyze", "heatmap", "RUN", "--question", "3"],
+            "error: unrecognized arguments: --question; did you mean --questions?\n",
+        ),
+        (["sweep", "--run", "2"], "error: unrecognized arguments: --run; did you mean --runs_per_device?\n"),
         (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),
         (["recipes", "quikstart"], "error: NAME quikstart: no such recipe or sweep; did you mean 'quickstart'?\n"),
         (["recipes", "--fields", "--schema"], "not allowed with argument"),
@@ -105,3 +113,50 @@ def test_the_shell_completes_commands_options_and_names(tmp_path, line, offered)
     variables |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offered"), "_ARGCOMPLETE_IFS": "\n"}
     subprocess.run([sys.executable, "-m", "swep_ds"], env=os.environ | variables, check=True)
     assert {word.strip() for word in (tmp_path / "offered").read_text().split("\n")} == offered
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "XDG_CACHE_HOME"])
+def test_an_empty_folder_of_caches_is_not_the_current_one(name):
+    code = f"import swep_ds, os; print(os.environ.get({name!r}))"
+    for value, expected in [("", "None"), ("relative", "relative")]:
+        said = subprocess.check_output([sys.executable, "-c", code], env=os.environ | {name: value}, text=True)
+        assert said.strip() == expected
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules |= dict.fromkeys(["torch", "transformers", "deepspeed", "datasets"])  # importing one of them raises
+import runpy
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+TRAIN, SWEEP, SUBMIT = (str(ROOT / "scripts" / name) for name in ("train.py", "sweep.py", "slurm/submit.py"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([TRAIN, "--set", "methd.name=swep"], "methd is not a field; did you mean 'method'?"),
+        ([TRAIN, "--ranks", "2", "--set", "method.betta=1"], "swep has no setting 'betta'; did you mean 'beta'?"),
+        ([TRAIN, "--recipe", "mine.yaml"], "train.epochs: 'two' is not a number"),
+        ([TRAIN, "--ds_config", "zer2"], "--ds_config zer2: no such file"),
+        ([SWEEP, "quickstart_methods", "--set", "train.epoch=1"], "did you mean 'train.epochs'?"),
+        ([SWEEP, "sweep.yaml"], "variants.SWEP: method.betta: swep has no setting 'betta'; did you mean 'beta'?"),
+        ([SUBMIT, "train", "--gpus_per_node", "1", "--", "--set", "methd.name=swep"], "did you mean 'method'?"),
+        ([SUBMIT, "sweep", "--gpus_per_node", "1", "--", "sweep.yaml"], "did you mean 'beta'?"),
+    ],
+)
+def test_a_typo_is_answered_before_pytorch_is_imported(tmp_path, words, said):
+    (tmp_path / "mine.yaml").write_text("extends: quickstart\ntrain: {epochs: two}")
+    (tmp_path / "sweep.yaml").write_text("variants: {MLE: {method.name: mle}, SWEP: {method.betta: 1}}")
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | (rank if words[0] == TRAIN else {}),
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert len(run.stderr.splitlines()) == 1

@@ -16,6 +16,7 @@ import pytest
 from swep_ds.data import cache
 from swep_ds.data import features as module
 from swep_ds.data.features import Features, build_features
+from swep_ds.data.windows import WindowCutter
 from swep_ds.errors import InputError
 from tests.support import tiny
 from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL
@@ -25,8 +26,8 @@ from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL
 def cached(tmp_path, monkeypatch):
     """A filled cache; `again` reads it and tells whether it tokenised."""
     tokenised = []
-    tokenise = module.tokenise
-    monkeypatch.setattr(module, "tokenise", lambda *args: tokenised.append(1) or tokenise(*args))
+    tokenise = WindowCutter.tokenise
+    monkeypatch.setattr(WindowCutter, "tokenise", lambda *args: tokenised.append(1) or tokenise(*args))
     setup = {"examples": EXAMPLES, "tokenizer": tiny.wordpiece(), "settings": SMALL, "training": True}
 
     def again(**changes):

@@ -1,7 +1,5 @@
 """A file in chunks: only missing chunks are made again, and nothing of another setup is taken."""
 
-import os
-
 import pytest
 
 from swep_ds.data import chunks as chunks_module
@@ -20,9 +18,20 @@ def test_chunks_become_the_output_and_leave_nothing(tmp_path):
     for number in (2, 0, 1):
         chunks.write(number, {"name": f"Zürich {number}"})
         assert not chunks.output.exists()
+    (chunks.folder / ".000002.json.123").write_text('{"name"')  # cut off while being written
     chunks.finish(chunks.read(number)["name"] + "\n" for number in range(3))
     assert [file.name for file in chunks.output.parent.iterdir()] == ["out.txt"]
     assert chunks.output.read_text(encoding="utf-8") == "Zürich 0\nZürich 1\nZürich 2\n"
+
+
+def test_a_file_of_the_users_stays(tmp_path):
+    chunks = Chunks(tmp_path / "out.txt", 1)
+    chunks.take(SETUP)
+    chunks.begin(SETUP)
+    (chunks.folder / "notes.txt").write_text("mine")
+    chunks.write(0, "done")
+    chunks.finish(["done"])
+    assert [file.name for file in chunks.folder.iterdir()] == ["notes.txt"]
 
 
 def test_only_missing_chunks_are_made_again(tmp_path):
@@ -89,18 +98,6 @@ def test_damaged_settings_of_chunks(tmp_path, content):
     chunks.folder.mkdir()
     chunks.settings.write_text(content)
     refused(chunks, SETUP)
-
-
-def test_a_lock_that_is_a_link_or_a_pipe(tmp_path):
-    """What a link leads to keeps its content; a pipe has no end to wait for."""
-    (tmp_path / "thesis.tex").write_text("precious")
-    for name in ("link", "pipe"):
-        (tmp_path / f"{name}.json.chunks").mkdir()
-    (tmp_path / "link.json.chunks" / ".lock").symlink_to(tmp_path / "thesis.tex")
-    os.mkfifo(tmp_path / "pipe.json.chunks" / ".lock")
-    for name in ("link", "pipe"):
-        assert "is not a regular file" in refused(Chunks(tmp_path / f"{name}.json", 3), SETUP)
-    assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 def test_the_digest_of_examples_changes_with_each_and_with_their_order():

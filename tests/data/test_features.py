@@ -239,18 +239,10 @@ def test_windows_without_the_answer_can_be_dropped():
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        # 3 special tokens and a question of at most 8
-        (WindowSettings(11, 5, 8), "data.max_length 11 leaves no room for context beside .* 8 .* to at least 12,"),
-        (WindowSettings(384, 0, 64), "data.doc_stride is 0; it must be at least 1"),
-        (WindowSettings(384, 128, 0), "data.max_query_length is 0; it must be at least 1"),
-    ],
-)
-def test_sizes_that_leave_no_room(sizes, message):
-    with pytest.raises(InputError, match=message):
-        build(EXAMPLES, "wordpiece", sizes)
+def test_sizes_that_leave_no_room():
+    """3 special tokens and a question of at most 8."""
+    with pytest.raises(InputError, match=r"^max_length 11 leaves no room for context beside .* 8 .* to at least 12,"):
+        build(EXAMPLES, "wordpiece", WindowSettings(11, 5, 8))
 
 
 def test_the_smallest_sizes_leave_room_for_one_token():

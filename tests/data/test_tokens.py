@@ -40,7 +40,7 @@ def small(monkeypatch):
 
 
 def equals_the_whole(backend, text, gap=""):
-    whole = TextTokens.of(backend.encode(gap + text, add_special_tokens=False), -len(gap))
+    whole = TextTokens.of(backend.encode(gap + text, add_special_tokens=False), gap + text, -len(gap))
     pieces = TextTokens.of_long(backend, gap + text, -len(gap))
     return all(map(np.array_equal, whole, pieces))
 
@@ -151,5 +151,5 @@ def test_the_template_is_read_off_the_beginning_of_a_context(monkeypatch):
 def test_a_token_reaches_over_the_marks_that_its_tokenizer_leaves_out(normalizer, text, words):
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
-    whole = TextTokens.of(tokenizer.encode(text), 0).over_marks(text)
+    whole = TextTokens.of(tokenizer.encode(text), text, 0).over_marks(text)
     assert [text[start:end] for start, end in zip(whole.starts, whole.ends, strict=True)] == (words or text.split())

@@ -1,13 +1,19 @@
-"""What stands between the question and the text of a window."""
+"""What stands between the question and the text of a window, and what the tokens of a text read."""
 
 import copy
 import json
 
+import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import torch
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from swep_ds.data.tokens import tokenise
+from swep_ds.data.batches import Padding
+from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import WindowCutter, WindowSettings, named_tokens, separate_texts
+from swep_ds.evaluation.predict import decode_alone
+from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from tests.support import tiny
 
 
@@ -52,8 +58,157 @@ def test_a_special_token_that_a_text_spells_out_is_text(make):
     assert not {*tokens.ids.tolist()} & specials
     marker = tokenizer.convert_tokens_to_ids("<hl>")
     assert marker in cutter.encode("an abbot <hl> from").ids
-    [(_, _, contexts, [(question, _)])] = tokenise([example], cutter.backend, cutter.gap, 64, cutter.as_text)
+    [(_, _, contexts, [(question, _)])] = cutter.tokenise([example])
     assert contexts[text].ids.tolist() == tokens.ids.tolist()
     assert not {*question.tolist()} & specials
     covered = {place for start, end in zip(tokens.starts, tokens.ends, strict=True) for place in range(start, end)}
     assert covered >= {place for place, character in enumerate(text) if character != " "}
+
+
+# Every kind of tokenizer: what the tokens of a gold answer read is the answer
+
+SPECIALS = ["<s>", "</s>", "<unk>", "<pad>"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+LETTERS = sorted({*"".join(tiny.SENTENCES), *"VLAXY179$\u201c\u201d\u6a4b\u53e4\u2581"} - {" "})
+TEMPLATE = processors.TemplateProcessing(
+    "<s> $A </s>", "<s> $A </s> $B:1 </s>:1", [("<s>", SPECIALS.index("<s>")), ("</s>", SPECIALS.index("</s>"))]
+)
+
+
+def trained(model, trainer, steps, alphabet=LETTERS, specials=SPECIALS, **sizes) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.post_processor = TEMPLATE
+    for name, step in steps.items():
+        setattr(tokenizer, name, step)
+    trained_by = trainer(special_tokens=specials, initial_alphabet=alphabet, show_progress=False, **sizes)
+    tokenizer.train_from_iterator(tiny.SENTENCES, trained_by)
+    return tokenizer
+
+
+def wordpiece(**steps) -> Tokenizer:
+    return trained(models.WordPiece(unk_token="<unk>"), trainers.WordPieceTrainer, steps, vocab_size=200)
+
+
+def byte_level(*before, prefix: bool, trimmed: bool = True) -> Tokenizer:
+    steps = [*before, pre_tokenizers.ByteLevel(add_prefix_space=prefix)]
+    roberta = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), trim_offsets=trimmed, add_prefix_space=prefix)
+    steps = {"pre_tokenizer": pre_tokenizers.Sequence(steps), "post_processor": roberta}
+    return trained(models.BPE(), trainers.BpeTrainer, steps, pre_tokenizers.ByteLevel.alphabet(), vocab_size=330)
+
+
+def sentencepiece_bpe(byte_fallback: bool = False, **steps) -> Tokenizer:
+    model = models.BPE(unk_token="<unk>", byte_fallback=byte_fallback, fuse_unk=True)
+    specials = SPECIALS + BYTES * byte_fallback
+    return trained(
+        model, trainers.BpeTrainer, steps, LETTERS[:40] if byte_fallback else LETTERS, specials, vocab_size=400
+    )
+
+
+def unigram(byte_fallback: bool = False, **steps) -> Tokenizer:
+    tokenizer = trained(models.Unigram(), trainers.UnigramTrainer, steps, vocab_size=120, unk_token="<unk>")
+    if byte_fallback:
+        pieces = [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+        tokenizer.model = models.Unigram([*pieces, *((byte, -20.0) for byte in BYTES)], 2, byte_fallback=True)
+    return tokenizer
+
+
+METASPACE = {scheme: pre_tokenizers.Metaspace(prepend_scheme=scheme) for scheme in ("always", "first", "never")}
+LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+KINDS = {
+    "WordPiece": lambda: wordpiece(
+        normalizer=normalizers.BertNormalizer(lowercase=True), pre_tokenizer=pre_tokenizers.BertPreTokenizer()
+    ),
+    "WordPiece, cased": lambda: wordpiece(normalizer=normalizers.NFC(), pre_tokenizer=pre_tokenizers.Whitespace()),
+    "byte-level": lambda: byte_level(prefix=False),
+    "byte-level, prefix": lambda: byte_level(prefix=True),
+    "byte-level, prefix, untrimmed": lambda: byte_level(prefix=True, trimmed=False),
+    "byte-level, every word a prefix": lambda: byte_level(pre_tokenizers.Whitespace(), prefix=True),
+    "byte-level, every digit a prefix": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True), prefix=True),
+    "SentencePiece BPE": lambda: sentencepiece_bpe(pre_tokenizer=METASPACE["always"]),
+    "SentencePiece BPE, first": lambda: sentencepiece_bpe(pre_tokenizer=METASPACE["first"]),
+    "SentencePiece BPE, never": lambda: sentencepiece_bpe(pre_tokenizer=METASPACE["never"]),
+    "Llama's BPE": lambda: sentencepiece_bpe(byte_fallback=True, normalizer=LLAMA),
+    "Unigram": lambda: unigram(normalizer=normalizers.NFKC(), pre_tokenizer=METASPACE["always"]),
+    "Unigram, first": lambda: unigram(pre_tokenizer=METASPACE["first"]),
+    "Unigram, bytes": lambda: unigram(byte_fallback=True, pre_tokenizer=METASPACE["always"]),
+    "T5's Unigram": lambda: unigram(
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), METASPACE["always"]])
+    ),
+}
+MARKERS = {
+    "none": None,
+    "special": AddedToken("<e>", special=True, normalized=False),
+    "a word": AddedToken("<e>", special=False, normalized=True),
+    "takes the space before": AddedToken("<e>", lstrip=True, normalized=False),
+    "takes the space behind": AddedToken("<e>", rstrip=True, normalized=False),
+}
+# | stands for the marker, around the gold answer
+MARKED = (
+    "by |Vera Lind| in 1931",
+    "by |A| .",
+    "|Ann| and Bob",
+    "in |1931| .",
+    "was |\u00e9t\u00e9| x",
+    "for |$5| !",
+    "|\u201cHeroes\u201d| by",
+    "by | Vera | in",
+    "ab |\u6a4b\u53e4| was",
+    "x |\U0001f600| y",
+    "x\n|Vera\nLind|\n y",
+    "a\u00a0|Vera|\u00a0b",
+    "|e\u0301te\u0301| x",
+    "1 |X| Y",
+)
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_of_a_gold_answer_read_the_answer(kind, marker):
+    """Also after the decoder, which takes no token of white space alone for an answer's end."""
+    backend, sign = KINDS[kind](), "" if MARKERS[marker] is None else "<e>"
+    if sign:
+        backend.add_tokens([MARKERS[marker]])
+    names = {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>", **names)
+    examples = []
+    for number, marked in enumerate(MARKED):
+        before, answer, after = marked.split("|")
+        text, start = before + sign + answer + sign + after, len(before + sign + answer) - len(answer.lstrip())
+        span = (start, start + len(answer.strip()))
+        examples.append(tiny.Example(str(number), "Who?", text, (answer.strip(),), span, text))
+    cutter = WindowCutter(tokenizer, WindowSettings(100, 50, 8), examples[0])
+    windows, _ = windows_to_answer(examples, cutter)
+    assert windows.equals(windows_to_answer(examples, cutter)[0])
+    decoder = SpanDecoder(examples, SpanSettings(5, 60), best_only=True)
+
+    def predict(batch):
+        """Points at the gold answers; windows come longest first."""
+        lengths, found = windows["length"].to_numpy(), []
+        for row in np.argsort(-lengths, kind="stable"):
+            example, context = examples[windows["example"][row].as_py()], windows["context_begin"][row].as_py()
+            first, last = cutter.encode(example.context).answer_tokens(example.span)
+            found.append((context + first, context + last))
+        places = torch.tensor(found)
+        return tuple(torch.nn.functional.one_hot(places[:, i], batch.input_ids.shape[1]).float() for i in (0, 1))
+
+    decode_alone(predict, decoder, windows, Padding.of(tokenizer), 100, torch.device("cpu"))
+    read = {id_: answer.text for id_, [answer] in decoder.n_best(1).items()}
+    assert read == {example.id: example.answers[0] for example in examples}
+
+
+@pytest.mark.parametrize("make", [lambda: byte_level(prefix=True), lambda: unigram(pre_tokenizer=METASPACE["always"])])
+def test_a_tokenizer_that_samples_cuts_a_text_in_one_way_only(make):
+    backend = make()
+    still = backend.encode(tiny.SENTENCES[0], add_special_tokens=False).ids
+    if isinstance(backend.model, models.BPE):
+        backend.model.dropout = 0.5
+    else:
+        backend.model.alpha, backend.model.nbest_size = 0.1, 8
+    backend.enable_truncation(3)
+    backend.enable_padding(length=90)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>")
+    tokenizer.backend_tokenizer.model = backend.model
+    example = tiny.example("Who?", tiny.SENTENCES[0], "an abbot")
+    cutters = [WindowCutter(tokenizer, WindowSettings(), example) for _ in range(10)]
+    assert {tuple(cutter.encode(example.context).ids) for cutter in cutters} == {tuple(still)}
+    assert len({tuple(cutter.template.middle) for cutter in cutters}) == 1

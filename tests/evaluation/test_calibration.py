@@ -118,4 +118,6 @@ def test_results_of_earlier_versions_have_no_calibration():
     new = old | dict.fromkeys(CALIBRATION, 10.0)
     assert DataSetScore.model_validate(new).model_dump(exclude_none=True) == new
     assert out_of_domain_mean({"a": new, "b": new, "c": old}) == {"exact_match": 50.0, "f1": 60.0}
-    assert out_of_domain_mean({"a": old, "b": new}) == {key: new[key] for key in ("exact_match", "f1", *CALIBRATION)}
+    assert out_of_domain_mean({"a": old, "b": new, "c": new}) == {
+        key: new[key] for key in ("exact_match", "f1", *CALIBRATION)
+    }

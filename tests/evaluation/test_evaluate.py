@@ -9,6 +9,7 @@ import pytest
 from swep_ds.evaluation.calibration import CALIBRATION, calibration
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
 from swep_ds.evaluation.scores import SQUAD
+from tests.support import fake_runs
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
@@ -71,10 +72,12 @@ def test_results_have_their_fixed_layout(runs):
     for (_, ranks), run in runs.items():
         results = read(run / "results.json")
         sections = ["method", "model", "seed", "world_size", "train", "eval", "scorers", "versions", "inputs"]
-        assert list(results) == [*sections, "provenance"]
+        assert sorted(results) == sorted([*sections, "threads", "provenance"])
         assert (results["method"], results["seed"], results["world_size"]) == ("swep", 0, ranks)
+        assert results["threads"] == 1  # `run_script` sets it
         assert results["model"] == str(run.parent / "model")
         train = results["train"]
+        assert train.keys() == fake_runs.TRAIN.keys()
         assert (train["examples"], train["updates"]) == (42, 1)
         assert train["features"] > 42
         assert train["samples_per_second"] == pytest.approx(8 * ranks / train["seconds"])
@@ -111,6 +114,7 @@ SCORES = {
 def test_out_of_domain_mean_leaves_out_the_source_and_weighs_sets_equally():
     assert out_of_domain_mean(SCORES) == {"exact_match": 55.0, "f1": 67.75}
     assert out_of_domain_mean({"wiki": SCORES["wiki"]}) is None
+    assert out_of_domain_mean({name: SCORES[name] for name in ("wiki", "news")}) is None  # it would repeat "news"
 
 
 def test_table_has_the_source_first_and_the_mean_last(capsys):
@@ -132,11 +136,12 @@ def test_a_calibrator_shows_what_it_changes(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     change = {"coverage_at_80": 20.0, "calibrated_ece": 1.0, "calibrated_coverage_at_80": 30.0}
     change |= {"coverage_at_80_change_low": -1.25, "coverage_at_80_change_high": 21.0}
-    print_scores({"wiki": SCORES["wiki"] | change, "news": SCORES["news"]}, "mle")
+    news, amazon = SCORES["news"], SCORES["amazon"]
+    print_scores({"wiki": SCORES["wiki"] | change, "news": news, "amazon": amazon}, "mle")
     printed = capsys.readouterr().out
     assert re.search(r"│ wiki .* 10 │ +20\.0 │ +30\.0 │ +-1\.2 to \+21\.0 │", printed)
     assert "out-of-domain mean" in printed
-    assert out_of_domain_mean({"wiki": SCORES["wiki"], "news": SCORES["news"] | change}).keys() == {
+    assert out_of_domain_mean({"wiki": SCORES["wiki"], "news": news | change, "amazon": amazon | change}).keys() == {
         "exact_match",
         "f1",
         "coverage_at_80",

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -309,6 +310,22 @@ def test_all_methods_with_one_noisy_pass_share_its_noise(execution):
     expected = np.stack([normal(SEED, update, batch.sample_id.numpy(), 12, 16) for update in (4, UPDATE)])
     for name, drawn in eps.items():
         np.testing.assert_allclose(drawn, expected[:, real], rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("method", [name for name, settings in METHODS.items() if "noise" in settings.model_fields])
+def test_every_kind_of_noise_trains_and_is_another(method):
+    """One that the settings take and the method does not draw must not become another one silently."""
+    kinds = get_args(METHODS[method].model_fields["noise"].annotation)
+    losses = set()
+    for kind in kinds:
+        module = objective(method, noise=kind)
+        random_noise_net(module)
+        loss = module(tiny_batches.batch(), JOINT)[0]
+        trained = gradients(module, loss)
+        assert all(gradient.isfinite().all() for gradient in trained.values()), kind
+        assert {f"method.{name}" for name, _ in module.method.named_parameters()} <= trained.keys()
+        losses.add(loss.item())
+    assert len(losses) == len(kinds)
 
 
 def test_passes_with_noise_are_numbered_through_the_updates():

@@ -1,11 +1,19 @@
 """What SWEP's settings do: initialisation, beta's schedule, the note on collapsed noise."""
 
 import math
+from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
-from swep_ds.methods.swep import NoiseGenerator, Swep, SwepSettings
+from swep_ds.methods.base import Inputs, Perturbed, gaussian
+from swep_ds.methods.settings import SwepSettings
+from swep_ds.methods.swep import NoiseGenerator, Swep
+from tests.support import tiny_batches
+from tests.support.tiny_objective import MEASURED, objective
+
+KINDS = get_args(SwepSettings.model_fields["noise"].annotation)
 
 
 def test_prior_initialisation_starts_at_the_prior():
@@ -86,7 +94,44 @@ def test_remark_where_the_kl_of_a_window_names_no_span():
             assert (held.remark(below | {"kl_per_window": kl}, 0.5) is None) is silent
 
 
-@pytest.mark.parametrize("noise", ["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"])
+@pytest.mark.parametrize("noise", KINDS)
+def test_every_kind_of_noise_has_what_the_log_remarks_on(noise):
+    module = objective("swep", noise=noise)
+    statistics = module(tiny_batches.batch(), MEASURED)[2]
+    remark = module.method.remark({name: float(value) for name, value in statistics.items()}, 0.5)
+    assert remark.startswith("the learned noise is nearly its prior: ")
+
+
+class LogNormal(Swep):
+    """ln z ~ N(0, sigma^2 / 100): noise of another kind, with the KL that a test gives it."""
+
+    kl: float | None = None
+
+    def _perturb(self, inputs: Inputs) -> Perturbed:
+        sigma = self.noise(inputs.carried.hidden).chunk(2, -1)[1].exp() / 10
+        kl = self.kl and self.kl * inputs.batch.attention_mask.double()
+        return Perturbed(inputs.embeddings * (sigma * gaussian(inputs)).exp(), kl)
+
+
+@pytest.mark.parametrize(("kl", "remarks"), [(0.01, True), (5.0, False), (None, False)])
+def test_noise_of_another_kind_need_measure_nothing(kl, remarks):
+    module = objective("swep")
+    module.method = LogNormal(SwepSettings(), 16, 16).double()
+    module.method.kl = kl
+    loss, _, statistics = module(tiny_batches.batch(), MEASURED)
+    loss.backward()
+    means = {name: float(value) for name, value in statistics.items()}
+    assert ("span_nats" in means) is (kl is not None)
+    if kl is None:
+        assert module.method.remark(means, 0.5) is None
+    else:
+        span, tokens = 2 * np.log([12, 7, 9]).mean(), np.mean([12, 7, 9])
+        assert means["span_nats"] == pytest.approx(span, rel=1e-6)
+        assert means["kl_per_window"] == pytest.approx(kl * tokens, rel=1e-6)
+        assert bool(module.method.remark(means, 0.5)) is remarks
+
+
+@pytest.mark.parametrize("noise", KINDS)
 def test_the_remark_names_what_swep_is_at_its_prior(noise):
     below = {"kl_per_window": 1.2, "kl_per_token": 0.006, "span_nats": 10.6}
     said = {"additive": "adding noise from the prior", "no_eps": "MLE with two dropout masks"}

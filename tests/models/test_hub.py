@@ -2,14 +2,15 @@
 
 import copy
 import io
+import json
 import re
 
 import pytest
 from sentencepiece import SentencePieceTrainer
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window
+from swep_ds.models.hub import SAMPLE, check_knows, fit_tokenizer, load_tokenizer
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 
@@ -119,45 +120,133 @@ def test_numbers_of_tokens_beyond_the_table(token, tmp_path):
 
 
 def test_token_types_beyond_the_models():
-    model = tiny_models.model("roberta", vocab_size=340, type_vocab_size=1)
-    fit_tokenizer(tiny.byte_bpe(), model, "model x")
-    assert "gives 2 token types" in refused(fit_tokenizer, tiny.wordpiece(), model, "model x")
+    tokenizer, model = copy.deepcopy(tiny.wordpiece()), tiny_models.model(vocab_size=200, type_vocab_size=2)
+    fit_tokenizer(tokenizer, model, "model x")
+    tokenizer._pad_token_type_id = 2
+    assert "gives 3 token types" in refused(fit_tokenizer, tokenizer, model, "model x")
 
 
-@pytest.mark.parametrize("architecture", ["distilbert", "modernbert", "t5"])
-def test_token_types_of_a_model_without_any_are_left_out(architecture, tmp_path):
-    """transformers' tokenizer for DistilBERT gives token types."""
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [("distilbert", {}), ("modernbert", {}), ("t5", {}), ("roberta", {"type_vocab_size": 1})],
+)
+def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture, sizes, tmp_path):
+    """transformers' tokenizer for DistilBERT gives token types; RoBERTa has a single type."""
     tokenizer = copy.deepcopy(tiny.wordpiece())
     assert "token_type_ids" in tokenizer.model_input_names
-    fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200), "model x")
+    fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200, **sizes), "model x")
     tokenizer.save_pretrained(tmp_path)
     tiny_models.config(architecture).save_pretrained(tmp_path)
     for kept in (tokenizer, load_tokenizer(str(tmp_path))):
         assert "token_type_ids" not in kept.model_input_names
 
 
-@pytest.mark.parametrize("length", ["512", [512], {}, True, 0, -5])
-def test_lengths_that_are_not_numbers(length, tmp_path):
+def test_a_tokenizer_that_loads_and_cannot_be_used(tmp_path):
     tiny.wordpiece().save_pretrained(tmp_path)
-    change_json(tmp_path / "tokenizer_config.json", model_max_length=length)
-    assert "tokenizer_config.json has model_max_length" in refused(load_tokenizer, str(tmp_path))
-    model = tiny_models.model("t5")
-    model.config.max_position_embeddings = length
-    assert "config.json has max_position_embeddings" in refused(longest_window, tiny.wordpiece(), model)
+    change_json(tmp_path / "tokenizer.json", "model", unk_token="<none>")
+    assert refused(load_tokenizer, str(tmp_path)).startswith(f"model.name {tmp_path}: its tokenizer cannot be used")
 
 
-FAULTS = {
-    "a pair without texts": ("post_processor", {"pair": []}, "leaves out texts"),
-    "a number far beyond the others": ("model", {"vocab": SPECIAL | {"a": 10**9}}, "numbers 6 tokens up to 1000000000"),
-    "no unknown token": ("model", {"unk_token": "<none>"}, "cannot be used"),
+SPECIALS = {name: getattr(tiny.wordpiece(), name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
+
+
+def own_steps() -> PreTrainedTokenizerFast:
+    """A WordPiece that neither lower-cases nor splits at hyphens, as no BERT's does."""
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("make", "model_type", "named"),
+    [
+        (tiny.wordpiece, "roberta", "RobertaTokenizer"),
+        (tiny.wordpiece, "roberta", None),
+        (tiny.wordpiece, "deberta-v2", None),  # whose class takes no such vocabulary
+        (tiny.wordpiece, "roformer", None),  # whose class needs a package that is not there
+        (tiny.wordpiece, "xlm-roberta", "XLMRobertaTokenizer"),
+        (tiny.unigram, "bert", "BertTokenizer"),
+        (tiny.unigram, "bert", None),
+        (tiny.unigram, "roberta", None),
+        (tiny.unigram, "t5", None),  # which would add 100 tokens
+        (tiny.byte_bpe, "bert", "BertTokenizerFast"),
+        (tiny.byte_bpe, "electra", None),
+        (tiny.byte_bpe, "distilbert", "DistilBertTokenizer"),
+        (own_steps, "bert", "BertTokenizer"),
+    ],
+)
+def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_type, named, tmp_path, caplog):
+    made = make()
+    made.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": named, "model_max_length": 77}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert [record.getMessage() for record in caplog.records if record.name == "swep_ds.models.hub"] == [
+        f"model.name {tmp_path}: its tokenizer.json is used as it is: the class that transformers chooses treats texts "
+        "otherwise"
+    ]
+    written = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.save_pretrained(tmp_path / "exported")
+    (tmp_path / "exported" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for same in (
+        tokenizer,
+        load_tokenizer(str(tmp_path / "exported")),
+        AutoTokenizer.from_pretrained(tmp_path / "exported"),
+    ):
+        for text in (*tiny.SENTENCES, "The Old-Mill  of été"):
+            assert same(text, SAMPLE).input_ids == written.encode(text, SAMPLE).ids
+        assert same.special_tokens_map == made.special_tokens_map
+        assert (same.model_max_length, len(same)) == (77, len(made))
+        assert same.model_input_names == tokenizer.model_input_names
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize(
+    ("make", "model_type", "named"),
+    [(tiny.wordpiece, "bert", "BertTokenizer"), (tiny.byte_bpe, "roberta", "RobertaTokenizer")],
+)
+def test_a_tokenizer_of_the_class_that_is_named_keeps_it(make, model_type, named, template, tmp_path, caplog):
+    make().save_pretrained(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class=named)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as the class itself writes it
+    if not template:  # the class knows the special tokens
+        change_json(tmp_path / "tokenizer.json", post_processor=None)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert type(tokenizer).__name__ == named
+    assert not caplog.records
+    if template:
+        assert tokenizer.sep_token_id in tokenizer("Who?", SAMPLE).input_ids[1:-1]
+
+
+def test_dropout_is_no_part_of_a_loaded_tokenizer(tmp_path):
+    tiny.byte_bpe().save_pretrained(tmp_path)
+    change_json(tmp_path / "tokenizer.json", "model", dropout=0.5)
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    change_json(tmp_path / "tokenizer.json", truncation=truncation)
+    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer.save_pretrained(tmp_path / "exported")
+    for same in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "exported")):
+        assert {tuple(same(SAMPLE).input_ids) for _ in range(20)} == {tuple(tiny.byte_bpe()(SAMPLE).input_ids)}
+
+
+MARKED = {
+    "Hebrew": "\u05d1\u05bc\u05b0\u05e8\u05b5\u05d0\u05e9\u05c1\u05b4\u05d9\u05ea",
+    "Arabic": "\u0643\u064e\u062a\u064e\u0628\u064e",
+    "Hindi": "\u0917\u0941\u0930\u0941 \u0939\u0948",
+    "Hangul": "\u1112\u1161\u11ab",
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_tokenizers_that_load_and_cannot_be_used(fault, tmp_path):
-    section, change, said = FAULTS[fault]
-    tiny.wordpiece().save_pretrained(tmp_path)
-    change_json(tmp_path / "tokenizer.json", section, **change)
-    message = refused(load_tokenizer, str(tmp_path))
-    assert message.startswith(f"model.name {tmp_path}: its tokenizer")
-    assert said in message
+@pytest.mark.parametrize("language", MARKED)
+def test_marks_that_a_tokenizer_leaves_out_are_not_unknown(language):
+    text = MARKED[language]
+    pieces = [sign + letter for letter in sorted(set(text)) if letter.isalpha() for sign in ("", "##")]
+    vocabulary = {piece: number for number, piece in enumerate(["[UNK]", *pieces])}
+    words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    words.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.BertNormalizer(lowercase=True)])
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    check_knows(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"), [text], "x", "y")

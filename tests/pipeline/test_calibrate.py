@@ -11,9 +11,10 @@ import yaml
 
 from swep_ds.answering import QuestionAnswerer
 from swep_ds.data.batches import Padding
-from swep_ds.data.features import build_features
+from swep_ds.data.features import windows_to_answer
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import clusters
+from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, calibrated_scores
 from swep_ds.evaluation.calibrator import N_BEST, Calibrator, features
 from swep_ds.evaluation.predict import decode_alone
@@ -34,7 +35,7 @@ def right_half(model: Path, file: Path) -> None:
     document = json.loads(file.read_text())
     saved, examples = load_saved(str(model)), read_examples(str(file), training=False)
     decoder = SpanDecoder(examples, saved.spans)
-    windows = build_features(examples, saved.tokenizer, saved.windows, training=False, cache_dir=file.parent).dataset
+    windows, _ = windows_to_answer(examples, WindowCutter(saved.tokenizer, saved.windows, examples[0]))
     padding = Padding.of(saved.tokenizer)
     decode_alone(saved.qa.predict, decoder, windows, padding, 32, torch.device("cpu"))
     best = decoder.n_best(1)

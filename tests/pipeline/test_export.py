@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from swep_ds import methods
 from swep_ds.evaluation.results import Evaluated
+from swep_ds.methods import METHODS
+from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.pipeline import export
 from swep_ds.pipeline.export import model_card, replace_folder, save_tokenizer
 from swep_ds.recipe import Recipe
@@ -197,6 +201,48 @@ def test_model_card_states_method_data_and_scores():
         assert part in text
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_model_card_tells_of_its_own_method(name):
+    data = {"train": "wiki.json", "eval": {"x": "y"}}
+    _, text = card({"name": name}, {}, data=data | ({"augmented": "more.json"} if name == "ssmba" else {}))
+    [said] = [line for line in text.splitlines() if line.startswith("Fine-tuned from `owner/encoder`. ")]
+    words = re.sub(r"\W", "", said.removeprefix("Fine-tuned from `owner/encoder`. ")).lower()
+    assert words.startswith(name.replace("_", ""))  # the method's sentence begins with its name
+    assert ("SWEP" in said) == (name == "swep")
+    assert " None" not in text.split("With swep-ds installed")[0]  # no setting that is not set
+
+
+@pytest.mark.parametrize(
+    ("docstring", "module", "said"),
+    [
+        ("\n    Turns\n    it off.\n\n    And more.\n    ", __name__, "Turns it off."),
+        (None, __name__, __doc__),
+        (None, "__main__", ""),  # a notebook, whose docstring is not the author's
+    ],
+)
+def test_the_sentence_of_a_method_is_its_docstring_or_its_files(docstring, module, said, monkeypatch):
+    settings = type("OffSettings", (MleSettings,), {})
+    method = type("Off", (Mle,), {"__doc__": docstring, "__module__": module})
+    monkeypatch.setitem(methods._CLASSES, settings, method)
+    assert methods.summary(settings()) == said
+
+
+def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "local").mkdir(parents=True)  # which a hub id could be called
+    sources = {"train": "owner/local", "eval": {"x": f"{tmp_path}/x.csv"}, "augmented": "../up/more.json"}
+    model = {"name": f"{tmp_path}/encoder/"}
+    scores = {"x": {"exact_match": 80.0, "f1": 90.0, "total": 10}}
+    head, text = card({"name": "ssmba"}, scores, model=model, data=sources, pretrain={"train": "~/mine/pairs.json"})
+    assert "base_model" not in head
+    assert "datasets" not in head
+    assert head["model-index"][0]["name"] == "encoder-ssmba"
+    for shown in ("from `encoder`", "data: `local`", "with: `more.json`", "on `pairs.json`"):
+        assert shown in text
+    for path in (tmp_path.name, "../", "~/", "owner"):
+        assert path not in text + str(head)
+
+
 def test_model_card_has_an_index_of_the_scores_that_the_hub_reads():
     scores = {"x": {"exact_match": 80.0, "f1": 90.126, "total": 10}}
     head, _ = card({"name": "swep"}, scores, data={"train": "rajpurkar/squad", "eval": {"x": "owner/set:plain@test"}})
@@ -239,6 +285,6 @@ def test_a_model_stays_where_the_one_before_it_cannot_be_deleted(tmp_path, monke
     replace_folder(folder, finished)
     assert (folder / "weights").read_text() == "second"
     write("third")
-    with pytest.raises(OSError, match=r"it cannot be deleted: .*\.model\.old'"):
+    with pytest.raises(OSError, match=r"not empty: .*\.model\.old'"):
         replace_folder(folder, finished)
     assert (folder / "weights").read_text() == "second"

@@ -7,12 +7,17 @@ import json
 import datasets
 import pytest
 
+from swep_ds.analysis.answers import read_answered
+from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.data.readers import read_examples
 from swep_ds.errors import InputError
 from swep_ds.models.hub import model_checksum
+from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.inputs import input_checksums, input_files
 from swep_ds.recipe import Recipe
 from tests.support import tiny_run
+from tests.support.bad_input import refused
+from tests.support.finished import finished
 
 
 def test_every_field_that_names_local_files_has_their_checksum(tmp_path):
@@ -50,3 +55,28 @@ def test_a_folder_stands_for_the_data_files_in_it(tmp_path, saved):
     names = ["data-00000-of-00001.arrow"] if saved else ["train.json"]
     assert [file.name for file in input_files(recipe)["data.train"]] == names
     assert read_examples(str(folder), training=True)
+
+
+def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(tmp_path):
+    folder = finished(tmp_path)
+    recipe = Recipe.load(str(folder / "recipe.yaml"))
+    selecting = Recipe.load(str(folder / "recipe.yaml"), ["eval.select_on=test"])
+    (folder / "predictions").mkdir()
+    (folder / "predictions" / "test.json").write_text("5")
+    assert "test.json: is not a JSON object of question ids" in refused(validation_examples, selecting, folder)
+    assert "test.json: is not a JSON object of question ids" in refused(read_answered, folder, recipe, "test")
+    run = SavedRun.load(folder)
+    assert run.test_examples()
+    assert run.training_examples()
+
+    document = json.loads((tmp_path / "test.json").read_text())
+    for paragraph in document["data"][0]["paragraphs"]:  # the same ids, but another answer
+        paragraph["qas"][0]["answers"] = [{"text": paragraph["context"].split()[0], "answer_start": 0}]
+    (tmp_path / "test.json").write_text(json.dumps(document))
+    said = f"data.eval.test {tmp_path}/test.json: has changed since {folder} read it: restore it, or train again"
+    assert refused(run.test_examples).startswith(said)
+    assert refused(read_answered, folder, recipe, "test").startswith(said)
+    assert refused(validation_examples, selecting, folder).startswith(said)
+    assert run.training_examples()
+    (tmp_path / "train.json").write_text(json.dumps(document))
+    assert refused(run.training_examples).startswith(f"data.train {tmp_path}/train.json: has changed")

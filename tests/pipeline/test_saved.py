@@ -17,7 +17,8 @@ from swep_ds.pipeline.saved import READING, WINDOWS, _reading_file, load_saved
 from swep_ds.ranks import accelerator
 from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
-from tests.support.bad_input import change_json, refused
+from tests.support.bad_input import change_json, error_line, refused
+from tests.support.fork_server import ROOT, run_script
 
 CALIBRATOR = {"kind": "features", "intercept": 0.0, "weights": {"log_odds": 1e308}, "log_loss": {}, "questions": 9}
 READ = {"data": {"max_length": 48, "doc_stride": 16}, "eval": {"beams": 2, "max_answer_tokens": 9}}
@@ -187,3 +188,15 @@ def test_a_model_whose_answers_depend_on_padding_is_named(tmp_path, caplog):
 
 def test_the_model_that_comes_with_this_package():
     assert load_saved("quickstart:t5").windows.task == "generative"
+
+
+def test_an_evaluation_writes_into_no_folder_of_others(tmp_path):
+    """Such as that of an unfinished run, which would then belong to no run, also through a link."""
+    (tmp_path / "run" / "predictions").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("run")
+    for name in ("run", "link"):
+        options = ["MODEL", "--data", "a=quickstart:news", "--output_dir", str(tmp_path / name)]
+        ended = run_script(ROOT / "scripts" / "evaluate.py", *options, check=False)
+        assert ended.returncode == 2
+        said = f"--output_dir {tmp_path / name}: is not empty (it holds predictions): name a new or empty folder"
+        assert error_line(ended.stderr) == f"error: {said}"

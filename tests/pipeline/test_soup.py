@@ -66,7 +66,8 @@ def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_p
         mean = np.mean([weights[name].numpy().astype(np.float64) for weights in ingredients], axis=0)
         np.testing.assert_allclose(loaded[name].numpy(), mean, rtol=1e-6, atol=1e-9)
     card = (soup / "README.md").read_text()
-    assert all(f"| {run} | mle | 0 |" in card for run in runs)
+    assert all(f"| {run.name} | mle | 0 | `train.json` |" in card for run in runs)
+    assert str(tmp_path) not in card
     assert "| 10.00 / 20.00 |" in card
     assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "transformers"
     assert [path.name for path in soup.parent.iterdir()] == ["swep"]
@@ -203,7 +204,7 @@ def test_what_is_not_a_soup_is_refused(runs, tmp_path):
     assert "a soup is made of two or more different runs" in refused(make_soup, runs[:1], tmp_path / "soup")
     assert "a soup is made of two or more different runs" in refused(make_soup, [runs[0]] * 2, tmp_path / "soup")
     said = refused(make_soup, runs, runs[0])
-    assert said == f"--output {runs[0]}: already exists: name a new folder"
+    assert said.startswith(f"--output {runs[0]}: is not empty (it holds ")
     assert refused(make_soup, runs, runs[0] / CONFIG / "soup").startswith(f"--output {runs[0] / CONFIG / 'soup'}: ")
     (runs[1] / "results.json").unlink()
     said = f"{runs[1]}: holds no results.json: name the folder of a finished run"

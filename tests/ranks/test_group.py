@@ -121,5 +121,11 @@ def test_a_rank_that_ends_alone_ends_the_others(ended):
     assert "ended with InputError: seen by one rank in set-up\n" in said[0]
 
 
+def test_code_that_ends_the_process_during_a_run_is_an_error_not_success():
+    with pytest.raises(InputError, match=r"^sys\.exit\(0\) was called during the run: remove it"), process_group():
+        sys.exit(0)
+    assert not dist.is_initialized()
+
+
 if __name__ == "__main__":
     fork(Path(sys.argv[1]))

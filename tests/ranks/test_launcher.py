@@ -1,6 +1,7 @@
 """How runs start on this machine: the launcher's words, and each run's devices."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def test_several_processes_start_under_deepspeed(monkeypatch):
     monkeypatch.setattr(module, "get_accelerator", Gpus)  # the environment names the devices
     assert "--num_accelerators" not in launcher(2)
     assert "DS_ACCELERATOR" not in environments(1, 2)[0]
+
+
+@pytest.mark.slow
+def test_a_ranks_last_line_is_the_launchers_too_and_its_exit_code(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('error: data.train: no such file', file=sys.stderr); sys.exit(75)")
+    run = subprocess.run([*launcher(2), str(script)], capture_output=True, text=True)
+    assert run.returncode == 75
+    assert run.stdout == ""
+    assert {*run.stderr.splitlines()} == {"error: data.train: no such file"}
 
 
 def test_on_a_cpu_the_launcher_need_not_say_that_it_found_none():

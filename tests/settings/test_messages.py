@@ -29,7 +29,7 @@ def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path)
     fits = "with --set: train.packing: is for extractive models: set it to false"
     assert message(file, "train.epochs=1", "task=generative") == fits
     assert message("quickstart", "method.name=ssmba").startswith("with --set: data.augmented: ssmba trains on")
-    assert message("quickstart", f"seed={10**40}") == "--set seed: has more than 30 digits: correct it"
+    assert message("quickstart", f"seed={10**40}").startswith(f"--set seed: {10**40}: must be less than")
     assert message("quickstart", "data={}").startswith("--set data.train is required: ")
     file = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t", "eval": {"a/b": "x"}}})
     assert message(file, "data.eval.w=y").startswith(f"{file}: data.eval: the name 'a/b' becomes a file name")

@@ -6,8 +6,10 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.evaluation.results import Results, write_results
 from swep_ds.methods import build
 from swep_ds.pipeline.export import NOISE
+from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.recipe import Recipe
 from tests.support.tiny_run import prepare
 
@@ -23,7 +25,10 @@ def finished(folder: Path, method: str = "swep", architecture: str = "bert", **s
     chosen = [f"method.name={method}", *(f"method.{name}={value}" for name, value in settings.items())]
     recipe = Recipe.load(str(prepare(folder, architecture=architecture)), chosen)
     (folder / "recipe.yaml").write_text(recipe.dump())
-    (folder / "results.json").write_text("{}")
+    results = Results(
+        method=method, model="m", seed=0, world_size=1, eval={}, versions={}, inputs=input_checksums(recipe)
+    )
+    write_results(folder, results)
     write_reading(folder / "model")
     if recipe.method.name == "swep":
         save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)

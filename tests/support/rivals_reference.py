@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 from transformers import PreTrainedModel
 
 from swep_ds.data.batches import IGNORED, Batch
-from swep_ds.methods.base import Settings
+from swep_ds.methods.settings import Settings
 from tests.support.perturb_reference import normal, uniform
 
 

@@ -4,8 +4,9 @@ import torch
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, build
-from swep_ds.methods.base import MicroStep, Settings
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
+from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.recipe import Recipe

@@ -6,10 +6,13 @@ import pytest
 import yaml
 
 from swep_ds.errors import InputError
+from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.inputs import input_checksums
-from swep_ds.sweeps.conditions import check_conditions, check_inputs
+from swep_ds.sweeps import conditions
+from swep_ds.sweeps.conditions import check_conditions, check_data, check_inputs
 from swep_ds.sweeps.sweep import read_sweep
 from swep_ds.training.ds_config import resolve_ds_config
+from tests.support.tiny_run import squad
 
 
 def test_a_sweep_is_not_continued_with_other_files_than_its_finished_runs_read(tmp_path):
@@ -87,3 +90,33 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     (cell.folder / "recipe.yaml").write_text("{")
     cell.log.unlink()
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
+
+
+def test_the_data_of_every_cell_that_is_not_done_are_read_once_before_the_first_run(tmp_path, monkeypatch):
+    good, excel, generated = tmp_path / "good.json", tmp_path / "excel.csv", tmp_path / "generated.json"
+    for file in (good, generated):
+        file.write_text(json.dumps(squad(9)))
+    excel.write_text("Name;Text\nWho?;Ann did.\n")
+    data = {"data.train": str(good), "data.eval": {"a": str(good)}, "pretrain.train": str(generated)}
+    fields = {
+        "variants": {"MLE": {"method.name": "mle"}, "SWEP": {}, "wrong": {"data.augmented": str(excel)}},
+        "across": {"share": {"10 %": {"data.train_fraction": 0.1}, "all": {}}},
+        "seeds": [0, 1],
+        "set": data,
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(fields))
+    _, cells = read_sweep(str(tmp_path / "mine.yaml"), tmp_path / "runs")
+    read = []
+    monkeypatch.setattr(conditions, "load_examples", lambda *given: read.append(given[1]) or load_examples(*given))
+    with pytest.raises(InputError, match=rf"^wrong-10-seed0: data\.augmented: {excel}: "):
+        check_data(cells)
+    assert read == ["data.train", "pretrain.train", "data.train"]
+    for cell in cells:
+        if cell.variant == "wrong":
+            cell.folder.mkdir(parents=True)
+            (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+            (cell.folder / "results.json").write_text("{}")
+    check_data(cells)
+    generated.write_text("[]")
+    with pytest.raises(InputError, match=rf"^mle-10-seed0: pretrain\.train: {generated}: "):
+        check_data(cells)

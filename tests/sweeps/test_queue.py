@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from swep_ds.errors import InputError
 from swep_ds.recipe import Recipe
 from swep_ds.sweeps import queue as local_queue
 from swep_ds.sweeps.sweep import Cell
@@ -30,6 +31,9 @@ if behaviour == "fail":
     print("error: data.train: gone.json: no such file", file=sys.stderr, flush=True)
     print("killing the others", flush=True)
     sys.exit(2)
+if behaviour == "outlast":  # the failure of the first
+    while "# exit code 2" not in folder.with_name("0-fail.log").read_text():
+        time.sleep(0.05)
 if behaviour == "stop":
     sys.exit(75)
 if behaviour == "save" and not (folder / "checkpoint").exists():
@@ -109,17 +113,32 @@ def alive(folder: Path) -> list[int]:
 
 
 def test_a_failed_cell_is_reported_and_the_others_run(folder, capsys):
-    queued = cells(folder, "fail", "work", "nothing", "die")
+    queued = cells(folder, "work", "fail", "nothing", "die")
     assert run_queue(folder, queued) == (["fail", "nothing"], False)
-    assert [cell.results() is not None for cell in queued] == [False, True, False, True]
+    assert [cell.results() is not None for cell in queued] == [True, False, False, True]
     said = capsys.readouterr().out
-    assert "0-fail: FAILED, exit code 2: error: data.train: gone.json: no such file" in said
-    assert f"the end of {folder}/0-fail.log:\n" in said
+    assert "1-fail: FAILED, exit code 2: error: data.train: gone.json: no such file" in said
+    assert f"the end of {folder}/1-fail.log:\n" in said
     assert "\nkilling the others\n" in said
     assert "2-nothing: FAILED, exit code 0: threads" in said
     assert re.search(r"3-die: done in \d+:\d\d:\d\d, exit code 134 after its results", said)
-    assert re.search(r"1-work: done in \d+:\d\d:\d\d", said)
-    assert f"fake_train.py --output_dir {folder}/0-fail --set do=fail\n" in (folder / "0-fail.log").read_text()
+    assert re.search(r"0-work: done in \d+:\d\d:\d\d", said)
+    assert f"fake_train.py --output_dir {folder}/1-fail --set do=fail\n" in (folder / "1-fail.log").read_text()
+
+
+@pytest.mark.parametrize(("jobs", "second"), [(1, "work"), (2, "outlast")])
+def test_if_the_first_run_to_end_has_bad_input_no_other_is_started(folder, jobs, second):
+    queued = cells(folder, "fail", second, "work", "work")
+    waiting = 4 - jobs
+    with pytest.raises(InputError, match=f"^0-fail: bad input, as the {waiting} runs that wait may have: correct it"):
+        run_queue(folder, queued, jobs)
+    assert [cell.results() is not None for cell in queued] == [False, jobs == 2, False, False]
+    assert [cell.log.exists() for cell in queued] == [True, jobs == 2, False, False]
+
+
+def test_a_first_run_that_fails_otherwise_or_is_the_only_one_ends_no_queue(folder):
+    assert run_queue(folder, cells(folder, "nothing", "fail", "work")) == (["nothing", "fail"], False)
+    assert run_queue(folder, cells(folder, "fail")) == (["fail"], False)
 
 
 def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder):

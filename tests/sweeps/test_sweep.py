@@ -58,6 +58,15 @@ def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
         assert Recipe.load("quickstart", options[3::2]) == cell.recipe
 
 
+@pytest.mark.parametrize("tree", [{"extends": "quickstart", "train": {"epochs": 1}}, {"model": {"name": "m"}}])
+def test_a_recipe_is_recognised_and_its_command_named(tmp_path, tree):
+    file = write(tmp_path, **tree)
+    said = f"{file}: is a recipe, not a sweep: swep-ds train --recipe {file}"
+    assert refused(read_sweep, file, tmp_path) == said
+    said = "sweep official: is a recipe, not a sweep: swep-ds train --recipe official"
+    assert refused(read_sweep, "official", tmp_path) == said
+
+
 def test_the_sweep_in_the_docstring_loads(tmp_path):
     text = sys.modules[Sweep.__module__].__doc__
     example = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))

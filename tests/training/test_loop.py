@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import deepspeed
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import seed_dropout, train
+from swep_ds.training.metrics import check_weights
 from swep_ds.training.tracking import Tracker
 from tests.support import tiny_run
 
@@ -98,3 +100,32 @@ def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after
     assert saves.updates == [2]
     warning = "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time"
     assert (warning in caplog.text and "use --ds_config zero1" in caplog.text) == (stage == 0)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
+    """At ZeRO-2 the norm of the gradient is finite, and says nothing of the weights."""
+    settings = ["method.name=mle", "train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.warmup_fraction=0"])
+    saves = Saves()
+    with (
+        prepared(recipe, tmp_path, stage) as (job, engine),
+        Tracker(recipe, tmp_path, 3, TrainState(), active=False) as tracker,
+        pytest.raises(TrainingDiverged, match="by update 1 "),
+    ):
+        train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None, None)
+    assert saves.updates == []
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_broken_weights_are_found_before_they_are_exported(tmp_path, stage):
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
+    with prepared(recipe, tmp_path, stage) as (_, engine):
+        parts = [engine.module.qa.model, engine.module.method]
+        engine.module.qa.model.register_buffer("mask", torch.tensor([-torch.inf]))
+        check_weights(engine, parts)
+        [*_, weight] = engine.module.method.parameters()
+        with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=stage == 3), torch.no_grad():
+            weight.view(-1)[-1] = torch.inf
+        with pytest.raises(TrainingDiverged, match=r"at the end of training \(1 tensors, such as .*\), so no model is"):
+            check_weights(engine, parts)

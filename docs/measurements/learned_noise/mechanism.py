@@ -1,9 +1,8 @@
-"""What a noise generator learns beside a finished model that stays fixed, at several strengths of the KL.
+"""What a noise generator learns from a finished model that stays fixed, at several strengths of the KL.
 
-    python docs/measurements/learned_noise/mechanism.py runs/prior_aug --data held_out news
+    python docs/measurements/learned_noise/mechanism.py RUN --data held_out news
 
-The run is one of prior_aug. `curvature.csv` and `mechanism.csv` are written to its folder `analysis/`; a run of the
-command that was stopped is resumed by the same command.
+RUN is the folder of a finished run of prior_aug. The tables are written to analysis/ in it; a second call adds to them.
 
 With g = d nll / dz at a window's noise z, the noise of a fixed model is stationary, per token and dimension, where
     mu - 1 = -(alpha / beta) E[g],    sigma^2 = alpha / (1 + alpha k / beta),    k = E[d^2 nll / dz^2]
@@ -12,11 +11,12 @@ the natural unit of beta for sigma: far above it sigma stays at its prior, far b
 is sqrt(alpha) |E[g]|, where mu moves by the prior's sigma. Both are per dimension, and a window has tens of thousands
 of dimensions. At beta = 10 alpha k, the KL of sigma alone may therefore be hundreds of nats per window.
 
-`curvature` measures k. `learn` trains a generator alone at beta = alpha k / ratio. `effects` compares its noise with
+`curvature` measures k. `learn` trains only a generator, at beta = alpha k / ratio. `effects` compares its noise with
 the same noise shuffled and with the prior's, with the same eps (`swep_ds.methods.noise_effect`).
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,11 +31,10 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import AnswerWindow, windows_if_any
-from swep_ds.commands import cli
 from swep_ds.data.batches import Batch
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError, as_input_error
-from swep_ds.files import check_output_folder, path_of, write_atomically
+from swep_ds.errors import InputError
+from swep_ds.files import write_atomically
 from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.swep import Swep, SwepSettings
@@ -192,7 +191,7 @@ def study(
     Args:
         sets: the windows of each test set.
         k: from `curvature`.
-        done: an earlier table (`read_table`); what it has is not run again.
+        done: an earlier table; what it has is not run again.
 
     Yields:
         After each setting the table so far: columns of `SETTING`, beta, data_set, and those of `effects`.
@@ -208,7 +207,7 @@ def study(
         same = table[(table[SETTING] == pd.Series(setting)).all(axis=1)]
         if not np.allclose(same.beta.astype(float), beta, rtol=SAME_BETA):
             raise InputError(
-                f"{FILE}: beta is {same.beta.iloc[0]:.3g} there and {beta:.3g} here at ratio {ratio:g}, so it was "
+                f"{FILE}: beta is {same.beta.iloc[0]:.3g} in it and {beta:.3g} now at ratio {ratio:g}, so it was "
                 "measured with another run: name another --output"
             )
         left = [name for name in sets if name not in set(same.data_set)]
@@ -218,16 +217,6 @@ def study(
         rows = [setting | {"beta": beta, "data_set": name} | effects(run, method, sets[name]) for name in left]
         table = pd.concat([table, pd.DataFrame(rows)] if len(table) else [pd.DataFrame(rows)], ignore_index=True)
         yield table
-
-
-def read_table(file: Path) -> pd.DataFrame:
-    """A table of `study`, from CSV. Raises InputError if it is damaged."""
-    with as_input_error(f"{file}: is damaged", "delete it"):
-        table = pd.read_csv(file)
-        table[[*SETTING, *MEASURED]].drop(columns="data_set").astype(float)
-        if table.isna().any(axis=None):
-            raise ValueError("a cell is empty")
-    return table
 
 
 def prior_variance(run: SavedRun) -> float:
@@ -258,57 +247,42 @@ def _kinds(window: AnswerWindow) -> np.ndarray:
     return kinds
 
 
-def parser() -> argparse.ArgumentParser:
-    options = cli.Parser(description=__doc__)
-    options.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a finished run of prior_aug")
-    options.add_argument("--output", type=path_of("--output"), help="folder to write to (default: RUN/analysis)")
-    options.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
-    options.add_argument(
-        "--ratios",
-        nargs="+",
-        type=float,
-        default=[0.1, 1, 10, 100],
-        help="KL strengths to try, as alpha k / beta with the measured curvature k (default: 0.1 1 10 100)",
-    )
-    options.add_argument(
-        "--factors",
-        nargs="+",
-        type=float,
-        default=[1, 10],
-        help="learning rates to try, as multiples of train.learning_rate (default: 1 10)",
-    )
-    options.add_argument(
-        "--updates", type=cli.at_least(1), default=400, help="updates of each generator (default: 400)"
-    )
-    options.add_argument("--windows", type=cli.at_least(2), default=400, help="windows of each set (default: 400)")
-    return options
-
-
-def main() -> None:
-    arguments = parser().parse_args()
-    folder = arguments.output or arguments.run / "analysis"
-    check_output_folder("--output", folder)
-    if not all(0 < value < float("inf") for value in (*arguments.ratios, *arguments.factors)):
-        raise InputError("--ratios and --factors: must be positive numbers")
-    run = SavedRun.load(arguments.run)
-    file, names = folder / FILE, arguments.data or run.recipe.test_sets
-    if not names:
-        raise InputError(f"{arguments.run}: was tested on no data: name a run with data.eval")
-    done = read_table(file) if file.is_file() else None
-    sets = {name: sample_windows(run, run.test_examples(name), arguments.windows, name) for name in names}
-    by_kind = curvature(run, sample_windows(run, run.training_examples(), arguments.windows, "the training data"))
+def measure(args: argparse.Namespace, folder: Path) -> None:
+    run = SavedRun.load(args.run)
+    file, names = folder / FILE, args.data or run.recipe.test_sets
+    done = pd.read_csv(file) if file.is_file() else None
+    sets = {name: sample_windows(run, run.test_examples(name), args.windows, name) for name in names}
+    by_kind = curvature(run, sample_windows(run, run.training_examples(), args.windows, "the training data"))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "curvature.csv", by_kind.to_csv(index=False))
     print(by_kind.to_string(index=False), flush=True)
     [(k, error)] = by_kind.loc[by_kind.kind == "all", ["k", "k_error"]].to_numpy().tolist()
     if k < 2 * error:
         fault = f"k is {k:.3g} with a standard error of {error:.3g}, too uncertain to be the unit of beta"
-        raise InputError(f"{arguments.run}: {fault}: give more --windows, or name a longer run")
-    settings = {name: getattr(arguments, name) for name in ("ratios", "factors", "updates")}
+        raise InputError(f"{args.run}: {fault}: give more --windows, or name a longer run")
+    settings = {name: getattr(args, name) for name in ("ratios", "factors", "updates")}
     for table in study(run, sets, k, **settings, done=done):
         write_atomically(file, table.to_csv(index=False))
         print(table.tail(len(sets)).to_string(index=False), flush=True)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("--output", type=Path, help="folder to write to (default: analysis/ in the run)")
+    parser.add_argument("--data", nargs="+", help="names of the run's test sets (default: all)")
+    parser.add_argument(
+        "--ratios", nargs="+", type=float, default=[0.1, 1, 10, 100], help="KL strengths, alpha k / beta"
+    )
+    parser.add_argument("--factors", nargs="+", type=float, default=[1, 10], help="of train.learning_rate")
+    parser.add_argument("--updates", type=int, default=400, help="of each noise generator (default: 400)")
+    parser.add_argument("--windows", type=int, default=400, help="of each data set (default: 400)")
+    args = parser.parse_args()
+    try:
+        measure(args, args.output or args.run / "analysis")
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
 if __name__ == "__main__":
-    cli.main(main)
+    main()

@@ -1,0 +1,213 @@
+"""The settings of every method that comes with this package, and the base class of all.
+
+They stand apart from the methods, which import PyTorch, so that a recipe is checked before that takes its seconds. The
+equations are beside the methods: `swep` is `swep_ds/methods/swep.py`.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from swep_ds.settings import FieldFault, Section
+
+Need = Literal["h", "dropout", "gradient"]
+
+
+class Settings(Section):
+    """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
+
+    # what a pass needs of the one before it: its h, the units that it drops, or the gradient of its backward
+    needs: ClassVar[Need | None] = None
+    uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
+    draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
+
+
+class MleSettings(Settings):
+    """Maximum likelihood: plain fine-tuning."""
+
+    name: Literal["mle"] = "mle"
+
+
+class PriorAugSettings(Settings):
+    """Prior-Aug: clean inputs, and inputs multiplied by noise from the prior N(1, alpha I)."""
+
+    draws_noise: ClassVar[bool] = True
+    name: Literal["prior_aug"] = "prior_aug"
+    prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise
+    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
+
+
+class SwepSettings(Settings):
+    """SWEP: word embeddings multiplied by noise that the model itself learns."""
+
+    draws_noise: ClassVar[bool] = True
+    needs: ClassVar[Need] = "h"
+    name: Literal["swep"] = "swep"
+    # learned is SWEP; the others are ablations: shuffled among a window's tokens, added, or with a part of it fixed
+    noise: Literal["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
+    # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or
+    # its K tokens, so the ELBO, with their sum, is beta 0.5 for a span and 1 / K for generated tokens
+    beta: float = Field(1.0, ge=0)
+    # to zero over the whole run, to zero over its second half, or zero throughout its second half: the paper's table by
+    # word frequency anneals "in the second epoch" of two
+    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero", "zero_in_second_half"] = "constant"
+    prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise's prior
+    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
+    kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
+    # start at the prior, where the KL is 0 and SWEP is Prior-Aug; or as PyTorch does, where mu starts near 0 and sigma
+    # near 1, so that the first noisy inputs are nearly erased
+    initialisation: Literal["prior", "default"] = "prior"
+    noise_dropout: float = Field(0.0, ge=0, lt=1)  # after the noise generator's ReLU, as in the published code
+    separate_hidden_pass: bool = False  # computes h in an extra pass without gradient (published code)
+    divergence_weight: float = Field(0.0, ge=0)  # weighs R-Drop's symmetric KL between clean and noisy predictions
+    # nats per window, or per token with kl_reduction mean; beta starts at `beta` and holds the KL there: kl_control.py
+    kl_target: float | None = Field(None, gt=0)
+    noise_learning_rate: float | None = Field(None, gt=0, le=1000)  # the noise generator's; null = train.learning_rate
+    # clips the noise generator's gradient and the model's by the norm of each; null = by their common norm (the
+    # published code); 0 = the generator's is not clipped
+    noise_max_grad_norm: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "SwepSettings":
+        holds_kl = self.kl_target is not None
+        rules = (
+            (
+                holds_kl and self.beta == 0,
+                "beta: with kl_target beta starts from this value and is then multiplied: set it above 0",
+            ),
+            (
+                holds_kl and self.beta_schedule != "constant",
+                "beta_schedule: kl_target decides beta: set it to constant, or kl_target to null",
+            ),
+            (
+                holds_kl and self.noise == "fixed_sigma",
+                "kl_target: with noise fixed_sigma the KL cannot fall below a constant: set it to null",
+            ),
+            (
+                self.divergence_weight > 0 and self.mle_weight == 0,
+                "divergence_weight: it compares the noisy pass with the clean one, which does not train where "
+                "mle_weight is 0: set divergence_weight to 0, or mle_weight above 0",
+            ),
+        )
+        if faults := [fault for broken, fault in rules if broken]:
+            raise FieldFault(*faults)
+        return self
+
+
+class GaussianDropoutSettings(Settings):
+    """Gaussian-Dropout: word embeddings times N(1, p / (1 - p))."""
+
+    draws_noise: ClassVar[bool] = True
+    name: Literal["gaussian_dropout"] = "gaussian_dropout"
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p of the dropout that has its variance
+
+
+class BernoulliDropoutSettings(Settings):
+    """Bernoulli-Dropout: every dimension of a word embedding is zero with probability p, else divided by 1 - p."""
+
+    draws_noise: ClassVar[bool] = True
+    name: Literal["bernoulli_dropout"] = "bernoulli_dropout"
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each dimension of an embedding
+
+
+class WordDropoutSettings(Settings):
+    """Word-Dropout: the whole embedding of a token is zero with probability p; nothing is scaled up."""
+
+    name: Literal["word_dropout"] = "word_dropout"
+    drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each word
+
+
+class AdvAugSettings(Settings):
+    """Adv-Aug: training on clean word embeddings and on adversarial ones."""
+
+    uses_model: ClassVar[bool] = True
+    name: Literal["adv_aug"] = "adv_aug"
+    ascent_steps: int = Field(5, ge=1, le=1000)  # steps of gradient ascent on the loss
+    # share of the Frobenius norm of a window's embeddings; about 0.5 changes the paper's 20 % of the words on the quick
+    # start, and leaves nothing to learn (docs/methods.md)
+    step_size: float = Field(0.003, gt=0)
+    penalty: float = Field(0.1, ge=0)  # gamma, weight of the distance in semantic space
+    mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
+
+
+class SsmbaSettings(Settings):
+    """SSMBA: plain fine-tuning on the questions and on their augmented samples."""
+
+    name: Literal["ssmba"] = "ssmba"
+
+
+class NeftuneSettings(Settings):
+    """NEFTune: uniform noise added to word embeddings."""
+
+    draws_noise: ClassVar[bool] = True
+    name: Literal["neftune"] = "neftune"
+    noise_alpha: float = Field(5.0, gt=0)  # alpha; the paper uses 5, 10 and 15
+
+
+class RDropSettings(Settings):
+    """R-Drop: two passes whose dropout differs, and the divergence of what they predict."""
+
+    name: Literal["r_drop"] = "r_drop"
+    divergence_weight: float = Field(1.0, ge=0)  # alpha; the paper uses 0.1 to 1 for GLUE, 5 for translation
+
+
+class FreelbSettings(Settings):
+    """FreeLB: K ascent steps on an additive perturbation, every one of them trained on."""
+
+    draws_noise: ClassVar[bool] = True
+    needs: ClassVar[Need] = "gradient"
+    name: Literal["freelb"] = "freelb"
+    ascent_steps: int = Field(3, ge=2, le=1000)  # K
+    step_size: float = Field(0.1, gt=0)  # length of a step of the ascent
+    radius: float = Field(0.3, gt=0)  # epsilon, largest Frobenius norm of a window's perturbation
+
+
+class R3fSettings(Settings):
+    """R3F: what small noise on the embeddings does to the predictions costs."""
+
+    draws_noise: ClassVar[bool] = True
+    name: Literal["r3f"] = "r3f"
+    noise: Literal["uniform", "normal"] = "uniform"  # the distribution it is drawn from
+    noise_size: float = Field(1e-5, gt=0)  # sigma
+    divergence_weight: float = Field(1.0, gt=0)  # lambda; the paper tries 0.1 to 5
+
+
+class PdrSettings(Settings):
+    """PDR: the divergence of the predictions on clean and on virtually adversarial embeddings."""
+
+    uses_model: ClassVar[bool] = True
+    draws_noise: ClassVar[bool] = True
+    name: Literal["pdr"] = "pdr"
+    # standard deviation of the random start; from 1e-3 the divergence is as small as the rounding of bf16
+    start_size: float = Field(1e-2, gt=0)
+    epsilon: float = Field(0.5, gt=0)  # Frobenius norm of a window's perturbation
+    divergence_weight: float = Field(1.0, gt=0)  # weighs the divergence between clean and perturbed predictions
+
+
+class FgmSettings(Settings):
+    """FGM: a second pass on embeddings that one ascent step made worse."""
+
+    needs: ClassVar[Need] = "gradient"
+    name: Literal["fgm"] = "fgm"
+    epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
+
+
+class SymnoiseSettings(Settings):
+    """SymNoise: noise added to the embeddings and subtracted from them."""
+
+    draws_noise: ClassVar[bool] = True
+    name: Literal["symnoise"] = "symnoise"
+    noise_alpha: float = Field(5.0, gt=0)  # alpha
+
+
+class LnsrSettings(Settings):
+    """LNSR: noise on the embeddings should change the hidden states of no layer."""
+
+    draws_noise: ClassVar[bool] = True
+    needs: ClassVar[Need] = "dropout"
+    name: Literal["lnsr"] = "lnsr"
+    noise_scale: float = Field(0.05, gt=0)  # root mean square length of a token's noise, share of its embedding's
+    distance_weight: float = Field(1.0, gt=0)  # weighs the distance between hidden states with and without noise
+
+
+SHIPPED = tuple(Settings.__subclasses__())  # the classes above
