@@ -102,7 +102,7 @@ def update(args: argparse.Namespace, save: Callable[[object], None]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = cli.Parser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: cuda)")
     parser.add_argument("--tokens", nargs="+", type=arguments.tokens, help="(default: by device)")
     parser.add_argument("--width", nargs="+", type=arguments.width, help="embedding widths d (default: by device)")

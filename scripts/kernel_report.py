@@ -11,6 +11,7 @@ warps on an SM, the loads that each has in flight, and the share of a copy's spe
 `swep_ds.kernels.tools.aot` defines what is counted, `latency` the model.
 """
 
+import argparse
 import os
 import sys
 
@@ -87,7 +88,7 @@ def noise_ablation(archs: list[str]) -> None:
 
 
 def main() -> None:
-    parser = cli.Parser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--arch", nargs="+", choices=list(aot.WARP_SIZES), default=list(aot.WARP_SIZES))
     parser.add_argument("--width", nargs="+", type=arguments.width, help="embedding widths d (default: 768 1024)")
     parser.add_argument("--dtype", nargs="+", choices=list(aot.BITS), help="(default: bf16)")

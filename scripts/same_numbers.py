@@ -15,7 +15,6 @@ Notable:
 - Tokenised windows are cached per run: a change in how windows are cut shows.
 """
 
-import argparse
 import atexit
 import fnmatch
 import gc
@@ -37,6 +36,7 @@ import tempfile
 import threading
 import time
 import traceback
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -371,10 +371,8 @@ def export(commit: str | None, folder: Path) -> None:
             shutil.copy2(Path(top, name), folder / name)
 
 
-def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def parser() -> ArgumentParser:
+    options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
     options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
     options.add_argument(

@@ -5,6 +5,7 @@
 A tile replaces the current one if it is at least 2% faster, so that measurement noise does not churn the table.
 """
 
+import argparse
 import functools
 import itertools
 from collections.abc import Callable
@@ -78,7 +79,7 @@ def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: 
 
 
 def main() -> None:
-    parser = cli.Parser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--width", nargs="+", type=arguments.width, default=[128, 256, 384, 512, 768, 1024, 2048, 4096])
     parser.add_argument("--tokens", nargs="+", type=arguments.tokens, default=[8192, 32768, 131072])
     args = parser.parse_args()

@@ -82,24 +82,6 @@ def test_no_such_recipe_lists_those_that_exist(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tree",
-    [
-        {"variants": {"MLE": {"method.name": "mle"}}, "seeds": [0]},
-        {"extends": "quickstart", "set": {"train.epochs": 1}},
-        {"recipe": "quickstart", "across": {}},
-    ],
-)
-def test_a_sweep_is_recognised_and_its_command_named(tmp_path, tree):
-    file = write(tmp_path / "mine.yaml", tree)
-    assert message(file) == f"{file}: is a sweep, not a recipe: swep-ds sweep {file}"
-    file = write(tmp_path / "mine.yaml", {"extends": "paper_bert"})
-    assert message(file) == f"{file}: extends paper_bert: is a sweep, not a recipe: swep-ds sweep paper_bert"
-    assert message("paper_bert") == "--recipe paper_bert: is a sweep, not a recipe: swep-ds sweep paper_bert"
-    mixed = write(tmp_path / "mine.yaml", MINIMAL | {"variants": {}})
-    assert message(mixed).startswith(f"{mixed}: variants is not a field")
-
-
-@pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("additive", {"noise": "additive"}),

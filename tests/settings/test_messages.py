@@ -89,3 +89,21 @@ def test_what_is_not_yaml_has_a_place(tmp_path):
     file.write_text("extends: quickstart\ntrain:\n  epochs: 1\n epochs: [3\n")
     said = "not YAML (line 4, column 2: expected <block end>, but found '<block mapping start>'): correct it, or quote"
     assert message(file) == f"{file}: {said} the value"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"variants": {"MLE": {"method.name": "mle"}}, "seeds": [0]},
+        {"extends": "quickstart", "set": {"train.epochs": 1}},
+        {"recipe": "quickstart", "across": {}},
+    ],
+)
+def test_a_sweep_is_recognised_and_its_command_named(tmp_path, tree):
+    file = write(tmp_path / "mine.yaml", tree)
+    assert message(file) == f"{file}: is a sweep, not a recipe: swep-ds sweep {file}"
+    file = write(tmp_path / "mine.yaml", {"extends": "paper_bert"})
+    assert message(file) == f"{file}: extends paper_bert: is a sweep, not a recipe: swep-ds sweep paper_bert"
+    assert message("paper_bert") == "--recipe paper_bert: is a sweep, not a recipe: swep-ds sweep paper_bert"
+    mixed = write(tmp_path / "mine.yaml", MINIMAL | {"variants": {}})
+    assert message(mixed).startswith(f"{mixed}: variants is not a field")
