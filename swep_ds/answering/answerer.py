@@ -28,7 +28,7 @@ from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
 from swep_ds.files import path_text
-from swep_ds.models.hub import check_knows
+from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.recipe import Count
 from swep_ds.settings import Section, shown
@@ -102,6 +102,7 @@ class QuestionAnswerer:
             self._saved = load_saved(self.name, given.null_threshold)
         self._padding = Padding.of(self._saved.tokenizer)
         self._cutter: WindowCutter | None = None  # needs a text: made for the first one
+        self._texts_checked = 0
 
     @property
     def generative(self) -> bool:
@@ -142,8 +143,10 @@ class QuestionAnswerer:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
             )
-        texts = (text for example in examples for text in (example.question, example.context))
-        check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
+        if self._texts_checked < FIRST_TEXTS:  # not at every question: it takes as long as cutting the windows
+            texts = [text for example in examples for text in (example.question, example.context)]
+            check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
+            self._texts_checked += len(texts)
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `answer_examples`, all tokenised and sorted by length together, without `check`."""

@@ -241,7 +241,7 @@ class WindowCutter:
     def as_text(self, ids: np.ndarray) -> np.ndarray:
         """The ids of a text's tokens, with the unknown token for those of `NAMED`: a Unigram model, such as T5's, has
         them among its pieces, and finds them where a text spells them out."""
-        special = np.isin(ids, self.special_ids)
+        special = (ids[:, None] == self.special_ids).any(axis=1)  # for few ids far faster than `np.isin`
         return ids if self.unknown is None or not special.any() else np.where(special, np.int32(self.unknown), ids)
 
     def null_position(self, length: int) -> int:

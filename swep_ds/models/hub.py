@@ -28,7 +28,7 @@ QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
 # of a tokenizer's class, which may differ from the defaults
 KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "pad_token_type_id")
-FIRST_TEXTS = 20  # that are looked at: whether a file passes must not depend on what comes later
+FIRST_TEXTS = 20  # that are looked at: whether questions are taken must not depend on what comes later
 MIN_KNOWN = 0.5  # share of a text's letters and digits
 
 

@@ -182,6 +182,9 @@ def test_the_tokenizer_is_judged_by_the_first_texts_alone(model, monkeypatch):
     assert "its tokenizer knows" in refused(lambda: list(asks.answer(foreign)))
     monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
     assert len(list(asks.answer([ASKED[0], ASKED[0], *foreign]))) == 6
+    later = QuestionAnswerer(model)
+    assert len([later(*asked) for asked in ASKED * 4]) == 12
+    assert len(later(*foreign[0])) == 1
 
 
 def test_a_question_does_not_cost_a_copy_of_the_tokenizer_nor_a_file(model, monkeypatch):

@@ -28,6 +28,7 @@ def folder(request, tmp_path_factory) -> str:
     torch.manual_seed(0)
     AutoModelForQuestionAnswering.from_config(config(**SIZE)).save_pretrained(path)
     tiny.decoder_bpe(begin).save_pretrained(path)
+    AutoTokenizer.from_pretrained(path).save_pretrained(path)  # as the class of this model writes it
     (path / "reading.json").write_text(json.dumps({"data": WINDOWS, "eval": {}}))
     return str(path)
 
