@@ -110,10 +110,6 @@ def test_json_lines_find_the_answer_as_whole_words(tmp_path):
         ),
         ('{"context": "A cat.", "question": "What?", "answer": null}', "its 'answer' is not text"),
         ('{"context": "A cat.", "question": ["What?"], "answer": "cat"}', "its 'question' is not text"),
-        (
-            '{"a": ' * 3000 + "1" + "}" * 3000,
-            "line 1 is not a generated pair (InputError: its text: its JSON is nested",
-        ),
         ('{"context": "A cat \\ud800", "question": "What?", "answer": "cat"}', "holds no pair to train on ({'half a s"),
         ("2 5 -1 3 6 3\t\t\t4\t4\n", "line 1 is not a generated pair"),
         (f"2 5 3 6 3\t\t\t{'9' * 5000}\t4\n", "line 1 is not a generated pair"),

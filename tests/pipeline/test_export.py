@@ -223,7 +223,7 @@ def test_model_card_tells_of_its_own_method(name):
 def test_the_sentence_of_a_method_is_its_docstring_or_its_files(docstring, module, said, monkeypatch):
     settings = type("OffSettings", (MleSettings,), {})
     method = type("Off", (Mle,), {"__doc__": docstring, "__module__": module})
-    monkeypatch.setitem(methods._CLASSES, settings, method)
+    monkeypatch.setitem(methods._classes, settings, method)
     assert methods.summary(settings()) == said
 
 
