@@ -40,8 +40,9 @@ def file_items(source: str, path: Path, labels: bool) -> Items:
         return numbered(arrow_rows(source, content, labels))
     text = _text(source, content)
     del content  # memory holds the file once
+    text = re.sub(r"\Asep=[,;\t]\r?\n", "", text)  # which Excel writes to itself
     if delimiter := csv_delimiter(text):
-        return numbered(csv_rows(source, text, delimiter, labels))
+        return csv_rows(source, text, delimiter, labels)
     return _json_items(source, text)
 
 

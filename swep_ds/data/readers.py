@@ -122,7 +122,7 @@ def _parts(source: str, training: bool, labels: bool) -> Iterator[tuple[str, Ite
     elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(path.suffixes):
         yield name, numbered(dataset_rows(name, _hub_dataset(source, hub_id, training), labels))
     else:
-        raise InputError(f"data source {source!r}: no such file or folder; name {SOURCES}")
+        raise InputError(f"data source {source!r}: no such file or folder in {Path.cwd()}; name {SOURCES}")
 
 
 def _quickstart(source: str, training: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -57,19 +58,21 @@ def dataset_rows(source: str, dataset: Any, labels: bool) -> Rows:
 
 
 def csv_delimiter(text: str) -> str | None:
-    """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line names neither the
-    column question nor the column context, or the text is JSON."""
-    header = text[:MAX_HEADER].lstrip().splitlines()[:1]
-    if not header or header[0].startswith(("{", "[")):
+    """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line has no columns, or
+    the text is JSON."""
+    header, *_ = text[:MAX_HEADER].lstrip().splitlines() or [""]
+    if header.startswith(("{", "[")):
         return None
     for delimiter in ",;\t":
-        if {"question", "context"} & {column_of(name.strip(' "')) for name in header[0].split(delimiter)}:
+        if {"question", "context"} & {column_of(name.strip(' "')) for name in header.split(delimiter)}:
             return delimiter
-    return None
+    most = max(",;\t", key=header.count)
+    return most if most in header else None
 
 
-def csv_rows(source: str, text: str, delimiter: str, labels: bool) -> Rows:
-    """The rows of a text table with a header, without empty ones. `labels`: whether they must have answers.
+def csv_rows(source: str, text: str, delimiter: str, labels: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a text table with a header, without empty ones, each with its place. `labels`: whether they must have
+    answers. Rows are counted as a spreadsheet does, from the header on, which is row 1.
 
     Raises InputError: a quoted text is not closed or is followed by more text, as one with quotes that are not doubled;
     a row has more or fewer cells than the header; or the header lacks a column or has one twice.
@@ -78,7 +81,7 @@ def csv_rows(source: str, text: str, delimiter: str, labels: bool) -> Rows:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     fix = "give every row the header's columns; put a text with quotation marks in quotation marks and double its own"
     header: list[str] = []
-    while True:
+    for number in itertools.count(1):
         with as_input_error(f"{source}: malformed table of text from line {reader.line_num + 1} on", fix):
             cells = next(reader, None)
             if cells and header and len(cells) != len(header):
@@ -89,7 +92,7 @@ def csv_rows(source: str, text: str, delimiter: str, labels: bool) -> Rows:
             row = dict(zip(header, cells, strict=True))
             if "id" in row:  # pandas makes 7.0 of the number 7 in a column with gaps
                 row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])
-            yield row
+            yield f"row {number}", row
         elif any(cells):
             _columns(source, cells, labels)
             header = [column_of(name) for name in cells]
@@ -103,7 +106,7 @@ def _columns(source: str, names: Sequence[str], labels: bool) -> list[str]:
             raise InputError(f"{source}: has the column {column!r} {columns.count(column)} times; keep one")
     missing = [name for name in ("question", "context") if name not in columns]
     if labels and not LABELS.intersection(columns):
-        missing.append("answers")
+        missing.append("answer")
     if missing:
         raise InputError(
             f"{source}: has no column {' and no column '.join(missing)} (there: {excerpt(list(names))}): rename yours"

@@ -147,6 +147,7 @@ def validate(
     settings, faults = _validated(model, tree, advise)
     if not faults:
         return settings
+    faults.sort(key=lambda fault: "did you mean" not in fault[1])  # a misspelt section is missing, too
     before = set() if base is None else {message for _, message in _validated(model, base, advise)[1]}
     by_place: dict[str, list[str]] = {}
     for location, message in faults:

@@ -66,8 +66,13 @@ def test_several_answers_a_row(save, answers, as_text):
     row = {"question": "When?", "context": CONTEXT, "answers": answers}
     content = table([row | {"answers": json.dumps(answers)}]) if as_text else json.dumps(row)
     [example] = read_examples(save(content), training=True)
-    assert example.id == ("data-0" if as_text else "data-1")
+    assert example.id == ("data-2" if as_text else "data-1")
     assert (example.answers, example.span) == (("1998", "in 1998"), (30, 34))
+
+
+def test_excels_own_first_line_is_no_header(save):
+    [example] = read_examples(save("sep=;\r\nQuestion;Context;Answer\r\nWho?;A cat.;cat\r\n"), training=True)
+    assert (example.question, example.answers) == ("Who?", ("cat",))
 
 
 def test_offsets_beside_one_answer_are_checked(save):
@@ -192,8 +197,8 @@ def test_any_other_answer_is_an_error(context, text, said):
 def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
     rows = [{"question": "Who?", "context": f"{i} tea tea", "answer": "tea" if i % 2 else str(i)} for i in range(6)]
     message = refused(save(table(rows)))
-    assert "question 'data-1': the answer 'tea' occurs 2 times" in message
-    assert message.endswith("2 more of this file's questions have faults: 'data-3', 'data-5'")
+    assert "question 'data-3': the answer 'tea' occurs 2 times" in message
+    assert message.endswith("2 more of this file's questions have faults: 'data-5', 'data-7'")
 
 
 @pytest.mark.parametrize(
@@ -203,18 +208,18 @@ def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
         ('question,context,answer\nq,"We said.,We\nq,A,A\nq,"B",B\n', "from line 2 on (Error: ',' expected after"),
         ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "from line 3 on (Error: unexpected end of data)"),
         ('question,context,answer\nq,"To be" is said,be\n', "from line 2 on (Error: ',' expected after"),
-        ("question,context\nWho?,A text\n", "has no column answers (there: ['question', 'context']): rename"),
+        ("question,context\nWho?,A text\n", "has no column answer (there: ['question', 'context']): rename"),
         (
             "question,context,anwser\nWho?,A text,text\n",
-            "has no column answers (there: ['question', 'context', 'anwser'])",
+            "has no column answer (there: ['question', 'context', 'anwser'])",
         ),
         ("question;text;answer\nWho?;A text;text\n", "has no column context (there: ['question', 'text', 'answer'])"),
         ("question,context,context\nWho?,a,b\n", "has the column 'context' 2 times"),
-        ("question,context,answer\n,A text,text\n", "question 'data-0': question is empty"),
-        ("question,context,answer\nWho?,A text,\n", "question 'data-0': has no answer; give it, or set"),
+        ("question,context,answer\n,A text,text\n", "question 'data-2': question is empty"),
+        ("question,context,answer\nWho?,A text,\n", "question 'data-2': has no answer; give it, or set"),
         (
             "question,context,answers\nWho?,A text,[1\n",
-            "question 'data-0': answers '[1': is neither a list of texts nor",
+            "question 'data-2': answers '[1': is neither a list of texts nor",
         ),
         ("question,context,answer\n", "holds no questions"),
     ],

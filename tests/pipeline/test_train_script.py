@@ -72,7 +72,7 @@ DATA = {  # name -> (file's content, what the message must say beside the file's
 SETTINGS = {  # name -> (overrides, stage, parts of the message)
     "missing-data": (["data.train=nowhere/train.json"], 2, ["nowhere/train.json", "no such file"]),
     "missing-eval": (["data.eval.gone=nowhere/test.json"], 2, ["nowhere/test.json", "no such file"]),
-    "no-room": (["data.max_length=20", "data.max_query_length=17"], 2, ["max_length 20 leaves no room", "raise max_length"]),
+    "no-room": (["data.max_length=20", "data.max_query_length=17"], 2, ["max_length 20 leaves no", "raise max_length"]),
     "too-long": (["data.max_length=65"], 2, ["data.max_length 65", "takes at most 64 tokens: lower it"]),
     "missing-model": (["model.name=nowhere/model"], 2, ["model.name nowhere/model"]),
     "fp16": (["train.precision=fp16"], 2, ["fp16 needs a GPU", "train.precision"]),
