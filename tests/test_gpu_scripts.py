@@ -188,7 +188,7 @@ class Commands:
         self.words.append(words)
         script, *options = words
         if script.removeprefix("scripts/") in self.real:
-            ended = run_script(ROOT / script, *options, check=False)
+            ended = run_script(ROOT / script, *options, check=False, cwd=ROOT)  # as the shell scripts do
             return ended.returncode, ended.stdout + ended.stderr
         if script == "scripts/random_model.py":
             Path(options[1]).mkdir(parents=True, exist_ok=True)

@@ -58,8 +58,8 @@ def dataset_rows(source: str, dataset: Any, labels: bool) -> Rows:
 
 
 def csv_delimiter(text: str) -> str | None:
-    """What separates the columns of a text table: a comma, a semicolon or a tab. None: its first line has no columns, or
-    the text is JSON."""
+    """What separates the columns of a text table: a comma, a semicolon or a tab. None: the text is JSON, or its
+    first line has no columns."""
     header, *_ = text[:MAX_HEADER].lstrip().splitlines() or [""]
     if header.startswith(("{", "[")):
         return None

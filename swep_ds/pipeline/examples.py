@@ -63,8 +63,8 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     data: DataSection = recipe.data
     if name not in (known := recipe.test_sets):
         raise InputError(f"the recipe has no test set {name} (there: {', '.join(known) or 'none'}): name another")
-    training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
-    _, tests = _tests(data, training, [name])
+    training = _read(data, "data.train", data.train, training=True, warn=False) if name == HOLDOUT else []
+    _, tests = _tests(data, training, [name], warn=False)
     return halves(tests[name])[1] if name == recipe.validation_set else tests[name]
 
 
@@ -81,8 +81,8 @@ def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
     data, name = recipe.data, recipe.validation_set
     check_unchanged(recipe, run, [source_of_test_set(name)])
     held_out = name == HOLDOUT
-    training = _read(data, "data.train", data.train, training=True) if held_out else []
-    _, tests = _tests(data, training, [name])
+    training = _read(data, "data.train", data.train, training=True, warn=False) if held_out else []
+    _, tests = _tests(data, training, [name], warn=False)
     chosen_by, reported = halves(tests[name])
     if [example.id for example in reported] != list(read_predictions(run, name)):
         field, source = ("data.train", data.train) if held_out else (f"data.eval.{name}", data.eval[name])
@@ -94,16 +94,17 @@ def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
 
 
 def _tests(
-    data: DataSection, training: list[Example], names: Sequence[str]
+    data: DataSection, training: list[Example], names: Sequence[str], *, warn: bool = True
 ) -> tuple[list[Example], dict[str, list[Example]]]:
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
-        _warn_of_another_share(len(tests[HOLDOUT]), len(training), data.holdout_fraction)
+        if warn:
+            _warn_of_another_share(len(tests[HOLDOUT]), len(training), data.holdout_fraction)
     for name, source in data.eval.items():
         if name in names:
-            tests[name] = _read(data, f"data.eval.{name}", source, training=False)
+            tests[name] = _read(data, f"data.eval.{name}", source, training=False, warn=warn)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
@@ -143,7 +144,9 @@ def _warn_of_another_share(held: int, kept: int, fraction: float) -> None:
         )
 
 
-def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:
+def _read(data: DataSection, field: str, source: str, *, training: bool, warn: bool = True) -> list[Example]:
+    """`warn`: whether the run has not said yet which questions are special, and how many."""
+    counts: list[tuple[int, str]] = []
     try:
         examples = read_examples(
             source,
@@ -158,21 +161,19 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
         examples, repeated = settle_repeated(examples, data.repeated_answers)
         end = "are left out" if data.repeated_answers == "drop" else "are trained on its first place"
         what = f"an answer that occurs several times in its context, and {end} (data.repeated_answers)"
-        _warn_of_some(field, repeated, total, what)
+        counts.append((repeated, what))
     without = sum(not example.answers for example in examples)
     if data.unanswerable == "drop":
         examples = [example for example in examples if example.answers]
-        _warn_of_some(field, without, total, "no answer and are left out")
+        counts.append((without, "no answer and are left out"))
     elif training:
-        _warn_of_some(field, without, total, "no answer and teach the model to decline (data.unanswerable)")
+        counts.append((without, "no answer and teach the model to decline (data.unanswerable)"))
     if not examples:
         raise InputError(
             f"{field}: {source}: all of its {total} questions are dropped (data.unanswerable, data.repeated_answers): "
             "name other data"
         )
+    for count, what in counts:
+        if count and warn and is_first_on_node():
+            log.warning("%s: %d of %d questions have %s", field, count, total, what)
     return examples
-
-
-def _warn_of_some(field: str, count: int, total: int, what: str) -> None:
-    if count and is_first_on_node():
-        log.warning("%s: %d of %d questions have %s", field, count, total, what)

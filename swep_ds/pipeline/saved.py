@@ -18,7 +18,7 @@ from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
-from swep_ds.evaluation.results import Evaluated, SavedModelResults, print_scores, versions, write_results
+from swep_ds.evaluation.results import RESULTS, Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.files import read_json
@@ -259,6 +259,7 @@ def evaluate_saved(
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
         print_scores(scores, model_name)
+    say(f"results in {output_dir / RESULTS}")
 
 
 def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
