@@ -19,6 +19,7 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
 
+GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
 _EXPECTED = (
     "an object with two lists, text and answer_start (characters of the context, from 0), a list of such objects with "
     "one text each, or a list of texts; or give one text in a field 'answer'"
@@ -35,12 +36,13 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
-def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The answers of a question as (text, offset or None); [] if it has none, or only blank texts.
+def answer_pairs(where: str, question: dict[str, Any], context: str) -> list[tuple[Any, Any]]:
+    """The answers of a question as (text, offset or None), without blank ones and gaps (`GAPS`).
 
     They are in `answers`, or else in `answer`: one text, a list of texts, an object {text, answer_start} of two lists
     or of one text and its offset, or a list of such objects. Beside texts, `answer_start` has their offset or a list of
-    offsets. `answers` may also be written as a text, in JSON or as Python prints it (`nested_value`).
+    offsets. Lists and objects may also be written as a text, in JSON or as Python prints it (`nested_value`): in
+    `answers` always, in `answer` where the context does not hold that text. A number is a text.
 
     Raises InputError: anything else, or no such field in a question that is not marked `is_impossible`.
     """
@@ -49,9 +51,12 @@ def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
         given = _nested_answers(where, given)
     if is_missing(given) or (isinstance(given, str | list | dict) and not given):
         given = question.get("answer")
+        if isinstance(given, str) and given.lstrip()[:1] in ("[", "{") and given.strip() not in context:
+            with suppress(InputError):
+                given = _nested_answers(where, given)
     if is_missing(given) and not ({"answers", "answer"} & question.keys() or _is_impossible(question)):
         raise InputError(
-            f"{where}: field 'answers' is missing (there: {excerpt(list(question))}); expected {_EXPECTED}"
+            f"{where}: field 'answers' is missing (found: {excerpt(list(question))}); expected {_EXPECTED}"
         )
     starts = question.get("answer_start")
     if isinstance(given, dict):
@@ -60,7 +65,7 @@ def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
         texts = [_text_of(where, answer) for answer in given]
         starts, given = [answer.get("answer_start") for answer in given], texts
     texts = given if isinstance(given, list) else [given]
-    if all(is_missing(text) or (isinstance(text, str) and is_blank(text)) for text in texts):
+    if all(_is_no_text(text, context) for text in texts):
         return []
     if isinstance(starts, str) and starts.lstrip().startswith("["):
         starts = nested_value(starts, f"{where}: answer_start")
@@ -70,7 +75,23 @@ def answer_pairs(where: str, question: dict[str, Any]) -> list[tuple[Any, Any]]:
         starts = [starts]
     if len(starts) != len(texts):
         raise InputError(f"{where}: answer_start is {excerpt(starts)}; give one whole number for each text")
-    return list(zip(texts, starts, strict=True))
+    pairs = zip(texts, starts, strict=True)
+    return [(_as_text(text, context), start) for text, start in pairs if not _is_no_text(text, context)]
+
+
+def _is_no_text(value: Any, context: str) -> bool:
+    if isinstance(value, str):
+        return is_blank(value) or (value in GAPS and value not in context)
+    return is_missing(value)
+
+
+def _as_text(value: Any, context: str) -> Any:
+    """The text of a number. pandas makes numbers of a column of years, and of one with gaps 1852.0."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str) and re.fullmatch(r"\d+\.0", value) and value not in context:
+        return value[:-2]
+    return value
 
 
 def _nested_answers(where: str, text: str) -> Any:

@@ -36,7 +36,7 @@ def field(mapping: Any, name: str, kind: type | tuple[type, ...], where: str) ->
     if not isinstance(mapping, dict):
         raise InputError(f"{where}: expected an object with the field {name!r}, found {excerpt(mapping)}")
     if name not in mapping:
-        raise InputError(f"{where}: field {name!r} is missing; add it (there: {excerpt(list(mapping))})")
+        raise InputError(f"{where}: field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
     value = mapping[name]
     if not isinstance(value, kind) or value is True or value is False:
         raise InputError(f"{where}: field {name!r} is {excerpt(value)}; expected {_KINDS[kind]}")

@@ -59,8 +59,8 @@ def _text(source: str, content: bytes) -> str:
     encoding = "utf-8-sig"
     if content.startswith(UTF_16_MARKS):
         encoding = "utf-16"
-    elif content[1:2] == b"\0":  # JSON and headers begin with an ASCII character
-        encoding = "utf-16-le"
+    elif b"\0" in content[:2]:  # JSON and headers begin with an ASCII character
+        encoding = "utf-16-le" if content[1:2] == b"\0" else "utf-16-be"
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:

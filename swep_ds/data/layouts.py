@@ -180,7 +180,7 @@ def _row(
         names = list(row)
         row = {column_of(name): value for name, value in row.items()}
         if len(row) < len(names):
-            raise InputError(f"{faults.source}: {place}: has a field twice (there: {excerpt(names)}); keep one")
+            raise InputError(f"{faults.source}: {place}: has a field twice (found: {excerpt(names)}); keep one")
         if "detected_answers" in row:
             raise InputError(
                 f"{faults.source}: has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], "
@@ -208,7 +208,7 @@ def _answers(
     """The accepted texts and the training span."""
     if not wanted.labels:
         return (), None
-    pairs = answer_pairs(where, question)
+    pairs = answer_pairs(where, question, context)
     check_possible(where, question, bool(pairs))
     if wanted.unanswerable and not pairs:
         return (), None

@@ -109,6 +109,6 @@ def _columns(source: str, names: Sequence[str], labels: bool) -> list[str]:
         missing.append("answer")
     if missing:
         raise InputError(
-            f"{source}: has no column {' and no column '.join(missing)} (there: {excerpt(list(names))}): rename yours"
+            f"{source}: has no column {' and no column '.join(missing)} (found: {excerpt(list(names))}): rename yours"
         )
     return [name for name in names if column_of(name) in COLUMNS]

@@ -38,6 +38,7 @@ class TextTokens(NamedTuple):
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2)
         starts, ends = offsets[:, 0].copy(), offsets[:, 1].copy()
         _give_back_first_letters(encoding, text, starts, ends)
+        _deal_out_bytes(encoding, text, starts, ends)
         return cls(np.fromiter(encoding.ids, np.int32, count), starts + begin, ends + begin)
 
     @classmethod
@@ -90,6 +91,23 @@ def _give_back_first_letters(encoding: Encoding, text: str, starts: np.ndarray, 
     for token in suspects.tolist():
         if tokens[token].startswith(BYTE_LEVEL_SPACE) and not text[starts[token] - 1].isspace():
             starts[token] -= 1
+
+
+def _deal_out_bytes(encoding: Encoding, text: str, starts: np.ndarray, ends: np.ndarray) -> None:
+    """Gives each byte token the character that its byte is of. A Unigram tokenizer with byte fallback gives the tokens
+    of neighbouring unknown characters the offsets of all of them."""
+    shared = (starts[1:] == starts[:-1]) & (ends[1:] == ends[:-1]) & (ends[1:] - starts[1:] > 1)
+    if not shared.any():
+        return
+    tokens = encoding.tokens
+    first = 0
+    for last in [*np.flatnonzero(~shared).tolist(), len(tokens) - 1]:
+        begin, end = int(starts[first]), int(ends[first])
+        sizes = [len(character.encode()) for character in text[begin:end]]
+        if last > first and sum(sizes) == last + 1 - first and tokens[first].startswith("<0x"):
+            characters = np.repeat(np.arange(begin, end), sizes)
+            starts[first : last + 1], ends[first : last + 1] = characters, characters + 1
+        first = last + 1
 
 
 def is_mark(character: str) -> bool:

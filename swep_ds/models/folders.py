@@ -19,7 +19,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 # other files that decide what a model answers
 DECIDING = (
     r"(added_tokens|(generation_)?config|special_tokens_map)\.json"
-    r"|(adapter|tokenizer|vocab|merges|spiece|sentencepiece|spm|reading)[^/]*\.(json|txt|model)"
+    r"|(tokenizer|vocab|merges|spiece|sentencepiece|spm|reading)[^/]*\.(json|txt|model)"
 )
 BAD_CONFIG = "no model can be built from its config.json"
 CORRECT = "correct it or name another model"

@@ -136,6 +136,8 @@ def load_weights(
             key_mapping=renamed,
             **_options(attention),
         )
+    if former_head:
+        _draw_output_anew(model, {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     # save_pretrained would give the weights their former names, which only `key_mapping` reads
     model._weight_conversions = [
         conversion for conversion in model._weight_conversions if not renamed.keys() & {*conversion.source_patterns}
@@ -151,6 +153,18 @@ def load_weights(
 def _has_another_head(config: PreTrainedConfig) -> bool:
     """Whether the model was saved with a head that chooses among labels or texts."""
     return any("Classification" in name or "MultipleChoice" in name for name in config.architectures or ())
+
+
+def _draw_output_anew(model: PreTrainedModel, drawn: set[str]) -> None:
+    """Replaces a span head's output layer by a new one, unless it is among the weights that were `drawn`: that of a
+    former head with two labels has its shape and, in ModernBERT, its name."""
+    for name, module in model.named_modules():
+        if name.startswith(f"{model.base_model_prefix}.") or getattr(module, "out_features", None) != 2:
+            continue
+        if f"{name}.weight" not in drawn:
+            for parameter, value in [*module.named_parameters()]:
+                setattr(module, parameter, torch.nn.Parameter(torch.empty_like(value)))
+            model._init_weights(module)
 
 
 def _reads_mapped() -> bool:

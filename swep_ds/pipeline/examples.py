@@ -62,7 +62,7 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     """
     data: DataSection = recipe.data
     if name not in (known := recipe.test_sets):
-        raise InputError(f"the recipe has no test set {name} (there: {', '.join(known) or 'none'}): name another")
+        raise InputError(f"the recipe has no test set {name} (found: {', '.join(known) or 'none'}): name another")
     training = _read(data, "data.train", data.train, training=True, warn=False) if name == HOLDOUT else []
     _, tests = _tests(data, training, [name], warn=False)
     return halves(tests[name])[1] if name == recipe.validation_set else tests[name]

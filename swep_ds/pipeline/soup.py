@@ -109,6 +109,7 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
         raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
     check_new_folder("--output", output)
+    output = output.resolve()  # it may be a link to a folder, which no folder can replace
     ingredients = [Ingredient.read(run) for run in runs]
     _check_alike(ingredients)
     unfinished = output.with_name(f".{output.name}.unfinished")

@@ -126,7 +126,8 @@ def read_manifest(tag: Path) -> Manifest:
         manifest = Manifest.model_validate_json(read_text(tag / MANIFEST))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise damaged(tag, f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+        field = ".".join(map(str, first["loc"]))
+        raise damaged(tag, f"{MANIFEST}: {field}: {first['msg'].lower()}, or another version wrote it") from None
     if checkpoint_number(tag.name) not in (None, manifest.done.updates):
         raise damaged(tag, f"it was saved after update {manifest.done.updates} and renamed")
     for name, size in manifest.files.items():

@@ -145,13 +145,6 @@ def test_a_blank_answer_is_no_answer(save, training, answers):
         assert said in refused(save(content), training=training)
 
 
-def test_blank_texts_beside_an_answer_are_read(save):
-    [example] = read_examples(
-        save(json.dumps({"question": "Who?", "context": "foo", "answers": ["foo", ""]})), training=False
-    )
-    assert example.answers == ("foo", "")
-
-
 def test_squad_without_offsets(save):
     document = qa_files.squad({"id": "1", "question": "When?", "answers": [{"text": "1998"}]}, context=CONTEXT)
     assert read_examples(save(document), training=True)[0].span == (30, 34)
@@ -208,12 +201,12 @@ def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
         ('question,context,answer\nq,"We said.,We\nq,A,A\nq,"B",B\n', "from line 2 on (Error: ',' expected after"),
         ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "from line 3 on (Error: unexpected end of data)"),
         ('question,context,answer\nq,"To be" is said,be\n', "from line 2 on (Error: ',' expected after"),
-        ("question,context\nWho?,A text\n", "has no column answer (there: ['question', 'context']): rename"),
+        ("question,context\nWho?,A text\n", "has no column answer (found: ['question', 'context']): rename"),
         (
             "question,context,anwser\nWho?,A text,text\n",
-            "has no column answer (there: ['question', 'context', 'anwser'])",
+            "has no column answer (found: ['question', 'context', 'anwser'])",
         ),
-        ("question;text;answer\nWho?;A text;text\n", "has no column context (there: ['question', 'text', 'answer'])"),
+        ("question;text;answer\nWho?;A text;text\n", "has no column context (found: ['question', 'text', 'answer'])"),
         ("question,context,context\nWho?,a,b\n", "has the column 'context' 2 times"),
         ("question,context,answer\n,A text,text\n", "question 'data-2': question is empty"),
         ("question,context,answer\nWho?,A text,\n", "question 'data-2': has no answer; give it, or set"),

@@ -191,7 +191,7 @@ def test_a_question_marked_impossible_needs_no_answers(save, changes):
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 @pytest.mark.parametrize("header", [["Question", "Context", "Answer"], [" QUESTION ", "context ", "\ufeffAnswer"]])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, encoding):
     frame = pd.DataFrame([["Who?", CONTEXT, "Vera Lind"], [None, None, None]])
     content = frame.to_csv(sep=delimiter, header=header, index=False).encode(encoding)
@@ -269,3 +269,34 @@ def test_repeated_answers_get_their_first_place_or_are_left_out(save, write):
 
 def test_an_answer_that_does_not_occur_is_an_error_all_the_same(save):
     assert "'Cy' does not occur in its context" in refused(save([REPEATED[1] | {"answer": "Cy"}]), repeated=True)
+
+
+@pytest.mark.parametrize("given", [["Vera Lind", "Lind"], ANSWERS, OBJECTS], ids=["texts", "lists", "objects"])
+def test_lists_in_the_column_answer_are_no_texts(save, given):
+    """An answer that the context holds letter by letter is a text, whatever it looks like."""
+    frame = pd.DataFrame({"question": "Who?", "context": [CONTEXT, "It says ['Vera']."], "answer": [given, "['Vera']"]})
+    first, second = read_examples(save(frame.to_csv()), training=False)
+    assert first.answers == ("Vera Lind", "Lind")
+    assert second.answers == ("['Vera']",)
+
+
+@pytest.mark.parametrize("gap", ["NaN", "None", "nan", "NULL", "<NA>"])
+def test_a_gap_that_pandas_writes_is_no_answer_unless_the_context_has_it(save, gap):
+    frame = pd.DataFrame({"question": "Who?", "context": ["A cat.", f"He says {gap}."], "answer": [None, gap]})
+    first, second = read(save(frame.to_csv(na_rep=gap)))
+    assert (first.answers, second.answers) == ((), (gap,))
+
+
+@pytest.mark.parametrize("write", [lambda frame: frame.to_json(orient="records"), lambda frame: frame.to_csv()])
+def test_numbers_are_answers(save, write):
+    """pandas makes numbers of a column of years, and floats of one with gaps."""
+    frame = pd.DataFrame({"question": "When?", "context": "In 1852.", "answer": [1852, 1852.0, None]})
+    examples = read(save(write(frame)))
+    assert [example.span for example in examples] in ([(3, 7), (3, 7), None], [])
+
+
+@pytest.mark.parametrize("texts", [["", "cat"], ["cat", None], [None, "cat", " "]])
+def test_blank_answers_beside_others_are_left_out_with_their_offsets(save, texts):
+    answers = {"text": texts, "answer_start": [2 if text == "cat" else 0 for text in texts]}
+    [example] = read(save(json.dumps([{"question": "Who?", "context": "A cat.", "answers": answers}])))
+    assert (example.answers, example.span) == (("cat",), (2, 5))

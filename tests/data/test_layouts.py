@@ -171,7 +171,7 @@ def test_values_nested_deep_in_a_message(save):
 
 def test_rows_without_answers_say_what_is_read(save):
     message = refused(save(json.dumps({"id": "1", "question": "When?", "context": CONTEXT, "reply": "1998"})))
-    assert "field 'answers' is missing (there: ['id', 'question', 'context', 'reply'])" in message
+    assert "field 'answers' is missing (found: ['id', 'question', 'context', 'reply'])" in message
     assert "or a list of texts; or give one text in a field 'answer'" in message
 
 

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import windows_to_answer
+from swep_ds.data.tokens import TextTokens
 from swep_ds.data.windows import WindowCutter, WindowSettings, named_tokens, separate_texts
 from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
@@ -159,6 +160,16 @@ MARKED = (
     "|e\u0301te\u0301| x",
     "1 |X| Y",
 )
+
+
+@pytest.mark.parametrize("answer", ["\u7530", "\U0001f44d\U0001f3fd", "$10"])
+@pytest.mark.parametrize("kind", ["Unigram, bytes", "Llama's BPE"])
+def test_byte_tokens_of_neighbouring_unknown_characters_are_told_apart(kind, answer):
+    text = "x \U00020bb7\u7530\U00020bb7 y \U0001f44d\U0001f3fd\U0001f389 z $10\u00a0m"
+    start = text.index(answer)
+    tokens = TextTokens.of(KINDS[kind]().encode(text, add_special_tokens=False), text, 0)
+    first, last = tokens.answer_tokens((start, start + len(answer)))
+    assert text[tokens.starts[first] : tokens.ends[last]] == answer
 
 
 @pytest.mark.parametrize("marker", MARKERS)

@@ -156,6 +156,7 @@ def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, 
     model = tiny_models.load(tmp_path, mapped=mapped).model
     head = model.classifier if architecture == "modernbert" else model.qa_outputs
     assert head.out_features == 2
+    assert not any(torch.equal(head.weight, former) for former in classifier.parameters())
     assert (model.config.id2label, model.config.problem_type) == ({0: "LABEL_0", 1: "LABEL_1"}, None)
     for name, weight in classifier.base_model.named_parameters():
         if "pooler" not in name:

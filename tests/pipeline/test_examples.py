@@ -74,7 +74,7 @@ def test_a_source_that_cannot_be_read_does_not_take_the_others_along():
         reported_examples(recipe, "lost")
     without_training_data = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": GONE})})
     assert len(reported_examples(without_training_data, "news")) == len(reported_examples(recipe, "news"))
-    with pytest.raises(InputError, match=r"the recipe has no test set nyt \(there: held_out, news, "):
+    with pytest.raises(InputError, match=r"the recipe has no test set nyt \(found: held_out, news, "):
         reported_examples(recipe, "nyt")
 
 
