@@ -188,8 +188,8 @@ def test_a_fault_of_the_file_names_it_and_one_of_the_arguments_does_not(tmp_path
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SECTIONS | {"train": {"epocs": 1}}))
     with pytest.raises(InputError) as caught:
         sd.Recipe.make(str(tmp_path / "mine.yaml"), seed=-1)
-    of_arguments, of_the_file = str(caught.value).split(f"; {tmp_path}")
-    assert of_arguments == "Recipe: seed: -1: must be greater than or equal to 0"
-    missing, unknown = of_the_file.removeprefix("/mine.yaml: ").split("; ", 1)
+    of_the_file, of_arguments = str(caught.value).split("; Recipe: ")
+    assert of_arguments == "seed: -1: must be greater than or equal to 0"
+    misspelt, missing = of_the_file.removeprefix(f"{tmp_path}/mine.yaml: ").split("?; ")
+    assert misspelt == "train.epocs is not a field; did you mean 'train.epochs'"
     assert missing == "method is required: give method=..."
-    assert unknown == "train.epocs is not a field; did you mean 'train.epochs'?"

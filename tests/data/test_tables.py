@@ -69,7 +69,7 @@ def test_more_rows_than_are_converted_at_a_time(save, write):
         ("question", pa.array([["When?"]] * 2), "field 'question' is ['When?']; expected a string"),
         ("id", pa.array([True, False]), "field 'id' is True; expected a string or number"),
         ("id", pa.array([1.5, 2.5]), "field 'id' is 1.5; expected a string or number"),
-        ("answers", pa.array([1998] * 2), "the answer 1998 is not text; give a string"),
+        ("answers", pa.array([True] * 2), "the answer True is not text; give a string"),
         ("answers", pa.array([[{"answer": "1998"}]] * 2), "answers: field 'text' is missing; add it"),
         ("answers", pa.array([{"text": ["2001"]}] * 2), "the answer '2001' does not occur in its context"),
         ("answers", pa.array([{"text": ["1998"], "answer_start": [True]}] * 2), "answer_start is True; expected"),
