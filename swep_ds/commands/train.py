@@ -102,7 +102,7 @@ def start(arguments: argparse.Namespace) -> None:
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
-    ds_config_path(ds_config)  # which refuses a name that there is not
+    ds_config_path(ds_config)  # raises if there is no such file
     if arguments.plan is not None:
         print_plan(arguments, recipe)
         return

@@ -223,7 +223,7 @@ class WindowCutter:
         self.takes_types = "token_type_ids" in tokenizer.model_input_names
         self.unknown = tokenizer.unk_token_id
         self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
-        # XLNet's [CLS] stands behind the context; where it is a separator as well, that one is another token
+        # XLNet's [CLS] comes after the context. Where [CLS] is also the separator, the first token is the null position
         is_cls = self.template.suffix == tokenizer.cls_token_id
         behind = is_cls.any() and tokenizer.cls_token_id not in (*self.template.prefix, tokenizer.sep_token_id)
         self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None

@@ -113,7 +113,7 @@ def check_files(source: str, label: str, *, unused: Collection[str] = (), finite
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The names and tensors of a file. Those of safetensors are mapped: what nobody looks at is not read."""
+    """The names and tensors of a file. Tensors of safetensors are memory-mapped: only those in use are read."""
     if file.suffix == ".safetensors":
         with safe_open(file, "pt") as content:
             for name in content.keys():  # noqa: SIM118

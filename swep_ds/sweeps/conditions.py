@@ -122,10 +122,12 @@ def check_data(cells: Sequence[Cell]) -> None:
     that read it. Data that several cells name is read once."""
     read = []
     for cell in cells:
+        if cell.results() is not None:
+            continue
         stages = {"data.train": cell.recipe}
         if cell.recipe.pretrain:
             stages["pretrain.train"] = cell.recipe.first_stage()
-        for field, recipe in stages.items() if cell.results() is None else ():
+        for field, recipe in stages.items():
             whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
             if (field, whole) not in read:
                 read.append((field, whole))

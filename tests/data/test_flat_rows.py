@@ -135,7 +135,7 @@ def test_a_question_without_an_answer_is_read_where_the_recipe_takes_it(save, an
     ],
 )
 def test_a_blank_answer_is_no_answer(save, training, answers):
-    """Scored as a text, it would count as an answer that nobody can give."""
+    """As plain text it would be a gold answer that no model can give."""
     row = {"id": "q", "question": "Who?", "context": "foo bar", **answers}
     squad = qa_files.squad(row, context=row["context"])
     for content in (json.dumps(row), json.dumps(row | {"is_impossible": True}), json.dumps(squad)):
