@@ -29,6 +29,7 @@ _home = Path(_temporary, "home")
 _home.mkdir()
 # before anything imports deepspeed or datasets; the runs that tests start inherit them
 os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HOME": str(_home), "LC_ALL": "C.UTF-8"}
+os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(_home / "hypothesis")  # it caches character tables, database or not
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # of processes, whose current folder is not the checkout
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for another worker's core are slower than one
 # a shell's `&` has its commands ignore SIGINT, and programs that they start inherit that: tests send SIGINT to theirs
