@@ -1,7 +1,7 @@
 """The packages of swep-ds. Everything else about the distribution is in pyproject.toml.
 
-The folders `kernels/`, `ds_configs/` and `scripts/` are installed inside `swep_ds/`, where `swep_ds/files.py` looks
-for them first.
+The folders `kernels/`, `ds_configs/` and `scripts/` are installed inside `swep_ds/`, where
+`swep_ds/common/files.py` looks for them first.
 """
 
 from setuptools import find_packages, setup

@@ -3,15 +3,15 @@
     python scripts/bench_data.py --data new_wiki_v1.0.json.gz --model ENCODER
     python scripts/bench_data.py --data FILE --model NAME --questions 88000 --answers 10000 --json FILE
 
-`swep_ds.benchmarks.data` says what the baselines are. Exit codes as scripts/train.py; 1 where the loops give other
+`swep_ds.cost.data` says what the baselines are. Exit codes as scripts/train.py; 1 where the loops give other
 answers.
 """
 
 import json
 
 from swep_ds.commands.cli import Parser, at_least, main
+from swep_ds.common.files import check_output, path_of, write_atomically
 from swep_ds.data.quickstart import SOURCE
-from swep_ds.files import check_output, path_of, write_atomically
 
 
 def bench() -> None:
@@ -26,7 +26,7 @@ def bench() -> None:
     arguments = parser.parse_args()
     check_output("--json", arguments.json)
 
-    from swep_ds.benchmarks.data import measure_data  # after the arguments: these imports take seconds
+    from swep_ds.cost.data import measure_data  # after the arguments: these imports take seconds
 
     figures = measure_data(arguments.data, arguments.model, arguments.questions, arguments.answers)
     if arguments.json:

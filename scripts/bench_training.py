@@ -18,10 +18,10 @@ import argparse
 import json
 
 from swep_ds.commands.cli import Parser, add_set_option, at_least, main
-from swep_ds.errors import InputError
-from swep_ds.files import DEFAULT_DS_CONFIG, check_output, path_of, write_atomically
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import DEFAULT_DS_CONFIG, check_output, path_of, write_atomically
 from swep_ds.methods import METHODS
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 
 PUBLISHED = "published"
 LOOPS = ("mle", "swep:split", "swep:joint")
@@ -65,7 +65,7 @@ def bench() -> None:
             "model of more ranks does not cover: take fp32 or bf16"
         )
 
-    from swep_ds.benchmarks import suite  # after the arguments: these imports take seconds
+    from swep_ds.cost import suite  # after the arguments: these imports take seconds
 
     options = {"updates": arguments.updates, "warmup": arguments.warmup}
     if arguments.scaling:

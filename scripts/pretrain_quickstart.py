@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from quickstart import encoder, t5
 from swep_ds.commands import cli
-from swep_ds.errors import InputError
-from swep_ds.files import check_output_folder, path_of
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import check_output_folder, path_of
 
 MODELS = {"encoder": encoder, "t5": t5}
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from swep_ds.commands.cli import Parser, main
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import check_output_folder, path_of, read_json, user_path
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError, as_input_error
-from swep_ds.files import check_output_folder, path_of, read_json, user_path
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.export import note_tied_weights, write_model
 from swep_ds.ranks.group import process_group

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser, main
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import path_of
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.files import path_of
 
 SQUAD1, SQUAD2, MLQA = "evaluate-v1.1.py", "evaluate-v2.0.py", "mlqa_evaluation_v1.py"
 V2_NAMES = {

@@ -9,19 +9,19 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from swep_ds.version import __version__
+from swep_ds.common.version import __version__
 
 if TYPE_CHECKING:
-    from swep_ds.answering import QuestionAnswerer as QuestionAnswerer
     from swep_ds.api import hf as hf
+    from swep_ds.api.answerer import QuestionAnswerer as QuestionAnswerer
     from swep_ds.api.run import Run as Run
     from swep_ds.api.run import train as train
     from swep_ds.api.wrap import Robust as Robust
     from swep_ds.api.wrap import wrap as wrap
+    from swep_ds.common.errors import InputError as InputError
+    from swep_ds.common.errors import TrainingDiverged as TrainingDiverged
+    from swep_ds.common.errors import WriteFailed as WriteFailed
     from swep_ds.data.reader_registry import reader as reader
-    from swep_ds.errors import InputError as InputError
-    from swep_ds.errors import TrainingDiverged as TrainingDiverged
-    from swep_ds.errors import WriteFailed as WriteFailed
     from swep_ds.kernels import perturb as perturb
     from swep_ds.methods import method as method
     from swep_ds.methods.base import Inputs as Inputs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swep_ds.methods.base import uniform as uniform
     from swep_ds.methods.settings import Settings as Settings
     from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
-    from swep_ds.recipe import Recipe as Recipe
+    from swep_ds.pipeline.recipe import Recipe as Recipe
 
 # Hugging Face's libraries read these when they are imported, and would take an empty one for the current folder.
 for _name in ("XDG_CACHE_HOME", *(f"HF_{kind}" for kind in ("HOME", "HUB_CACHE", "DATASETS_CACHE", "MODULES_CACHE"))):
@@ -41,19 +41,19 @@ for _name in ("XDG_CACHE_HOME", *(f"HF_{kind}" for kind in ("HOME", "HUB_CACHE",
 
 # name -> (module, its name there; None = the module itself)
 _NAMES: dict[str, tuple[str, str | None]] = {
-    "InputError": ("swep_ds.errors", "InputError"),
+    "InputError": ("swep_ds.common.errors", "InputError"),
     "Inputs": ("swep_ds.methods.base", "Inputs"),
     "Method": ("swep_ds.methods.base", "Method"),
     "NoiseGenerator": ("swep_ds.methods.swep", "NoiseGenerator"),
     "Pass": ("swep_ds.methods.base", "Pass"),
     "Perturbed": ("swep_ds.methods.base", "Perturbed"),
-    "QuestionAnswerer": ("swep_ds.answering", "QuestionAnswerer"),
-    "Recipe": ("swep_ds.recipe", "Recipe"),
+    "QuestionAnswerer": ("swep_ds.api.answerer", "QuestionAnswerer"),
+    "Recipe": ("swep_ds.pipeline.recipe", "Recipe"),
     "Robust": ("swep_ds.api.wrap", "Robust"),
     "Run": ("swep_ds.api.run", "Run"),
     "Settings": ("swep_ds.methods.settings", "Settings"),
-    "TrainingDiverged": ("swep_ds.errors", "TrainingDiverged"),
-    "WriteFailed": ("swep_ds.errors", "WriteFailed"),
+    "TrainingDiverged": ("swep_ds.common.errors", "TrainingDiverged"),
+    "WriteFailed": ("swep_ds.common.errors", "WriteFailed"),
     "gaussian": ("swep_ds.methods.base", "gaussian"),
     "hf": ("swep_ds.api.hf", None),
     "method": ("swep_ds.methods", "method"),
@@ -85,7 +85,7 @@ __all__ = ["__version__", *_NAMES]
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swep_ds.console import quiet_about_cpu
+    from swep_ds.common.console import quiet_about_cpu
 
     module, attribute = _NAMES[name]
     with quiet_about_cpu():

@@ -8,8 +8,8 @@ import sys
 from typing import NoReturn
 
 from swep_ds.commands import cli
-from swep_ds.errors import InputError
-from swep_ds.version import __version__
+from swep_ds.common.errors import InputError
+from swep_ds.common.version import __version__
 
 COMMANDS = {
     "train": "train, test and export a model, as a recipe says",
@@ -57,7 +57,7 @@ def _refuse(words: list[str]) -> NoReturn:
         place = max((place for place, word in enumerate(words) if word in COMMANDS), default=None)
         command = "train" if place is None else words.pop(place)
         raise InputError(f"options follow a command: swep-ds {command} {shlex.join(words)}")
-    from swep_ds.settings import suggest  # reads YAML, which takes time to import
+    from swep_ds.common.settings import suggest  # reads YAML, which takes time to import
 
     raise InputError(f"{words[0]}: no such command{suggest(words[0], COMMANDS)}")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.methods.base import Inputs, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swep_ds.errors import InputError
-from swep_ds.recipe import HOLDOUT, Recipe
+from swep_ds.common.errors import InputError
+from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from tests.support import scripts
 
 PARAGRAPH = "The mühle stands by the river Aare, north of town."

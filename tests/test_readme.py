@@ -14,9 +14,9 @@ from unittest import mock
 import pytest
 
 from swep_ds.__main__ import COMMANDS as COMMAND_NAMES
-from swep_ds.files import ds_config_path
+from swep_ds.common.files import ds_config_path
 from swep_ds.methods import METHODS
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support.fork_server import ROOT, run_script
 
 RECIPES, SWEEPS = ROOT / "swep_ds" / "recipes", ROOT / "swep_ds" / "sweeps"

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import read_json
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.files import read_json
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 
 # in this order: the answer overlaps an accepted one in the text; it does not; its question has no answer; the answer is
 # empty; its exact match is 1

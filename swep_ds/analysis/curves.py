@@ -12,7 +12,7 @@ from pathlib import Path
 from swep_ds.analysis.formats import HEADS
 from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
 from swep_ds.analysis.table import Block, Table
-from swep_ds.files import MAX_FILE_NAME_BYTES
+from swep_ds.common.files import MAX_FILE_NAME_BYTES
 from swep_ds.sweeps.sweep import slug
 
 PANEL = (3.1, 2.5)  # inches

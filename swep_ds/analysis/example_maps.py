@@ -12,8 +12,8 @@ from swep_ds.analysis.answers import Answered, in_fixed_order
 from swep_ds.analysis.heatmap import Word, fragment, legend, limits, word_distances
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
-from swep_ds.errors import InputError, as_input_error
-from swep_ds.recipe import Recipe
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.pipeline.recipe import Recipe
 
 EACH = 2  # questions of a data set, half of them answered right
 AROUND = 20  # words of the text that are shown before and after the answer

@@ -16,11 +16,11 @@ from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE
 from swep_ds.analysis.spreadsheet import shown
 from swep_ds.analysis.table import Block, Table
-from swep_ds.console import Console
-from swep_ds.errors import InputError, printable
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError, printable
+from swep_ds.common.files import write_atomically
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS
-from swep_ds.files import write_atomically
 
 SUFFIXES = ("md", "csv", "tex", "json")
 WIDTH = 140  # characters of the printed table if there is no terminal

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 # The palette of Okabe and Ito, which readers with any colour vision can tell apart, without its yellow, which is pale
 # on white; the marks tell lines apart in black and white.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from swep_ds.analysis import curves, formats, robustness, table
 from swep_ds.analysis.runs import RunRef
-from swep_ds.console import Console
+from swep_ds.common.console import Console
 
 
 def publish(

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from swep_ds.analysis.runs import Run
+from swep_ds.common.errors import InputError
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import clusters
-from swep_ds.errors import InputError
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.evaluation.scores import SQUAD, Golds, Scorer
-from swep_ds.recipe import HOLDOUT, Recipe
+from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
 ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
 

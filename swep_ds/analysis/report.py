@@ -18,13 +18,13 @@ from swep_ds.analysis.charts import Chart, learning_curves, svg, throughput
 from swep_ds.analysis.confidence import confidence
 from swep_ds.analysis.domains import changes, domains, with_answer
 from swep_ds.analysis.noise_report import noise_effect, noise_size
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_json, read_lines, write_atomically
+from swep_ds.common.settings import flatten
 from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
-from swep_ds.files import read_json, read_lines, write_atomically
 from swep_ds.kernels import MODES
 from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, METRICS_FILE, RunFolder
-from swep_ds.recipe import Recipe
-from swep_ds.settings import flatten
+from swep_ds.pipeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
 TEMPLATE = "report.html.jinja"

@@ -15,8 +15,8 @@ from pydantic import Field, field_validator
 
 from swep_ds.analysis.paper import data_set_name
 from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
+from swep_ds.common.settings import Section, load
 from swep_ds.evaluation.results import Scores
-from swep_ds.settings import Section, load
 
 LINES = Path(__file__).parent / "lines"
 ABOVE = "above_line"  # a key of a set's scores, like exact_match and f1

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from swep_ds.analysis.charts import is_number
+from swep_ds.common.files import read_lines
 from swep_ds.evaluation.results import Checked, Results
-from swep_ds.files import read_lines
 from swep_ds.pipeline.folder import DS_CONFIG, RECIPE, GlobalBatch, RunFolder, batch_of_rank
-from swep_ds.recipe import PretrainSection, Recipe
+from swep_ds.pipeline.recipe import PretrainSection, Recipe
 
 MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks

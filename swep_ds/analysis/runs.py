@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import public_names, read_json, user_path
+from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS, Checked, Results, describe_faults, read_results
-from swep_ds.files import public_names, read_json, user_path
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
-from swep_ds.recipe import NEUTRAL, Recipe
-from swep_ds.settings import differences, flatten, without
+from swep_ds.pipeline.recipe import NEUTRAL, Recipe
 from swep_ds.sweeps.conditions import conditions
 from swep_ds.sweeps.sweep import (
     DESCRIPTION,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from swep_ds.errors import printable
+from swep_ds.common.errors import printable
 
 FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `printable` writes tab and return as \t and \r
 

@@ -16,11 +16,11 @@ from swep_ds.analysis.paper import PaperModel, paper_model, trained_on, was_trai
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
 from swep_ds.analysis.runs import MODEL, MissingRun, Primary, Run, RunRef, read_runs, settings_notes, version_note
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import public_name, public_names
 from swep_ds.data.splits import MIN_ARTICLES
-from swep_ds.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS, MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, Scores, out_of_domain_mean
-from swep_ds.files import public_name, public_names
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.answers import occurrences
 from swep_ds.data.readers import Example
 from swep_ds.data.tokens import TextTokens
 from swep_ds.data.windows import WindowCutter, WindowSettings
-from swep_ds.errors import InputError
 
 
 class TextWord(NamedTuple):

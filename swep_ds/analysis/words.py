@@ -11,8 +11,8 @@ import pandas as pd
 
 from swep_ds.analysis.charts import is_number
 from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure
-from swep_ds.errors import InputError
-from swep_ds.files import read_json, read_lines
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_json, read_lines
 from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
 
 SHARES = ["words_changed", "words_changed_clean"]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from swep_ds.api.wrap import Robust, RobustOutput, check_offered, check_trained_dtypes
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.methods.settings import Settings
 
 METHOD_FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper, without the model's

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from swep_ds.console import quiet_about_cpu
+from swep_ds.common.console import quiet_about_cpu
+from swep_ds.common.files import DEFAULT_DS_CONFIG, path_text, user_path
 from swep_ds.evaluation.results import Results, Scores, read_results
-from swep_ds.files import DEFAULT_DS_CONFIG, path_text, user_path
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 
 
 class Run:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from swep_ds.common.errors import InputError
+from swep_ds.common.settings import Section, shown
 from swep_ds.data.batches import IGNORED, Batch
-from swep_ds.errors import InputError
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
 from swep_ds.methods.base import Method, MicroStep, without_dropout
@@ -26,8 +27,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.models.trial import check_same_from_ids
-from swep_ds.recipe import Many, Seed
-from swep_ds.settings import Section, shown
+from swep_ds.pipeline.recipe import Many, Seed
 
 log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator

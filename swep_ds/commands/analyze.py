@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, at_least
-from swep_ds.errors import InputError
-from swep_ds.files import check_output_folder, path_of, write_atomically
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import check_output_folder, path_of, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd

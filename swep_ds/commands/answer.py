@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds.commands.cli import Parser, at_least
-from swep_ds.console import Console, Progress
-from swep_ds.errors import InputError, as_input_error, printable
-from swep_ds.files import check_output, path_of, read_text
+from swep_ds.common.console import Console, Progress
+from swep_ds.common.errors import InputError, as_input_error, printable
+from swep_ds.common.files import check_output, path_of, read_text
 
 
 def parser() -> Parser:
@@ -64,7 +64,7 @@ def answer() -> None:
     if not 0 <= arguments.min_confidence <= 1:
         raise InputError(f"--min_confidence {arguments.min_confidence}: must be a probability, from 0 to 1")
 
-    from swep_ds.answering import QuestionAnswerer  # after the arguments: these imports take seconds
+    from swep_ds.api.answerer import QuestionAnswerer  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group
 
     with process_group():
@@ -107,7 +107,7 @@ def _context(arguments: Namespace) -> str:
 
 def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     """`kwargs`: arguments for `QuestionAnswerer`."""
-    from swep_ds.answering.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
+    from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import Example, read_questions
     from swep_ds.models.hub import model_checksum

@@ -12,8 +12,8 @@ Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any ot
 """
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
-from swep_ds.errors import InputError
-from swep_ds.files import path_of
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import path_of
 
 
 def augment() -> None:
@@ -45,9 +45,9 @@ def augment() -> None:
         raise InputError(f"--share {arguments.share}: must be above 0 and at most 1")
     launch(arguments.ranks, "augment")
 
+    from swep_ds.methods.ssmba_samples.augment import augment  # after the arguments: these imports take seconds
+    from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
     from swep_ds.ranks.group import process_group
-    from swep_ds.ssmba.augment import augment  # after the arguments: these imports take seconds
-    from swep_ds.ssmba.reconstruct import AugmentSettings
 
     sizes = (arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
     settings = AugmentSettings(

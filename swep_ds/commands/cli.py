@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NoReturn
 
-from swep_ds.console import is_no_cpu_notice, protect, say_on_stderr
-from swep_ds.errors import EXIT_DONE, InputError, RunExit, denied
-from swep_ds.files import PACKAGE, shipped
+from swep_ds.common.console import is_no_cpu_notice, protect, say_on_stderr
+from swep_ds.common.errors import EXIT_DONE, InputError, RunExit, denied
+from swep_ds.common.files import PACKAGE, shipped
 from swep_ds.ranks.launch import check_libraries, is_alone, read_launch, report
 from swep_ds.ranks.signals import request
 
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         """A wrong choice: argparse lists all of them, a second time where they are sub-commands, which name nothing."""
         if action.choices is None or value in action.choices:
             return
-        from swep_ds.settings import suggest  # reads YAML, which takes time to import
+        from swep_ds.common.settings import suggest  # reads YAML, which takes time to import
 
         named = None if isinstance(action, argparse._SubParsersAction) else action
         raise argparse.ArgumentError(named, f"invalid choice: {value!r}{suggest(str(value), action.choices)}")

@@ -9,7 +9,7 @@ Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any ot
 """
 
 from swep_ds.commands.cli import Parser
-from swep_ds.files import path_of
+from swep_ds.common.files import path_of
 
 
 def convert() -> None:

@@ -18,10 +18,10 @@ import textwrap
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser, names_of
-from swep_ds.errors import InputError, printable
-from swep_ds.files import PACKAGE, read_text, user_path
-from swep_ds.settings import open_fields, read_whole, suggest, validate
-from swep_ds.settings.schema import describe, for_editors
+from swep_ds.common.errors import InputError, printable
+from swep_ds.common.files import PACKAGE, read_text, user_path
+from swep_ds.common.settings import open_fields, read_whole, suggest, validate
+from swep_ds.common.settings.schema import describe, for_editors
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,7 +75,7 @@ def print_file(name: str) -> None:
 
 def explain(name: str) -> None:
     """Prints every field of a recipe, as its JSON schema describes it."""
-    from swep_ds.recipe import RECIPES, Recipe
+    from swep_ds.pipeline.recipe import RECIPES, Recipe
 
     path, tree = read_whole(name, RECIPES, "NAME", Recipe)
     left_open = open_fields(Recipe, tree)
@@ -92,7 +92,7 @@ def explain(name: str) -> None:
 
 def schema_of(kind: str) -> dict:
     """The JSON schema of the files of a kind."""
-    from swep_ds.recipe import Recipe
+    from swep_ds.pipeline.recipe import Recipe
     from swep_ds.sweeps.sweep import Sweep
 
     return for_editors({"recipe": Recipe, "sweep": Sweep}[kind].model_json_schema())

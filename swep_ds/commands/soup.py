@@ -9,7 +9,7 @@ Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any ot
 """
 
 from swep_ds.commands.cli import Parser
-from swep_ds.files import check_new_folder, path_of
+from swep_ds.common.files import check_new_folder, path_of
 
 
 def soup() -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
-from swep_ds.errors import InputError, printable
-from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
+from swep_ds.common.errors import InputError, printable
+from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
 from swep_ds.sweeps import slurm
 
 COMMANDS = {"train": train_command, "sweep": sweep_command}
@@ -70,7 +70,7 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
         raise InputError("--ranks: srun starts the ranks: leave it out")
     if arguments.plan is not None:
         raise InputError("--plan: trains nothing: run it without submit")
-    from swep_ds.recipe import Recipe
+    from swep_ds.pipeline.recipe import Recipe
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     ds_config = arguments.ds_config or DEFAULT_DS_CONFIG

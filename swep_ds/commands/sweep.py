@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_set_option, at_least, names_of
-from swep_ds.console import Console
-from swep_ds.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
-from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, path_of, shipped
+from swep_ds.common.console import Console
+from swep_ds.common.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
+from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of, shipped
 
 if TYPE_CHECKING:
     from swep_ds.sweeps.sweep import Cell

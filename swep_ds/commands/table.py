@@ -14,8 +14,8 @@ how to fix it).
 import sys
 
 from swep_ds.commands.cli import Parser
-from swep_ds.errors import EXIT_FAULT
-from swep_ds.files import check_output_folder, path_of
+from swep_ds.common.errors import EXIT_FAULT
+from swep_ds.common.files import check_output_folder, path_of
 
 
 def table() -> None:

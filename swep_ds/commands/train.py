@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch, names_of
-from swep_ds.errors import InputError
-from swep_ds.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
 from swep_ds.ranks.launch import is_first_on_node
 
 if TYPE_CHECKING:
-    from swep_ds.recipe import Recipe
+    from swep_ds.pipeline.recipe import Recipe
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,7 +74,7 @@ def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
 
 
 def print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
-    from swep_ds.planning.plan import Devices, plan
+    from swep_ds.cost.plan import Devices, plan
 
     command = ["--recipe", arguments.recipe, *(part for text in arguments.set for part in ("--set", text))]
     command += ["--output_dir", str(arguments.output_dir)] if arguments.output_dir else []
@@ -98,7 +98,7 @@ def train() -> None:
 
 def start(arguments: argparse.Namespace) -> None:
     """Trains, plans or checks, as the options of `parser` say."""
-    from swep_ds.recipe import Recipe  # imports no PyTorch: a typo is answered at once
+    from swep_ds.pipeline.recipe import Recipe  # imports no PyTorch: a typo is answered at once
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
@@ -112,7 +112,7 @@ def start(arguments: argparse.Namespace) -> None:
     from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
 
     if arguments.preflight:
-        from swep_ds.planning.preflight import preflight
+        from swep_ds.cost.preflight import preflight
 
         with process_group():
             preflight(recipe, ds_config, folder)

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 IGNORED = -100  # in target_ids, as in transformers' labels
 MEGA_BATCH = 50  # updates whose windows are sorted by length together

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 from datasets import Dataset
 
-from swep_ds.errors import InputError, as_input_error, reason
-from swep_ds.files import open_input, read_json
+from swep_ds.common.errors import InputError, as_input_error, reason
+from swep_ds.common.files import open_input, read_json
 
 UNFINISHED = ".unfinished-"  # begins the name of a folder in which windows are written
 ABANDONED_SECONDS = 86400.0  # since its last change: its process was killed

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import open_lock, read_json, user_path, write_atomically
+from swep_ds.common.settings import differences
 from swep_ds.data.layouts import Example
-from swep_ds.errors import InputError
-from swep_ds.files import open_lock, read_json, user_path, write_atomically
-from swep_ds.settings import differences
 
 
 class Chunks:

@@ -15,12 +15,12 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.console import Console, Progress
+from swep_ds.common.console import Console, Progress
+from swep_ds.common.errors import InputError
 from swep_ds.data import cache
 from swep_ds.data.readers import Example
 from swep_ds.data.tokens import TextTokens, ahead
 from swep_ds.data.windows import Template, WindowCutter, WindowSettings
-from swep_ds.errors import InputError
 
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
 TOKENS_AT_A_TIME = 2**20  # written at once, of all windows together: a long context has thousands of them

@@ -7,7 +7,7 @@ import unicodedata
 from contextlib import suppress
 from typing import Any
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "an object", (str, int): "a string or number"}

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import parse_json, read_bytes
 from swep_ds.data.fields import excerpt, field
 from swep_ds.data.layouts import column_of
 from swep_ds.data.tables import arrow_rows, csv_delimiter, csv_rows, is_arrow
-from swep_ds.errors import InputError, as_input_error
-from swep_ds.files import parse_json, read_bytes
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 WORKBOOK = "a workbook of Excel or LibreOffice: save it as CSV UTF-8"

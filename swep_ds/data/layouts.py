@@ -13,6 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.answers import (
     answer_pairs,
     check_possible,
@@ -23,7 +24,6 @@ from swep_ds.data.answers import (
     squad_span,
 )
 from swep_ds.data.fields import excerpt, field, id_field, is_missing, require_text, text_field, whole_number
-from swep_ds.errors import InputError
 
 # Several MRQA sets put [SEP] after titles.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")

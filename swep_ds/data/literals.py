@@ -5,9 +5,9 @@ import re
 from contextlib import suppress
 from typing import Any
 
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import parse_json
 from swep_ds.data.fields import excerpt
-from swep_ds.errors import InputError
-from swep_ds.files import parse_json
 
 # a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
 _VALUE_AND_GAP = re.compile(

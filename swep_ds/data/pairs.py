@@ -17,10 +17,10 @@ from typing import BinaryIO
 
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.common.errors import InputError, as_input_error, reason
+from swep_ds.common.files import check_output, open_input, parse_json, write_atomically
 from swep_ds.data.answers import occurrences
 from swep_ds.data.fields import is_blank, require_text
-from swep_ds.errors import InputError, as_input_error, reason
-from swep_ds.files import check_output, open_input, parse_json, write_atomically
 
 NO_ANSWER = "answer not in the context"
 BLANK = "blank question, context or answer"

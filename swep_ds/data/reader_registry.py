@@ -4,9 +4,9 @@ import csv
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from swep_ds.common.errors import InputError, reason
+from swep_ds.common.settings.plugins import check_free, load_entry_points
 from swep_ds.data.fields import excerpt
-from swep_ds.errors import InputError, reason
-from swep_ds.settings.plugins import check_free, load_entry_points
 
 GROUP = "swep_ds.readers"  # the entry points' group
 BUILT_IN = ("quickstart", "quickstart_v2")  # the second with unanswerable questions, as SQuAD v2.0 has them

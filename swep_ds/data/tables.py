@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.data.fields import excerpt
 from swep_ds.data.layouts import COLUMNS, LABELS, column_of
-from swep_ds.errors import InputError, as_input_error
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repeat one long context

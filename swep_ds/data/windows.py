@@ -18,9 +18,9 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.readers import Example
 from swep_ds.data.tokens import TextTokens, require_tokens, tokenise
-from swep_ds.errors import InputError
 
 # a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")

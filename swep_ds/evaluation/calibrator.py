@@ -19,9 +19,9 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 import scipy  # whose parts are imported when they are used, as in `data/splits.py`
 
+from swep_ds.common.settings import Section
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.readers import Example
-from swep_ds.settings import Section
 
 N_BEST = 5  # answers to a question that are kept, and that features are made of
 FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, N_BEST + 1)))

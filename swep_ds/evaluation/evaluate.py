@@ -12,7 +12,7 @@ from datasets import config as datasets_config
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
-from swep_ds.console import Console
+from swep_ds.common.console import Console
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import Features, build_features
 from swep_ds.data.readers import Example

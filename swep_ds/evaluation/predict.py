@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.console import Console, Progress
+from swep_ds.common.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.spans import Answer, Null

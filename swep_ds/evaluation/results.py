@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from swep_ds.console import Console
-from swep_ds.errors import InputError
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_json, write_atomically
+from swep_ds.common.version import __version__
 from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
 from swep_ds.evaluation.calibrator import Calibrator
-from swep_ds.files import read_json, write_atomically
-from swep_ds.version import __version__
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set

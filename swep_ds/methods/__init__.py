@@ -4,11 +4,12 @@ import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_type_hints
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.settings.plugins import check_free
 from swep_ds.methods.settings import SHIPPED, Need, Settings
-from swep_ds.settings.plugins import check_free
 
 if TYPE_CHECKING:
     from swep_ds.methods.base import Method
@@ -64,7 +65,8 @@ def method(name: str) -> Callable[[M], M]:
 
 def _class_of(settings: Settings) -> type["Method"]:
     if type(settings) in SHIPPED:
-        import_module(f"swep_ds.methods.{settings.name}")  # which registers its class
+        folder = "rivals." if Path(__file__).with_name("rivals").joinpath(f"{settings.name}.py").exists() else ""
+        import_module(f"swep_ds.methods.{folder}{settings.name}")  # which registers its class
     return _classes[type(settings)]
 
 

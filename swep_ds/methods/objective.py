@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
-from swep_ds.errors import InputError
 from swep_ds.methods.base import (
     STACKED,
     Inputs,

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from swep_ds.settings import FieldFault, Section
+from swep_ds.common.settings import FieldFault, Section
 
 Need = Literal["h", "dropout", "gradient"]
 

@@ -11,8 +11,8 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import find_adapter_config_file
 
-from swep_ds.errors import InputError, as_input_error
-from swep_ds.files import check_hub, read_json
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import check_hub, read_json
 
 # transformers loads the first of these that exists
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -13,12 +13,12 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import check_hub, user_path
 from swep_ds.data.cache import checksum
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.tokens import is_mark
 from swep_ds.data.windows import stop_sampling
-from swep_ds.errors import InputError
-from swep_ds.files import check_hub, user_path
 from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, transformers_errors
 from swep_ds.ranks.launch import is_first_on_node
 

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.models.folders import BAD_CONFIG, CORRECT, load_config, transformers_errors, weight_files
 from swep_ds.models.trial import check_mapped, check_takes_embeddings
 from swep_ds.models.weights import check_complete, check_files, check_finite

@@ -22,8 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
-from swep_ds.errors import InputError
 from swep_ds.models.backends import HALVES
 from swep_ds.models.masks import without_sync
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
+from swep_ds.common.errors import InputError, reason
 from swep_ds.data.batches import IGNORED, Batch
-from swep_ds.errors import InputError, reason
 from swep_ds.models.backends import without_cudnn_attention
 from swep_ds.models.loading import load_trainable
 from swep_ds.models.masks import given_masks

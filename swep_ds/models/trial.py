@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from swep_ds.errors import InputError, as_input_error, reason
+from swep_ds.common.errors import InputError, as_input_error, reason
 from swep_ds.models.folders import CORRECT
 from swep_ds.ranks.launch import is_first_on_node
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.models.folders import transformers_errors, weight_files
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

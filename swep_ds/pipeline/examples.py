@@ -4,15 +4,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.layouts import settle_repeated
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.data.windows import WindowSettings
-from swep_ds.errors import InputError
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
+from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.launch import is_first_on_node
-from swep_ds.recipe import HOLDOUT, DataSection, Recipe
 
 log = logging.getLogger(__name__)
 

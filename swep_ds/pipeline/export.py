@@ -17,12 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
+from swep_ds.common.files import hub_name, public_name, write_atomically
 from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
-from swep_ds.files import hub_name, public_name, write_atomically
 from swep_ds.methods import summary
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import READING, ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
-from swep_ds.recipe import Recipe
 from swep_ds.training.sharding import full_weights
 
 NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis`

@@ -14,13 +14,13 @@ from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from swep_ds import ranks
-from swep_ds.console import say_on_stderr
-from swep_ds.errors import InputError
+from swep_ds.common.console import say_on_stderr
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import is_leftover, open_lock, read_json, user_path, write_atomically
+from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import BY_TEST, RESULTS
-from swep_ds.files import is_leftover, open_lock, read_json, user_path, write_atomically
+from swep_ds.pipeline.recipe import NEUTRAL, Recipe
 from swep_ds.ranks.launch import slurm_restarts
-from swep_ds.recipe import NEUTRAL, Recipe
-from swep_ds.settings import differences, flatten, without
 from swep_ds.training.checkpoint_files import MANIFEST, find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks

@@ -5,14 +5,14 @@ import hashlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import open_input, user_path
 from swep_ds.data.readers import local_files
-from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.results import RESULTS, read_results
-from swep_ds.files import open_input, user_path
 from swep_ds.models.folders import model_files
 from swep_ds.models.hub import QUICKSTART
 from swep_ds.pipeline.folder import READING
-from swep_ds.recipe import HOLDOUT, Recipe
+from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
 
 def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:

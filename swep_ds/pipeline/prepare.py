@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
-from swep_ds.console import Console
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.settings import flatten
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
-from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
@@ -33,9 +34,8 @@ from swep_ds.models.weights import check_files
 from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_of_unequal_halves, warn_without_overlap
 from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.recipe import Recipe
-from swep_ds.settings import flatten
 from swep_ds.training.average import last_k
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.determinism import set_deterministic

@@ -19,8 +19,9 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
-from swep_ds.console import Console
-from swep_ds.errors import InputError, RunExit, reason
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError, RunExit, reason
+from swep_ds.common.files import read_lines, write_atomically
 from swep_ds.evaluation.evaluate import Evaluation, Predictions
 from swep_ds.evaluation.results import (
     Evaluated,
@@ -34,7 +35,6 @@ from swep_ds.evaluation.results import (
     versions,
     write_results,
 )
-from swep_ds.files import read_lines, write_atomically
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import (
     DS_CONFIG,
@@ -48,8 +48,8 @@ from swep_ds.pipeline.folder import (
 )
 from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.prepare import Job, prepare, resume_setup
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
-from swep_ds.recipe import Recipe
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.determinism import naming_operation

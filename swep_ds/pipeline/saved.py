@@ -12,16 +12,17 @@ from pydantic import create_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from swep_ds import ranks
-from swep_ds.console import Console
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import read_json
+from swep_ds.common.settings import Section, validate
 from swep_ds.data.readers import Example, read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
-from swep_ds.errors import InputError, as_input_error
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
 from swep_ds.evaluation.results import RESULTS, Evaluated, SavedModelResults, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
-from swep_ds.files import read_json
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
@@ -30,10 +31,9 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trial import check_answers
 from swep_ds.pipeline.examples import warn_without_overlap
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
+from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_names
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
-from swep_ds.recipe import DataSection, EvalSection, Recipe, check_data_set_names
-from swep_ds.settings import Section, validate
 
 log = logging.getLogger(__name__)
 DELETE = "correct it, or delete it to read with default windows"

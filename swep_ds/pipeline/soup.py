@@ -17,19 +17,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from swep_ds.console import Console
-from swep_ds.errors import InputError, WriteFailed, reason
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError, WriteFailed, reason
+from swep_ds.common.files import check_new_folder, read_bytes
+from swep_ds.common.settings import differences, flatten
 from swep_ds.evaluation.results import Results, read_results
-from swep_ds.files import check_new_folder, read_bytes
 from swep_ds.models.folders import load_config, transformers_errors, weight_files
 from swep_ds.models.weights import is_finite
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head, usage
 from swep_ds.pipeline.folder import RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings, load_saved, validation_half
-from swep_ds.recipe import Recipe
-from swep_ds.settings import differences, flatten
 
 TOKENIZER = "tokenizer.json"
 # fields of a run's section `eval` that its answers and their scores depend on

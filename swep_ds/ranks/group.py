@@ -29,7 +29,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 
-from swep_ds.errors import EXIT_DONE, InputError, RunExit, Stopped, as_input_error, denied, reason
+from swep_ds.common.errors import EXIT_DONE, InputError, RunExit, Stopped, as_input_error, denied, reason
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
 from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch, report

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from swep_ds.console import say_on_stderr
-from swep_ds.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_STOPPED
+from swep_ds.common.console import say_on_stderr
+from swep_ds.common.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_STOPPED
 from swep_ds.ranks.signals import exit_process, request, stopped_at_once
 from swep_ds.ranks.stalls import RankStatus, StallWatch
 

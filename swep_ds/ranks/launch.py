@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from swep_ds.console import say_on_stderr
-from swep_ds.errors import InputError, RunExit, reason
+from swep_ds.common.console import say_on_stderr
+from swep_ds.common.errors import InputError, RunExit, reason
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ACCELERATORS = ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu")  # DeepSpeed's

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.ranks.launch import visible_devices
 
 

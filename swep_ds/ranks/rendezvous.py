@@ -18,8 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from swep_ds.console import say_on_stderr
-from swep_ds.errors import InputError, as_input_error, reason
+from swep_ds.common.console import say_on_stderr
+from swep_ds.common.errors import InputError, as_input_error, reason
 from swep_ds.ranks.launch import Launch, is_first_on_node
 from swep_ds.ranks.stalls import ranks_of
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from swep_ds.console import on_one_line
-from swep_ds.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from swep_ds.common.console import on_one_line
+from swep_ds.common.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from swep_ds.ranks.launch import is_first_on_node
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from swep_ds import ranks
-from swep_ds.errors import RunExit, as_input_error
+from swep_ds.common.errors import RunExit, as_input_error
 from swep_ds.ranks.signals import request
 
 CONNECT = timedelta(seconds=60)

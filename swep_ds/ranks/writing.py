@@ -12,7 +12,7 @@ from typing import TypeVar
 from safetensors import SafetensorError
 
 from swep_ds import ranks
-from swep_ds.errors import InputError, RunExit, WriteFailed
+from swep_ds.common.errors import InputError, RunExit, WriteFailed
 
 SHARED_SECONDS = 5.0  # until a file that another node has written must be visible
 T = TypeVar("T")

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swep_ds.errors import InputError
-from swep_ds.files import read_json
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_json
+from swep_ds.common.settings import differences, flatten
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
 from swep_ds.pipeline.inputs import content_checksum, input_files
-from swep_ds.settings import differences, flatten
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
 

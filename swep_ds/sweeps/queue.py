@@ -17,8 +17,8 @@ from datetime import timedelta
 
 import psutil
 
-from swep_ds.console import Console, Progress
-from swep_ds.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
+from swep_ds.common.console import Console, Progress
+from swep_ds.common.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
 from swep_ds.ranks.launch import slurm_restarts
 from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.signals import REPEAT_SECONDS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 LEAD_SECONDS = 120  # from the signal to the limit, in scripts/slurm/*.sbatch
 EARLY_SECONDS = 60  # Slurm may send the signal earlier by this

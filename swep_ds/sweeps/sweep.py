@@ -31,12 +31,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import is_locked, read_json, write_atomically
+from swep_ds.common.settings import Section, differences, flatten, inherit, read_settings, shown, validate, without
 from swep_ds.evaluation.results import RESULTS
-from swep_ds.files import is_locked, read_json, write_atomically
 from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
-from swep_ds.recipe import NEUTRAL, Recipe
-from swep_ds.settings import Section, differences, flatten, inherit, read_settings, shown, validate, without
+from swep_ds.pipeline.recipe import NEUTRAL, Recipe
 
 log = logging.getLogger(__name__)
 SWEEPS = Path(__file__).parent

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.errors import InputError, reason
-from swep_ds.recipe import TrainSection
+from swep_ds.common.errors import InputError, reason
 from swep_ds.training.checkpoint_files import Manifest, damaged
 from swep_ds.training.conversion import copy_parts, engine_flats, engine_shares, refresh_weights
 from swep_ds.training.saved_state import WEIGHTS, Part, Share, average_file, is_average, read_state
+from swep_ds.training.settings import TrainSection
 
 EXPORTED = "qa."  # begins the names of the model's parameters in the engine's module
 

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PositiveInt, ValidationError
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_text, write_atomically
 from swep_ds.evaluation.results import Checked, Count, SetScore
-from swep_ds.files import read_text, write_atomically
 
 MANIFEST = "complete.json"
 LATEST = "latest"

@@ -25,11 +25,11 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import ranks
-from swep_ds.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, as_input_error
+from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, as_input_error
+from swep_ds.common.files import write_atomically
+from swep_ds.common.settings import differences
 from swep_ds.evaluation.results import Score
-from swep_ds.files import write_atomically
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
-from swep_ds.settings import differences
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoint_files import (
     FIX,

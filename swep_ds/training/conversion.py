@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from swep_ds.errors import InputError, reason
-from swep_ds.settings import differences
+from swep_ds.common.errors import InputError, reason
+from swep_ds.common.settings import differences
 from swep_ds.training.checkpoint_files import Manifest, damaged
 from swep_ds.training.saved_state import (
     MOMENTS,

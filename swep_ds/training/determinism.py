@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 CUBLAS, CUBLAS_SETTINGS = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")  # the two that cuBLAS documents
 FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`

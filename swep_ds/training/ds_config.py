@@ -19,13 +19,14 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
-from swep_ds.errors import InputError, as_input_error
-from swep_ds.files import check_output_folder, ds_config_path, read_json
-from swep_ds.recipe import Recipe, TrainSection
-from swep_ds.settings import flatten
-from swep_ds.settings.messages import join
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import check_output_folder, ds_config_path, read_json
+from swep_ds.common.settings import flatten
+from swep_ds.common.settings.messages import join
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 from swep_ds.training.ds_roles import QUIET
+from swep_ds.training.settings import TrainSection
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each

@@ -20,7 +20,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from pydantic import BaseModel
 
-from swep_ds.settings import messages
+from swep_ds.common.settings import messages
 
 AUTO = "auto"
 MAX_INT64 = 2**63 - 1  # C++ has 64 bits for a tensor's size or a counter

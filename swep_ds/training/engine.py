@@ -13,16 +13,16 @@ import torch
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.errors import NOT_OF_THE_INPUT, TrainingDiverged, as_input_error
+from swep_ds.common.errors import NOT_OF_THE_INPUT, TrainingDiverged, as_input_error
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import float32_products, without_cudnn_attention
-from swep_ds.recipe import TrainSection
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.foreach import use_foreach
 from swep_ds.training.groups import watch_norms
 from swep_ds.training.metrics import DIVERGED
+from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import shard
 
 log = logging.getLogger(__name__)

@@ -11,19 +11,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from swep_ds import ranks
+from swep_ds.common.errors import Stopped
 from swep_ds.data.batches import Batch, TrainingBatches
-from swep_ds.errors import Stopped
 from swep_ds.evaluation.results import Score
 from swep_ds.methods.base import Method, MicroStep, PassState
 from swep_ds.ranks.launch import note_checkpoint
 from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.vote import stop_vote
-from swep_ds.recipe import TrainSection
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import step_engine
 from swep_ds.training.metrics import GradientNorms, Meter, Outliers, Stopwatch, check_finite, columns
 from swep_ds.training.prefetch import prefetch
+from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
 COMPARED_EVERY = 20  # updates, for `MicroStep.compare`; its cost: docs/methods.md

@@ -20,7 +20,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 
 from swep_ds import ranks
-from swep_ds.errors import TrainingDiverged
+from swep_ds.common.errors import TrainingDiverged
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.stalls import ranks_of
 from swep_ds.training.sharding import full_weights

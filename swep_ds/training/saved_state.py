@@ -21,7 +21,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # every optimizer that runs at ZeRO 1 to 3 is an Adam
 # keys of an optimizer's file, by ZeRO stage

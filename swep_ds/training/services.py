@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from swep_ds.errors import InputError, reason
-from swep_ds.files import write_atomically
-from swep_ds.recipe import Recipe
+from swep_ds.common.errors import InputError, reason
+from swep_ds.common.files import write_atomically
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swep_ds.console import Console, Progress
-from swep_ds.errors import RunExit, reason
+from swep_ds.common.console import Console, Progress
+from swep_ds.common.errors import RunExit, reason
+from swep_ds.common.files import read_lines, write_atomically
 from swep_ds.evaluation.results import Scores
-from swep_ds.files import read_lines, write_atomically
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.metrics import peak_memory_bytes
 from swep_ds.training.services import Table, start_service

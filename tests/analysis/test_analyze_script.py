@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from swep_ds.commands.analyze import load_questions
-from swep_ds.errors import InputError
-from swep_ds.recipe import Recipe
+from swep_ds.common.errors import InputError
+from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import change_json
 from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script

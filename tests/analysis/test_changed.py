@@ -5,7 +5,7 @@ import pytest
 
 from swep_ds.analysis.changed import COLUMNS, nearest_words
 from swep_ds.analysis.windows import answer_windows
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from tests.support.finished import load
 
 

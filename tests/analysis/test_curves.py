@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from swep_ds.analysis import curves
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 
 def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -> dict:

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from swep_ds.analysis import report, run_facts, runs, words
 from swep_ds.analysis.charts import learning_curves, throughput
 from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_lines
 from swep_ds.evaluation.results import read_predictions
-from swep_ds.files import read_lines
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
 from tests.support.hostile import CONTENTS, NO_FILES, with_every_value_changed
 

@@ -15,7 +15,7 @@ from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run, RunRef
 from swep_ds.evaluation.calibration import CALIBRATION
 from swep_ds.evaluation.results import Results, Scores
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.analysis.test_table import RUNS
 from tests.support import fake_runs
 from tests.support.fork_server import ROOT, run_script

@@ -19,13 +19,13 @@ from swep_ds.analysis import charts, example_maps, report, run_facts
 from swep_ds.analysis.answers import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_lines
 from swep_ds.evaluation.scores import SQUAD
-from swep_ds.files import read_lines
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
 from tests.support.bad_input import change_json

@@ -13,7 +13,7 @@ import yaml
 from swep_ds.analysis import report
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.examples import reported_examples
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support import browser
 from tests.support.report_runs import Page, write_runs
 

@@ -8,7 +8,7 @@ import pytest
 from swep_ds.analysis import robustness, table
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes, published
 from swep_ds.analysis.runs import find_runs
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from tests.support import fake_runs
 
 

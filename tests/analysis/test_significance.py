@@ -12,7 +12,7 @@ from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import estimate
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import find_runs, read_runs
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
 
 

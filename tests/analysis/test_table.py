@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swep_ds.analysis import table
 from swep_ds.analysis.crossed import estimate, holm
 from swep_ds.analysis.runs import find_runs
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import Scores
 from tests.support import fake_runs
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from swep_ds.analysis.tsne import LABELLED, coordinates, draw
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from tests.support.finished import load
 
 

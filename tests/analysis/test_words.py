@@ -5,7 +5,7 @@ import json
 import pytest
 
 from swep_ds.analysis.words import curves, draw, share_of_samples
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from tests.support.finished import finished
 
 

@@ -11,15 +11,15 @@ import swep_ds as sd
 from swep_ds import methods
 from swep_ds.analysis import table
 from swep_ds.analysis.runs import find_runs
+from swep_ds.common.errors import InputError
+from swep_ds.common.settings import plugins
+from swep_ds.common.settings.schema import describe
 from swep_ds.data import reader_registry
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
-from swep_ds.recipe import Recipe
-from swep_ds.settings import plugins
-from swep_ds.settings.schema import describe
+from swep_ds.pipeline.recipe import Recipe
+from tests.pipeline.test_recipe import MINIMAL
 from tests.support import fake_runs, tiny_batches, tiny_models
 from tests.support.tiny_engine import inputs
-from tests.test_recipe import MINIMAL
 
 
 class ScaledSettings(sd.Settings):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArguments
 
 import swep_ds as sd
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.ranks.group import process_group
 from tests.support import tiny_models
 from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, engine_losses, inputs, settings

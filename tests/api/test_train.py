@@ -16,8 +16,8 @@ import yaml
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import swep_ds as sd
-from swep_ds.answering import QuestionAnswerer
-from swep_ds.errors import InputError
+from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.common.errors import InputError
 from swep_ds.methods import METHODS
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare

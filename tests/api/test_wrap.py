@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModel, PegasusConfig, PegasusForConditionalGeneration
 
 import swep_ds as sd
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.ranks.group import process_group
 from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, engine_losses, inputs, settings

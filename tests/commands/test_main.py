@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swep_ds import __main__ as command
-from swep_ds.files import PACKAGE
+from swep_ds.common.files import PACKAGE
 from tests.support.fork_server import ROOT
 
 

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from swep_ds.commands import recipes as command
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.common.settings import Section, flatten
+from swep_ds.common.settings.schema import describe, for_editors, meanings
 from swep_ds.methods import METHODS
-from swep_ds.recipe import RECIPES, Recipe
-from swep_ds.settings import Section, flatten
-from swep_ds.settings.schema import describe, for_editors, meanings
+from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import SWEEPS, Sweep
 
 FILES = {"recipe": sorted(RECIPES.glob("*.yaml")), "sweep": sorted(SWEEPS.glob("*.yaml"))}

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.answers import mrqa_span, normalize_answer
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
 
 WHERE = "data: question 'm1'"
 

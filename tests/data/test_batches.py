@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import MEGA_BATCH, Batch, Padding, TrainingBatches
-from swep_ds.errors import InputError
 from tests.support import tiny
 
 SPLITS = {"micro": st.integers(1, 4), "accumulation": st.integers(1, 3), "world": st.integers(1, 3)}

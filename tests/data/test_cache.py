@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from swep_ds.common.errors import InputError
 from swep_ds.data import cache
 from swep_ds.data import features as module
 from swep_ds.data.features import Features, build_features
 from swep_ds.data.windows import WindowCutter
-from swep_ds.errors import InputError
 from tests.support import tiny
 from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL
 

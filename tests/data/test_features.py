@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from swep_ds.console import Console
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError
 from swep_ds.data.features import build_features
 from swep_ds.data.windows import WindowSettings, context_windows
-from swep_ds.errors import InputError
 from tests.support import tiny
 from tests.support.marks import with_marks
 from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL, build

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.layouts import Example, settle_repeated
 from swep_ds.data.literals import nested_value
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
 from tests.support.qa_files import lines, refused
 
 CONTEXT = 'The "Otter Mill", a café, was built in 1931 by Vera Lind;\nit burnt down in 1977.'

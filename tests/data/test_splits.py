@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.readers import Example
 from swep_ds.data.splits import (
     MIN_ARTICLES,
@@ -19,7 +20,6 @@ from swep_ds.data.splits import (
     samples_of,
     subset,
 )
-from swep_ds.errors import InputError
 
 
 def questions(articles: list[str]) -> list[Example]:

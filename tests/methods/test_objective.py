@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
-from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep, Pass, PassState
 from swep_ds.methods.objective import Objective

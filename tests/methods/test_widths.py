@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.methods import METHODS, build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import cross_entropy
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.models import extractive
 from swep_ds.models.extractive import ExtractiveQA
 from tests.support import tiny_batches, tiny_models, tiny_objective

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers.utils import import_utils
 
-from swep_ds.errors import printable
+from swep_ds.common.errors import printable
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model
 from swep_ds.pipeline.saved import load_saved

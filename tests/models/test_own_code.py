@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from swep_ds.methods.ssmba_samples.masked_lm import load_masked_lm
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
-from swep_ds.ssmba.masked_lm import load_masked_lm
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from swep_ds.answering import QuestionAnswerer
+from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.readers import read_examples
@@ -21,8 +21,8 @@ from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import Answer, SpanDecoder
 from swep_ds.pipeline.examples import reported_examples, validation_examples
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
-from swep_ds.recipe import Recipe
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 

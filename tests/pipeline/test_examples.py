@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import WindowSettings
-from swep_ds.errors import InputError
 from swep_ds.pipeline.examples import load_examples, reported_examples, warn_of_unequal_halves, warn_without_overlap
 from swep_ds.pipeline.prepare import prepare
+from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import HOLDOUT, Recipe
 from tests.support import qa_files
 
 GONE = "gone.json"

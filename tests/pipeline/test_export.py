@@ -18,7 +18,7 @@ from swep_ds.methods import METHODS
 from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.pipeline import export
 from swep_ds.pipeline.export import model_card, replace_folder, save_tokenizer
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support import tiny
 from tests.support.fork_server import HANGS, run_script
 from tests.support.tiny_run import ds_config, prepare
@@ -32,7 +32,7 @@ import swep_ds.pipeline.export
 import swep_ds.pipeline.run
 from swep_ds import ranks
 from swep_ds.data.batches import Batch
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 
 export = swep_ds.pipeline.run.export_model
 

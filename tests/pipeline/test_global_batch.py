@@ -2,9 +2,9 @@
 
 import pytest
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.pipeline.folder import GlobalBatch
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 
 
 def split(micro: int, steps: int, **train) -> Recipe:

@@ -9,12 +9,12 @@ import pytest
 
 from swep_ds.analysis.answers import read_answered
 from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.common.errors import InputError
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
 from swep_ds.models.hub import model_checksum
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.inputs import input_checksums, input_files
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.finished import finished

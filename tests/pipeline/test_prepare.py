@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from swep_ds.pipeline.prepare import Job, prepare
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from tests.support import tiny_run
 
 

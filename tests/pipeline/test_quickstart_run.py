@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swep_ds.answering import QuestionAnswerer
+from swep_ds.api.answerer import QuestionAnswerer
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import DEEPSPEED, execute
 

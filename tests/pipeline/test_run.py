@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.readers import Example
-from swep_ds.errors import InputError
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import _note_start, _peak, _report, _take
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from tests.support import tiny, tiny_models
 from tests.support.tiny_run import squad

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from swep_ds.errors import InputError
-from swep_ds.files import is_locked
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import is_locked
 from swep_ds.pipeline import folder as run_folder
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder, check_alike, resume_fingerprint
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import refused
 from tests.support.tiny_checkpoint import change_manifest, state, write_checkpoint
 

@@ -12,10 +12,10 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from transformers import BertForQuestionAnswering, FNetConfig, FNetForQuestionAnswering, T5ForConditionalGeneration
 
-from swep_ds.answering import QuestionAnswerer
+from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.pipeline.recipe import EvalSection
 from swep_ds.pipeline.saved import READING, WINDOWS, _reading_file, load_saved
 from swep_ds.ranks import accelerator
-from swep_ds.recipe import EvalSection
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, error_line, refused
 from tests.support.fork_server import ROOT, run_script

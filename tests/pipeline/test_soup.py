@@ -12,15 +12,15 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForQuestionAnswering
 
-from swep_ds.answering import QuestionAnswerer
+from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.evaluation.results import PACKAGES
 from swep_ds.evaluation.scores import SQUAD
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from tests.support import tiny
 from tests.support.bad_input import change_json, refused
 from tests.support.finished import finished

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from swep_ds.pipeline.inputs import input_checksums
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import error_line
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import ROOT, TORCHRUN, ds_config, execute, launch, losses, make_runs, prepare, squad

@@ -8,16 +8,16 @@ import pytest
 import torch
 import yaml
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.data.windows import WindowSettings
-from swep_ds.errors import InputError
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples, reported_examples
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
-from swep_ds.recipe import Recipe
 from tests.support import tiny, tiny_batches
 from tests.support.tiny_objective import objective, split
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad

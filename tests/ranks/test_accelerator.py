@@ -8,8 +8,8 @@ import psutil
 import pytest
 import torch
 
-from swep_ds.benchmarks import candidates as benchmark
-from swep_ds.planning.plan import GIB, Devices
+from swep_ds.cost import candidates as benchmark
+from swep_ds.cost.plan import GIB, Devices
 from swep_ds.ranks import accelerator
 from swep_ds.training import metrics
 from tests.support.tiny_run import ROOT

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.ranks.group import process_group
 from tests.support.fork_server import HANGS, run_script
 from tests.support.ports import free_port

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from swep_ds.errors import EXIT_FAULT, EXIT_LOST
+from swep_ds.common.errors import EXIT_FAULT, EXIT_LOST
 from swep_ds.ranks import heartbeat
 from swep_ds.ranks.heartbeat import PROBES, HeartbeatClient, HeartbeatServer, Stream, verdict
 from tests.support.fork_server import HANGS, ROOT

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.ranks import launch as launcher
 from swep_ds.ranks.launch import (
     Launch,

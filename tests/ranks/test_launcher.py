@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swep_ds.commands import cli
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.ranks import launcher as module
 from swep_ds.ranks.launcher import environments, launcher
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.ranks import rendezvous
 from swep_ds.ranks.group import free_port
 from swep_ds.ranks.launch import Launch

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swep_ds.errors import EXIT_LOST, InputError
+from swep_ds.common.errors import EXIT_LOST, InputError
 from swep_ds.ranks.vote import _over_gloo
 from tests.support.fork_server import HANGS, ROOT, run_script
 from tests.support.ports import free_port

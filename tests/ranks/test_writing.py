@@ -9,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from swep_ds.commands import cli as command
-from swep_ds.errors import InputError, RunExit, WriteFailed
+from swep_ds.common.errors import InputError, RunExit, WriteFailed
 from swep_ds.ranks import writing
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.sweeps import slurm
 from swep_ds.sweeps.sweep import digest_of, read_sweep
 from tests.support.fork_server import ROOT, run_script

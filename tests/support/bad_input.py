@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 
 
 def refused(action: Callable, *arguments, **options) -> str:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from tests.support.bad_input import refused
 

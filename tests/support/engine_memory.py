@@ -19,15 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
 
 from swep_ds import ranks
-from swep_ds.benchmarks.candidates import EngineTraining, build_candidate, held_bytes
+from swep_ds.cost.activations import count_activations
+from swep_ds.cost.candidates import EngineTraining, build_candidate, held_bytes
+from swep_ds.cost.memory import model_states
 from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.planning.activations import count_activations
-from swep_ds.planning.memory import model_states
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
 from tests.support.tiny_batches import batch, generative

@@ -8,7 +8,7 @@ import yaml
 
 from swep_ds.evaluation.results import PACKAGES, Scores
 from swep_ds.evaluation.scores import SQUAD
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.sweep import Cell, describe, read_sweep
 
 RECIPE = {

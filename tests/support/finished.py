@@ -10,7 +10,7 @@ from swep_ds.evaluation.results import Results, write_results
 from swep_ds.methods import build
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.inputs import input_checksums
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from tests.support.tiny_run import prepare
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from swep_ds import ranks
 from swep_ds.commands.cli import main
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks import signals as stop_signals
-from swep_ds.recipe import Recipe
 from tests.support.ports import free_port
 
 MAX_SECONDS = 600  # s, of a run

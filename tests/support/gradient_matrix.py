@@ -36,7 +36,7 @@ from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout

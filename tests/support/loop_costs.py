@@ -15,11 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from swep_ds import ranks
-from swep_ds.benchmarks.breakdown import break_down
-from swep_ds.benchmarks.candidates import engine_update
-from swep_ds.benchmarks.traffic import watch_traffic
+from swep_ds.cost.breakdown import break_down
+from swep_ds.cost.candidates import engine_update
+from swep_ds.cost.traffic import watch_traffic
 from swep_ds.pipeline.prepare import prepare
-from swep_ds.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training import loop
 from swep_ds.training.engine import build_engine
 from tests.support.engine_memory import make_config, make_objective

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.readers import read_examples
-from swep_ds.errors import InputError
 
 
 def squad(*qas: dict, context: str, title: str = "Cafes") -> dict:

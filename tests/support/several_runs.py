@@ -28,9 +28,9 @@ import torch
 
 import swep_ds.pipeline.export
 from swep_ds import ranks
-from swep_ds.errors import InputError, WriteFailed
+from swep_ds.common.errors import InputError, WriteFailed
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
-from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import Checkpoints
 
 FILE_BYTES = swep_ds.pipeline.export.FILE_BYTES

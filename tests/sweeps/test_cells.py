@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.sweeps import conditions

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
-from swep_ds.errors import InputError
-from swep_ds.recipe import Recipe
+from swep_ds.common.errors import InputError
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps import queue as local_queue
 from swep_ds.sweeps.sweep import Cell
 from tests.support.fork_server import HANGS

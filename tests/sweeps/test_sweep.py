@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from swep_ds.analysis.runs import find_runs
-from swep_ds.errors import InputError
-from swep_ds.files import ds_config_path
-from swep_ds.recipe import Recipe
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import ds_config_path
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused

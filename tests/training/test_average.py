@@ -6,22 +6,23 @@ from typing import Any
 import pytest
 import torch
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.cost.memory import model_states
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import read_results
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.folder import UNAVERAGED
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved, validation_half
-from swep_ds.planning.memory import model_states
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe, TrainSection
 from swep_ds.training.average import WeightAverage, newest_share
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
+from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
 from tests.support.tiny_checkpoint import BATCH, LAYOUT, rewrite_state

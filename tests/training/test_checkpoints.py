@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds.errors import InputError, WriteFailed
+from swep_ds.common.errors import InputError, WriteFailed
 from swep_ds.ranks import writing
 from swep_ds.training import checkpoint_files, checkpoints
 from swep_ds.training.checkpoint_files import find_checkpoints

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn.functional import pad
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _set_steps, copy_parts, find_shares, read_state
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare

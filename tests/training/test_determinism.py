@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.training.determinism import (
     CUBLAS,
     FLASH_ATTENTION,

@@ -6,7 +6,7 @@ import os
 import deepspeed
 import pytest
 
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, zero_stage
 from tests.support.ds_configs import message, resolve, write
 from tests.support.fork_server import ROOT

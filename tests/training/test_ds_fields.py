@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from swep_ds.benchmarks.candidates import engine_update
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.cost.candidates import engine_update
 from swep_ds.ranks.group import process_group
 from swep_ds.training import engine as engines
 from swep_ds.training.ds_config import check_monitors

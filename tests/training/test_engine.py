@@ -26,8 +26,8 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from tests.support import rivals_reference
 from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split

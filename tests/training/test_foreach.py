@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from swep_ds.methods.base import MicroStep
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout
 from tests.support.engine_memory import make_config, make_objective

@@ -10,8 +10,8 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline import prepare
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import _read_engine, run_update

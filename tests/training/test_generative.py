@@ -12,8 +12,8 @@ from transformers import Adafactor, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.pipeline.prepare import prepare as prepare_job
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from tests.support.tiny_run import ROOT, ds_config, losses, make_runs, metrics, prepare
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from swep_ds.errors import TrainingDiverged
+from swep_ds.common.errors import TrainingDiverged
 from swep_ds.pipeline.prepare import prepare
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import seed_dropout, train

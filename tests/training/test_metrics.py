@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swep_ds import ranks
-from swep_ds.errors import TrainingDiverged
+from swep_ds.common.errors import TrainingDiverged
 from swep_ds.training.metrics import GradientNorms, Health, Meter, Outliers, Stopwatch, check_finite, columns
 
 

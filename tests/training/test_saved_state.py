@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import BertConfig
 
+from swep_ds.common.settings import differences
 from swep_ds.pipeline import prepare
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.recipe import Recipe
-from swep_ds.settings import differences
 from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.conversion import find_mismatch, parameter_shapes

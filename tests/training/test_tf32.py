@@ -4,8 +4,8 @@ choice of attention kernels, in every engine."""
 import pytest
 import torch
 
-from swep_ds.benchmarks.candidates import engine_update
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
+from swep_ds.cost.candidates import engine_update
 from swep_ds.methods.nearest import nearest
 from swep_ds.models.backends import float32_products
 from swep_ds.pipeline.prepare import _check_environment

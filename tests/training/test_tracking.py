@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from swep_ds.errors import InputError, Stopped, reason
-from swep_ds.recipe import Recipe
+from swep_ds.common.errors import InputError, Stopped, reason
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.tracking import Lines, Tracker
 

@@ -21,7 +21,7 @@ from swep_ds.analysis.crossed import Estimate, holm
 from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run, find_runs, read_runs
 from swep_ds.analysis.significance import compare
-from swep_ds.errors import InputError
+from swep_ds.common.errors import InputError
 from swep_ds.sweeps.sweep import unaveraged
 
 CONTROL = "MLE, two dropout masks"

@@ -16,8 +16,8 @@ import numpy as np
 from scipy import stats
 
 from swep_ds.analysis.robustness import ABOVE, add_points, published
-from swep_ds.errors import InputError
-from swep_ds.files import read_json, read_lines
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_json, read_lines
 
 EFFECTS = tuple((answer, noise) for answer in ("gold", "guess") for noise in ("learned", "shuffled"))
 ARMS = ("swep", "swep-shuffled")

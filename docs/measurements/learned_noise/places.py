@@ -17,10 +17,10 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.readers import read_questions
-from swep_ds.errors import InputError
 from swep_ds.pipeline.folder import UNAVERAGED, RunFolder
-from swep_ds.recipe import HOLDOUT
+from swep_ds.pipeline.recipe import HOLDOUT
 
 KEPT = ("recipe.yaml", "ds_config.json", "batch.json", "metrics.jsonl", "results.json")
 PLACES = "places"

@@ -1,0 +1,206 @@
+"""Answers questions about texts of any length, one or many, with a model of the hub or of a folder.
+
+A text is cut into windows as the model's run cut them (`data/windows.py`), the windows of many questions are batched by
+length, and the answers of all windows of a question compete (`evaluation/spans.py`, `evaluation/generated.py`). In an
+extractive model every allowed span competes, so the n best are exact. An evaluation pairs only the best starts and
+ends.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from swep_ds import ranks
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import path_text
+from swep_ds.common.settings import Section, shown
+from swep_ds.data.batches import Padding
+from swep_ds.data.features import windows_to_answer
+from swep_ds.data.fields import is_blank, require_text
+from swep_ds.data.readers import Example
+from swep_ds.data.windows import WindowCutter
+from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
+from swep_ds.evaluation.generated import GeneratedAnswers
+from swep_ds.evaluation.predict import decode_alone
+from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
+from swep_ds.models.hub import FIRST_TEXTS, check_knows
+from swep_ds.pipeline.recipe import Count
+from swep_ds.pipeline.saved import load_saved
+
+log = logging.getLogger(__name__)
+
+QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer to a question. `text` is "" if the model declines, or if `min_confidence` made it decline.
+
+    probability: of a span, its share among all spans and, if the model may decline, no answer; of a generated answer,
+        the product of its tokens' probabilities.
+    score: start logit + end logit, or the log probability of a generated answer. None for a "" that has none: the
+        model never declines, or its logits are not numbers.
+    start, end: characters [start, end) of the context; None for "" and for generated answers.
+    confidence: the probability that the best answer is exactly right, in the first reply alone. The model's calibrator
+        gives it, else it is `probability`. Where `min_confidence` withholds an answer, that is the second reply, and
+        the confidence is its own.
+    """
+
+    text: str
+    probability: float
+    score: float | None
+    start: int | None = None  # characters [start, end) of the context
+    end: int | None = None
+    confidence: float | None = None
+
+
+class _Arguments(Section, title="QuestionAnswerer"):
+    """Arguments of `QuestionAnswerer`, checked as settings are."""
+
+    batch_size: Count
+    null_threshold: float | None
+    min_confidence: float = Field(ge=0, le=1)
+
+
+class QuestionAnswerer:
+    """A question-answering model, extractive or generative, on this process's device.
+
+    Args:
+        model: a Hugging Face folder or hub id. A model that a run exported is read with that run's windows.
+        batch_size: windows in a forward pass.
+        null_threshold: how much higher the score of no answer must be than the best answer's to decline a question.
+            None = the model's own, which it has if it was trained with unanswerable questions; others never decline.
+            Another than its own leaves out its calibrator, which was fitted with that.
+        min_confidence: a question is declined where the best answer's confidence is lower.
+
+    Raises:
+        InputError: an argument is out of its range; or the model cannot be loaded, has no trained head, or is neither
+            extractive nor generative.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        batch_size: int = 32,
+        null_threshold: float | None = None,
+        min_confidence: float = 0.0,
+    ):
+        given = _Arguments(batch_size=batch_size, null_threshold=null_threshold, min_confidence=min_confidence)
+        self.name, self.batch_size, self.min_confidence = (
+            path_text(model, "model"),
+            given.batch_size,
+            given.min_confidence,
+        )
+        with ranks.quiet():
+            self._saved = load_saved(self.name, given.null_threshold)
+        self._padding = Padding.of(self._saved.tokenizer)
+        self._cutter: WindowCutter | None = None  # needs a text: made for the first one
+        self._texts_checked = 0
+
+    @property
+    def generative(self) -> bool:
+        return self._saved.windows.task == "generative"
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether confidences are those of the model's calibrator."""
+        return self._saved.calibrator is not None
+
+    def __call__(self, question: str, context: str, n_best: int = 1) -> list[Reply]:
+        """The `n_best` best answers to a question about a text, best first; "" is first where the model declines.
+
+        Raises:
+            InputError: question or text are empty or no text; or a generative model is to give several answers.
+        """
+        [replies] = self.answer([(question, context)], n_best)
+        return replies
+
+    def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Reply]]:
+        """As `__call__` for each (question, context), in order, `QUESTIONS_AT_A_TIME` together."""
+        yield from self.answer_examples((_example(*asked) for asked in enumerate(questions)), n_best)
+
+    def answer_examples(self, examples: Iterable[Example], n_best: int = 1) -> Iterator[list[Reply]]:
+        """As `answer` for examples with different ids, which messages name; their labels are not looked at."""
+        remaining = iter(examples)
+        chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
+        self.check(chunk, n_best)
+        while chunk:
+            yield from self.answer_together(chunk, n_best)
+            chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
+
+    def check(self, examples: Sequence[Example], n_best: int) -> None:
+        """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
+        if not isinstance(n_best, Integral) or isinstance(n_best, bool) or n_best < 1:
+            raise InputError(f"n_best {shown(n_best)}: give a whole number, at least 1")
+        if n_best > 1 and self.generative:
+            raise InputError(
+                f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
+            )
+        if self._texts_checked < FIRST_TEXTS:  # not at every question: it takes as long as cutting the windows
+            texts = [text for example in examples for text in (example.question, example.context)]
+            check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
+            self._texts_checked += len(texts)
+
+    def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
+        """As `answer_examples`, all tokenised and sorted by length together, without `check`."""
+        saved, count = self._saved, max(n_best, N_BEST) if self.calibrated else n_best
+        if self.generative:
+            decoder = GeneratedAnswers(examples, saved.tokenizer)
+        else:
+            exact = replace(saved.spans, n_best=max(saved.windows.max_length, count))
+            null = saved.null_threshold is not None
+            # with the best alone there are no others to sort
+            decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
+        if self._cutter is None:
+            self._cutter = WindowCutter(saved.tokenizer, saved.windows, examples[0])
+            self._cutter.check_sizes()
+        windows, questions_cut = windows_to_answer(examples, self._cutter)
+        if questions_cut:
+            log.warning(
+                "%d of %d questions are longer than %d tokens, and what follows is not read",
+                questions_cut,
+                len(examples),
+                saved.windows.max_query_length,
+            )
+        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size, ranks.device())
+        answers = decoder.n_best(count)
+        nulls = decoder.nulls() if saved.null_threshold is not None else {}
+        for example in examples:
+            yield self._replies(example, answers[example.id], nulls.get(example.id))[:n_best]
+
+    def _replies(self, example: Example, answers: Sequence[Candidate], null: Null | None) -> list[Reply]:
+        """Best first, after the decision whether to decline."""
+        candidates = with_null(answers, null, self._saved.null_threshold) or [Reply("", 0.0, None)]
+        confidence = candidates[0].probability
+        if self.calibrated:
+            [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
+        first, *others = map(_reply, candidates)
+        if confidence >= self.min_confidence or not first.text:
+            return [replace(first, confidence=confidence), *others]
+        declined = Reply("", 0.0, None) if null is None else _reply(null)
+        return [replace(declined, confidence=confidence), first, *(reply for reply in others if reply.text)]
+
+
+def _example(number: int, asked: tuple[str, str]) -> Example:
+    if not isinstance(asked, tuple | list) or len(asked) != 2:
+        raise InputError(f"question {number + 1}: {shown(asked)} is not a pair: give (question, text)")
+    for name, text in zip(("question", "text"), asked, strict=True):
+        if not isinstance(text, str):
+            raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")
+        if is_blank(text):
+            raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
+        require_text(text, name, f"question {number + 1}")
+    question, context = asked
+    return Example(str(number + 1), question, context, (), None, context)
+
+
+def _reply(answer: Candidate) -> Reply:
+    place = {"start": answer.start, "end": answer.end} if hasattr(answer, "start") else {}
+    return Reply(answer.text, answer.probability, answer.score, **place)

@@ -1,0 +1,36 @@
+"""Methods and data readers of other packages: modules that entry points name, which register them when imported.
+
+A package names its modules in its pyproject.toml:
+
+    [project.entry-points."swep_ds.methods"]
+    my_noise = "my_package.my_noise"
+"""
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from swep_ds.common.errors import InputError, reason
+
+
+@cache
+def load_entry_points(group: str) -> None:
+    """Imports what installed packages name in this group, once.
+
+    Raises InputError: one cannot be imported.
+    """
+    for point in entry_points(group=group):
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:  # another package may raise anything, and call sys.exit
+            package = point.dist.name if point.dist else "unknown"
+            raise InputError(
+                f"entry point {point.name} = {point.value} of package {package}, group {group}: cannot be imported "
+                f"({reason(error)}): correct that package, or uninstall it"
+            ) from error
+
+
+def check_free(name: str, former: Any, new: Any) -> None:
+    """Raises TypeError if `former` is something else than an earlier definition of `new`, as in a notebook."""
+    if former is not None and (former.__module__, former.__qualname__) != (new.__module__, new.__qualname__):
+        raise TypeError(f"{name!r} is taken by {former.__module__}.{former.__qualname__}: choose another name")

@@ -1,0 +1,238 @@
+"""What one micro-batch holds for the backward: a forward on tensors without memory that counts every saved tensor.
+
+The model runs on fake tensors (shapes and dtypes, no data), through the same `Objective` as in training, and autograd's
+saved-tensor hooks see what each operation keeps. Parameters and the temporaries of operations and of the backward are
+not counted: measured peaks lie above.
+
+With activation checkpointing a layer keeps its inputs alone and runs again in the backward, one layer at a time:
+    held = saved outside of layers + inputs of all layers + the most that a layer saves inside
+
+Autocast copies every weight of a matrix product to bf16 and keeps the copy until the forward ends, whether autograd
+saves it or not. These copies are counted separately: they do not grow with the windows, and at ZeRO-3 there are none
+(DeepSpeed gathers such weights in bf16, and its linear layer gathers them again in the backward).
+
+`torch.distributed._tools.mem_tracker` cannot replace this: it refuses a module that runs twice in an update, as in
+every method of two passes, and it cannot tell these copies from activations.
+"""
+
+from collections import Counter
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from swep_ds.data.batches import Batch
+from swep_ds.methods.base import MicroStep
+from swep_ds.methods.objective import Objective
+from swep_ds.models.backends import HALVES
+from swep_ds.training.loop import run_update
+from swep_ds.training.settings import TrainSection
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that are held at the widest moment of an update, without and with activation checkpointing.
+
+    casts: autocast's copies of the weights, on top of either.
+    answer: keys and values that the generation of one answer caches.
+    """
+
+    plain: int
+    checkpointed: int
+    casts: int = 0
+    answer: int = 0
+
+
+class Generation(NamedTuple):
+    """How an answer is generated: tokens of the window, tokens generated at most, beams."""
+
+    window: int
+    tokens: int
+    beams: int
+
+
+def count_activations(
+    objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool, generation: Generation | None = None
+) -> Activations:
+    """Counts one batch's forward passes, one micro-step after the other (`split`) or all together (`joint`).
+
+    Args:
+        objective: on the meta device; it cannot be used afterwards.
+        batch: on the CPU; only its shapes count.
+        on_gpu: whether attention (SDPA) runs in the fused kernels of a GPU, which keep no probabilities.
+        generation: how a sequence-to-sequence model is evaluated; None = it is not.
+
+    Raises:
+        RuntimeError: the model depends on the values of a tensor; fake tensors have none.
+    """
+    objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_EveryPosition())
+        if on_gpu:
+            stack.enter_context(_FusedAttention())
+        objective = objective.to_empty(device="cpu")
+        stack.enter_context(ledger := _Ledger(objective))
+        batch = Batch(*(torch.empty_like(field) if isinstance(field, Tensor) else field for field in batch))
+        autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
+        engine = _CountingEngine(objective, ledger, autocast)
+        run_update(engine, iter([batch]), 1, MicroStep(0), objective.parts(train.execution))
+        answer = 0
+        if generation is not None:
+            with torch.no_grad(), autocast:
+                answer = _answer_bytes(objective.qa.model, generation)
+    inside = max(ledger.peak_inside.values(), default=0)
+    return Activations(ledger.peak, ledger.peak_kept + inside, sum(ledger.casts.values()), answer)
+
+
+def _answer_bytes(model: PreTrainedModel, generation: Generation) -> int:
+    """Keys and values of a window and of the generated tokens in all decoder layers, for every beam."""
+    window = torch.empty(1, generation.window, dtype=torch.int64)
+    tokens = torch.empty(1, generation.tokens, dtype=torch.int64)
+    cache = model(input_ids=window, decoder_input_ids=tokens, use_cache=True).past_key_values
+    layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+    return generation.beams * sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+
+class _CountingEngine:
+    """In place of DeepSpeed's engine: notes what each forward saves."""
+
+    coalesces = False  # gradients are counted in `memory.py`
+
+    def __init__(self, objective: Objective, ledger: "_Ledger", autocast: AbstractContextManager):
+        self.objective, self.ledger, self.autocast = objective, ledger, autocast
+
+    def __call__(self, batch: Batch, step: MicroStep) -> tuple:
+        with torch.autograd.graph.saved_tensors_hooks(self.ledger.pack, lambda saved: saved.tensor), self.autocast:
+            loss, carried, statistics = self.objective(batch, step)
+        self.backward_is_needed = carried.delta is not None  # its gradient makes the next pass's perturbation
+        return loss, carried, statistics
+
+    def backward(self, loss: Tensor) -> None:
+        if self.backward_is_needed:
+            loss.backward()
+
+    def step(self) -> None:
+        pass
+
+
+class _Saved:
+    """A tensor that autograd holds."""
+
+    def __init__(self, ledger: "_Ledger", tensor: Tensor):
+        self.tensor = tensor.detach()  # an output would hold its operation, which holds it
+        self.ledger, self.storage = ledger, tensor.untyped_storage()
+        ledger.count(self.storage, 1)
+
+    def __del__(self):
+        self.ledger.count(self.storage, -1)
+
+
+class _Ledger(TorchDispatchMode):
+    """Bytes of the storages that autograd holds now; several views of one storage count once."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.casts: dict[int, int] = {}  # a parameter's storage -> bytes of its copies
+        self.copies: dict[int, torch.UntypedStorage] = {}  # kept alive: the id of a freed storage is used again
+        self.parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+        self.holders: Counter[int] = Counter()
+        self.layer_of: dict[int, int | None] = {}  # storage -> the layer that would recompute it; None = kept
+        self.live = self.kept = self.peak = self.peak_kept = 0
+        self.inside: Counter[int] = Counter()
+        self.peak_inside: Counter[int] = Counter()
+        self.layer: int | None = None
+        self.inputs: set[int] = set()
+        for number, layer in enumerate(m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)):
+            layer.register_forward_pre_hook(self._enter(number), with_kwargs=True)
+            layer.register_forward_hook(self._leave)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            key, copy = args[0].untyped_storage()._cdata, result.untyped_storage()
+            if key in self.parameters:
+                self.casts[key] = copy.nbytes()
+                self.copies[copy._cdata] = copy
+        return result
+
+    def _enter(self, number: int):
+        def enter(_, args, kwargs):
+            self.layer = number
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            self.inputs = {tensor.untyped_storage()._cdata for tensor in tensors}
+
+        return enter
+
+    def _leave(self, *_) -> None:
+        self.layer = None
+
+    def pack(self, tensor: Tensor) -> _Saved:
+        return _Saved(self, tensor)
+
+    def count(self, storage: torch.UntypedStorage, change: int) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.parameters or key in self.copies:
+            return
+        if change > 0:
+            layer = None if key in self.inputs else self.layer
+            if not self.holders[key]:
+                self.layer_of[key] = layer
+                self._add(layer, size)
+            elif layer is None and self.layer_of[key] is not None:  # one layer's output, another one's input
+                self._add(self.layer_of[key], -size)
+                self.layer_of[key] = None
+                self._add(None, size)
+        self.holders[key] += change
+        if not self.holders[key]:
+            self._add(self.layer_of.pop(key), -size)
+
+    def _add(self, layer: int | None, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        if layer is None:
+            self.kept += size
+            self.peak_kept = max(self.peak_kept, self.kept)
+        else:
+            self.inside[layer] += size
+            self.peak_inside[layer] = max(self.peak_inside[layer], self.inside[layer])
+
+
+class _EveryPosition(TorchDispatchMode):
+    """Takes every position for a real token: which ones are depends on values."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.nonzero.default:
+            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
+        return func(*args, **(kwargs or {}))
+
+
+class _FusedAttention(TorchFunctionMode):
+    """SDPA as a GPU's memory-efficient kernel, which takes a mask and dropout, and saves inputs, output and a log sum.
+
+    A CPU's kernel saves the probabilities where there is dropout.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        attend = _attend if func is scaled_dot_product_attention else func
+        return attend(*args, **(kwargs or {}))
+
+
+def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)  # SDPA makes one in every call
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+    attend = torch.ops.aten._scaled_dot_product_efficient_attention
+    return attend(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]

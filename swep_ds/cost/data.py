@@ -1,0 +1,270 @@
+"""Times what happens around the model: preparing training data, decoding and scoring answers.
+
+The questions are those of a source over and over; each round puts a number behind every question and context, so that
+all texts are different. Baselines, in the same run on the same cores:
+- the bare tokenizer on the same texts, each once, with the contexts' offsets;
+- transformers' usual call on pairs of question and context;
+- the n-best rule of `evaluation.spans` as loops over every pair, as transformers' question-answering example has it.
+"""
+
+import dataclasses
+import itertools
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from rich.table import Table
+from transformers import PreTrainedTokenizerFast
+
+from swep_ds.common.console import Console
+from swep_ds.data.features import WindowSettings, build_features
+from swep_ds.data.readers import Example, read_examples
+from swep_ds.evaluation.evaluate import Predictions
+from swep_ds.evaluation.predict import read_columns
+from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
+from swep_ds.models.hub import load_tokenizer
+
+PAIRS = 10  # the usual call is timed on every tenth question
+BATCH = 32  # windows, as eval.batch_size
+CHUNK = 1000  # texts per call of a tokenizer, as in datasets.map
+Figures = dict[str, Any]
+
+
+def measure_data(source: str, model: str, questions: int, answers: int) -> Figures:
+    """Times `questions` questions through preparation and `answers` questions through decoding; prints a table.
+
+    Args:
+        source: as in data.train.
+        model: hub id or folder of the tokenizer.
+    """
+    tokenizer = load_tokenizer(model)
+    examples = _repeat(read_examples(source, training=True), max(questions, answers))
+    with tempfile.TemporaryDirectory() as folder:
+        figures = {
+            "data": source,
+            "model": model,
+            "threads": torch.get_num_threads(),
+            "preparation": _prepare(examples[:questions], tokenizer, Path(folder)),
+            "decoding": _decode(examples[:answers], tokenizer, Path(folder)),
+        }
+    _show(figures)
+    return figures
+
+
+def _repeat(examples: list[Example], count: int) -> list[Example]:
+    repeated: list[Example] = []
+    for turn in itertools.count():
+        contexts = {example.context: f"{example.context} ({turn})" for example in examples}  # one copy of each
+        for example in examples:
+            if len(repeated) == count:
+                return repeated
+            changes = {"id": f"{example.id}-{turn}", "question": f"{example.question} ({turn})"}
+            repeated.append(dataclasses.replace(example, context=contexts[example.context], **changes))
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, Figures]:
+    """What `work` returns, its wall-clock seconds, and its CPU seconds on all cores."""
+    began, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    return result, {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+
+
+# Preparation
+
+
+def _prepare(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder: Path) -> Figures:
+    """From a SQuAD file to training windows; again, from the cache; and the baselines."""
+    settings, file = WindowSettings(), folder / "train.json"
+    _write_squad(examples, file)
+    contexts, questions = list(dict.fromkeys(e.context for e in examples)), [e.question for e in examples]
+
+    def read() -> list[Example]:
+        return read_examples(str(file), training=True)
+
+    def windows(examples: list[Example]):
+        return build_features(examples, tokenizer, settings, training=True, cache_dir=folder / "cache")
+
+    def pairs() -> None:
+        for chunk in _chunks(examples[::PAIRS]):
+            tokenizer(
+                [example.question for example in chunk],
+                [example.context for example in chunk],
+                truncation="only_second",
+                max_length=settings.max_length,
+                stride=settings.max_length - settings.max_query_length - settings.doc_stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+
+    def bare() -> None:
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        for chunk in _chunks(contexts):
+            _ = [(text.ids, text.offsets) for text in backend.encode_batch(chunk, add_special_tokens=False)]
+        for chunk in _chunks(questions):
+            _ = [text.ids for text in backend.encode_batch_fast(chunk, add_special_tokens=False)]
+
+    loaded, reading = _timed(read)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
+    before = _peak_memory()
+    features, building = _timed(lambda: windows(loaded))
+    growth = _peak_memory() - before
+    _, again = _timed(lambda: windows(read()))
+    _, tokenising = _timed(bare)
+    _, pairing = _timed(pairs)
+    return {
+        "questions": len(examples),
+        "contexts": len(contexts),
+        "windows": len(features.dataset),
+        "reading": reading,
+        "building": building,
+        "peak_memory_growth_bytes": growth,
+        "second_start": again,
+        "bare_tokenizer": tokenising,
+        "usual_pairs": {name: value * PAIRS for name, value in pairing.items()},
+    }
+
+
+def _chunks(items: list) -> Iterator[list]:
+    return (items[at : at + CHUNK] for at in range(0, len(items), CHUNK))
+
+
+def _write_squad(examples: list[Example], file: Path) -> None:
+    paragraphs = []
+    for context, group in itertools.groupby(examples, key=lambda example: example.context):
+        qas = []
+        for example in group:
+            begin, end = example.span
+            answers = [{"text": context[begin:end], "answer_start": begin}]
+            qas.append({"id": example.id, "question": example.question, "answers": answers})
+        paragraphs.append({"context": context, "qas": qas})
+    file.write_text(json.dumps({"data": [{"title": "all", "paragraphs": paragraphs}]}), encoding="utf-8")
+
+
+def _peak_memory() -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+# Decoding
+
+
+def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder: Path) -> Figures:
+    """Decoding and scoring of logits like a trained model's, vectorised and by loops."""
+    settings = SpanSettings()
+    windows = build_features(examples, tokenizer, WindowSettings(), training=False, cache_dir=folder / "cache").dataset
+    order = np.argsort(-np.asarray(windows["length"][:]), kind="stable")
+    rng = np.random.default_rng(0)
+    batches = [
+        (rows, *_trained_logits(examples, windows[rows.tolist()], rng))
+        for rows in np.split(order, range(BATCH, len(order), BATCH))
+    ]
+    spans = ("offset_start", "offset_end", "context_begin", "context_end", "own_begin", "own_end")
+    windows = windows.select_columns(["example", *spans])
+    stored = windows.with_format("arrow")
+
+    def vectorised(best_only: bool) -> SpanDecoder:
+        decoder = SpanDecoder(examples, settings, best_only=best_only)
+        for rows, starts, ends in batches:
+            decoder.add(read_columns(stored, rows), starts, ends)
+        return decoder
+
+    answers, fast = _timed(lambda: Predictions(vectorised(best_only=True).n_best(), {}).texts)  # as validation does
+    _, with_all = _timed(lambda: vectorised(best_only=False).n_best())
+    usual, loops = _timed(lambda: _answers_by_loops(examples, windows, batches, settings))
+    scores, scoring = _timed(lambda: SQUAD.score(answers, {example.id: example.answers for example in examples}))
+    return {
+        "questions": len(examples),
+        "windows": len(windows),
+        "exact_match": scores["exact_match"],
+        "same_answers": answers == usual,
+        "vectorised": fast,
+        "vectorised_n_best": with_all,
+        "loops": loops,
+        "scoring": scoring,
+    }
+
+
+def _trained_logits(examples: list[Example], columns: dict[str, list], rng: np.random.Generator) -> tuple:
+    """Start and end logits [B, T] like a trained model's: little noise, and a bump around the answer's two ends.
+
+    A window without the answer gets a lower bump around other words.
+    """
+    positions = np.arange(max(columns["length"]))
+    logits = rng.normal(-8, 1, (2, len(columns["length"]), len(positions)))
+    for row, example in enumerate(columns["example"]):
+        begin, end = examples[example].span
+        context_begin, size = columns["context_begin"][row], len(columns["offset_start"][row])
+        touched = (np.array(columns["offset_end"][row]) > begin) & (np.array(columns["offset_start"][row]) < end)
+        [inside], height = touched.nonzero(), 14
+        if len(inside) == 0:
+            first = rng.integers(size)
+            inside, height = np.arange(first, min(first + 3, size)), 7
+        for kind, peak in enumerate(context_begin + inside[[0, -1]]):
+            logits[kind, row] += height * np.exp(-np.abs(positions - peak) / 4)
+    return tuple(torch.from_numpy(logits.astype(np.float32)))
+
+
+def _answers_by_loops(
+    examples: list[Example], windows: Dataset, batches: Iterable[tuple], settings: SpanSettings
+) -> dict[str, str]:
+    """The rule of `evaluation.spans` as it reads: a record for every allowed pair of a start and an end, and the n best
+    of a question with texts and probabilities."""
+
+    def top(logits: np.ndarray, begin: int, end: int) -> list[int]:
+        return (begin + (-logits[begin:end]).argsort(kind="stable")[: settings.n_best]).tolist()
+
+    records: dict[int, list[dict]] = defaultdict(list)
+    for rows, *logits in batches:
+        columns, (starts, ends) = windows[rows.tolist()], (tensor.numpy() for tensor in logits)
+        for row, example in enumerate(columns["example"]):
+            offset_start, offset_end = columns["offset_start"][row], columns["offset_end"][row]
+            begin = columns["context_begin"][row]
+            best_ends = top(ends[row], begin, columns["context_end"][row])
+            for start in top(starts[row], columns["own_begin"][row], columns["own_end"][row]):
+                for end in best_ends:
+                    if start <= end < start + settings.max_answer_tokens:
+                        offsets = offset_start[start - begin], offset_end[end - begin]
+                        pair = {"start_logit": starts[row][start], "end_logit": ends[row][end]}
+                        total = pair["start_logit"] + pair["end_logit"]  # in float32, as in that example
+                        records[example].append({"offsets": offsets, "score": total, **pair})
+    answers = dict.fromkeys((example.id for example in examples), "")
+    for number, candidates in records.items():
+        best = sorted(candidates, key=lambda record: (-record["score"], record["offsets"]))[: settings.n_best]
+        weights = np.exp([record["score"] - best[0]["score"] for record in best])
+        for record, probability in zip(best, weights / weights.sum(), strict=True):
+            begin, end = record["offsets"]
+            record |= {"text": examples[number].context[begin:end].strip(), "probability": probability}
+        answers[examples[number].id] = best[0]["text"]
+    return answers
+
+
+def _show(figures: Figures) -> None:
+    data, answers = figures["preparation"], figures["decoding"]
+    tokenizer, pairs, loops = data["bare_tokenizer"], data["usual_pairs"], answers["loops"]
+    table = Table("", "seconds", "CPU seconds", "x baseline", title=f"{figures['model']}, {figures['data']}")
+    for name, figure, baseline in (
+        (f"read {data['questions']:,} questions, {data['contexts']:,} contexts", data["reading"], None),
+        ("baseline: the bare tokenizer", tokenizer, None),
+        (f"baseline: the usual call on pairs (one of {PAIRS}, times {PAIRS})", pairs, None),
+        ("windows, against the bare tokenizer", data["building"], tokenizer),
+        ("windows, against the usual call", data["building"], pairs),
+        ("second start, reading included", data["second_start"], None),
+        (f"baseline: {answers['questions']:,} questions, n best by loops", loops, None),
+        (f"decoding (exact match {answers['exact_match']:.1f})", answers["vectorised"], loops),
+        ("the n best with probabilities", answers["vectorised_n_best"], loops),
+        ("scoring", answers["scoring"], None),
+    ):
+        ratio = f"{figure['seconds'] / baseline['seconds']:.3g}" if baseline else ""
+        table.add_row(name, f"{figure['seconds']:.2f}", f"{figure['cpu_seconds']:.2f}", ratio)
+    console = Console(width=110)
+    console.print(table)
+    console.print(f"peak memory grew by {data['peak_memory_growth_bytes'] / 2**20:,.0f} MiB while windows were made")

@@ -1,0 +1,159 @@
+"""How many operations an update gives the device, in its forwards, its backwards and its step.
+
+Where an update is small, a GPU waits for the host, which needs some microseconds for each operation: their number then
+decides the speed. It depends on the depth of the model and not on its width or the batch, so that a narrow model on a
+CPU counts what a GPU would get.
+
+What counts: each operation of PyTorch that its dispatcher hands to the device. Views, detached aliases and allocations
+launch nothing. A foreach or fused operation and a collective count once; on a GPU foreach operations need one launch
+per some hundred blocks of their tensors. The perturbation counts once in either direction, as its Triton kernel does.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from rich.table import Table
+from torch.nn.utils import clip_grad_norm_
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from swep_ds.data.batches import Batch
+from swep_ds.kernels import op
+from swep_ds.methods.base import MicroStep, PassState
+from swep_ds.methods.objective import Objective
+from swep_ds.models.backends import without_cudnn_attention
+from swep_ds.training.loop import observe, run_update
+from swep_ds.training.metrics import Meter
+from swep_ds.training.settings import TrainSection
+
+WARMUP = 3  # updates before the counted one; at ZeRO-3 they record the order of the modules
+HOST_SECONDS = 5e-6  # an assumption: what the host needs for an operation under PyTorch on a current server CPU
+PLAIN = "PyTorch"  # the stage of the loop without an engine
+PHASES = ("forward", "backward", "step", "statistics")
+ALLOCATIONS = ("empty", "new_empty", "record_stream", "set_", "resize_", "is_pinned", "is_same_size")
+ALLOCATIONS += ("_unsafe_view",)  # a view whose schema does not say so
+READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")  # the host waits for the device
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations and, among them, the reads of a value that the host waits for, by phase."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations: dict[str, Counter[str]] = {name: Counter() for name in PHASES}
+        self._phase: str | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts for this phase, if it is one of PHASES; as `run_update` takes it."""
+        before, self._phase = self._phase, name if name in PHASES else None
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self._phase and not _launches_nothing(func):
+            self.operations[self._phase][func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def counting(self, name: str, run: Callable) -> Callable:
+        """`run` as an operation by itself."""
+
+        def call(*args, **kwargs) -> Any:
+            self.operations[self._phase][name] += 1
+            with _disable_current_modes():
+                return run(*args, **kwargs)
+
+        return call
+
+    def totals(self) -> dict[str, int]:
+        """Operations by phase, their sum as "all", and the number of "reads"."""
+        counts = {name: counter.total() for name, counter in self.operations.items()}
+        named = sum(self.operations.values(), Counter())
+        reads = sum(number for name, number in named.items() if name.split("::")[1] in READS)
+        return counts | {"all": named.total(), "reads": reads}
+
+
+def _launches_nothing(func) -> bool:
+    if func._schema.name.split("::")[1].startswith(ALLOCATIONS):
+        return True
+    aliases = [value.alias_info for value in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+@contextmanager
+def watch_launches() -> Iterator[Launches]:
+    """Inside, operations are counted in the phases that the caller enters."""
+    launches, real = Launches(), op.implementation
+
+    def counted(*args) -> SimpleNamespace:
+        run = real(*args)
+        return SimpleNamespace(
+            forward=launches.counting("swep_ds::perturb", run.forward),
+            backward=launches.counting("swep_ds::perturb_backward", run.backward),
+        )
+
+    with mock.patch.object(op, "implementation", counted), launches:
+        yield launches
+
+
+def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
+    """The `Launches.totals` of an update that is not logged, as the training loop makes it."""
+    engine.train()
+    method, parts, meter = engine.module.method, engine.module.parts(execution), Meter(1, {})
+
+    def update(number: int, phase: Callable[[str], AbstractContextManager]) -> None:
+        statistics = run_update(engine, iter([batch]), 1, MicroStep(number), parts, phase)
+        with phase("statistics"):
+            observe(method, statistics)
+            meter.add(statistics)
+
+    return _count(update)
+
+
+@without_cudnn_attention()
+def count_plain_launches(objective: Objective, batch: Batch, train: TrainSection) -> dict[str, int]:
+    """The same passes in PyTorch alone: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16."""
+    if train.precision == "bf16":
+        objective.bfloat16()
+    objective.train()
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=train.learning_rate, fused=True)
+    autocast = torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=train.precision == "autocast")
+
+    def update(number: int, phase: Callable[[str], AbstractContextManager]) -> None:
+        carried = PassState()
+        for part in objective.parts(train.execution):
+            with phase("forward"), autocast:
+                loss, carried, _ = objective(batch, MicroStep(number, 0.0, part, carried))
+            with phase("backward"):
+                loss.backward()
+        with phase("step"):
+            clip_grad_norm_(objective.parameters(), train.max_grad_norm or float("inf"))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return _count(update)
+
+
+def _count(update: Callable) -> dict[str, int]:
+    for number in range(WARMUP):
+        update(number, lambda _: nullcontext())
+    with watch_launches() as launches:
+        update(WARMUP, launches.phase)
+    return launches.totals()
+
+
+def table(rows: list[dict[str, Any]], precision: str) -> Table:
+    """`rows`: "name" and "stage" (a ZeRO stage, or PLAIN) beside the totals."""
+    shown = Table(title=f"operations of an update on the device, {precision}; host: at {1e6 * HOST_SECONDS:g} us each")
+    for title in ("", "ZeRO", *PHASES, "all", "reads", "host, ms"):
+        shown.add_column(title, justify="left" if not title else "right", no_wrap=True)
+    for row in rows:
+        counts = [f"{row[name]:,}" for name in (*PHASES, "all", "reads")]
+        shown.add_row(row["name"], str(row["stage"]), *counts, f"{1000 * HOST_SECONDS * row['all']:.1f}")
+    return shown

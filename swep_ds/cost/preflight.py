@@ -1,0 +1,244 @@
+"""Before a long job: what every rank sees, whether all ranks see the same, what a collective costs, and whether the
+start would be refused.
+
+Nothing is trained or downloaded. Ranks compare one line of text per subject; files are compared by number, size and a
+checksum of their heads and tails.
+"""
+
+import hashlib
+import platform
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from swep_ds import ranks
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import PACKAGE, ds_config_path, shipped, user_path
+from swep_ds.data.reader_registry import find_reader
+from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
+from swep_ds.evaluation.results import versions
+from swep_ds.models.folders import weight_files
+from swep_ds.models.hub import resolve_model
+from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.prepare import check_ds_config, check_model
+from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks import accelerator
+from swep_ds.ranks.stalls import ranks_of
+from swep_ds.ranks.writing import find_fault
+
+Report = dict[str, str]  # subject -> what a rank sees
+FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
+ENDS = 2**16  # bytes at a file's head and tail that are compared
+SHOWN = 4  # hosts, or values of one subject
+MAX_LIST_CHARACTERS = 60  # characters of a list of ranks
+LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
+
+
+def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
+    """Collective. Prints what the ranks see and how fast they communicate.
+
+    Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
+    are missing, an output folder that is not writable or not shared by the ranks. Where all see the same: the folder is
+    another run's; or as `check_ds_config` and `check_model`.
+    """
+    say = Console(quiet=not ranks.is_main()).print
+    report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
+    report |= {f"output_dir {output_dir}": find_fault(output_dir) or "writable, shared"}
+    hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)
+    say(summary(hosts, reports))
+    say(time_collectives())
+    if faults := disagreements(hosts, reports):
+        raise InputError(f"preflight: {'; '.join(faults)}")
+    ranks.on_all_ranks(lambda: _check_start(recipe, ds_config, output_dir))
+    say("preflight: all ranks see the same")
+
+
+def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
+    """Raises InputError: what a start would end with on this rank, as far as it needs no data, weights or download."""
+    RunFolder(output_dir).check_owner(recipe)
+    on_cpu = ranks.device().type == "cpu"
+    stages = check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
+    if source := _model_folder(recipe.model.name):
+        for stage in stages:
+            check_model(stage, ds_config, source)
+
+
+# What a rank sees
+
+
+def observe(recipe: Recipe, ds_config: str) -> Report:
+    """This rank's devices, versions, code, recipe, ds_config, model and data."""
+    report = {"device": _device(), **versions()}
+    with suppress(PackageNotFoundError):  # Triton does not exist for every system
+        report["triton"] = version("triton")
+    if get_accelerator().device_name() == "cuda":
+        report["CUDA, NCCL"] = f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        # NVIDIA's driver; a container may hide the file
+        file = Path("/proc/driver/nvidia/version")
+        number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text(encoding="utf-8")) if file.is_file() else None
+        report["driver"] = number[1] if number else "not known"
+    code = {*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")}
+    report["code of this package"] = fingerprint(code, PACKAGE.parent)
+    report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
+    report[f"ds_config {ds_config}"] = _ds_config(ds_config)
+    data, model = recipe.data, recipe.model.name
+    report[f"model.name {model}"] = _local(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
+    sources = {"data.train": data.train, "data.augmented": data.augmented}
+    sources |= {"pretrain.train": recipe.pretrain and recipe.pretrain.train}
+    sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
+    return report | {f"{field} {source}": _data(source) for field, source in sources.items() if source}
+
+
+def _device() -> str:
+    """Kind and memory. Nodes may differ in the number of cores or devices."""
+    if not accelerator.on_gpu():
+        return f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"
+    return f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
+
+
+def _ds_config(source: str) -> str:
+    try:
+        return _local(ds_config_path(source)) or "missing"
+    except InputError:  # other ranks may have it, and all faults are listed together
+        return "missing"
+
+
+def _data(source: str) -> str:
+    if source.startswith(QUICKSTART):
+        return "in this package"
+    if find_reader(source):
+        return "read by a registered reader"
+    if files := _local(user_path(source, "data")):
+        return files
+    return "missing" if DATA_SUFFIXES & set(Path(source).suffixes) else _cached(re.split("[:@]", source)[0], "dataset")
+
+
+def _local(path: Path) -> str | None:
+    try:
+        if path.is_dir():
+            return fingerprint(path.rglob("*"), path)
+        return fingerprint([path], path.parent) if path.exists() else None
+    except OSError as error:  # a folder above it cannot be searched
+        return f"unreadable ({error.filename}: {error.strerror})"
+
+
+def _cached(hub_id: str, kind: str) -> str:
+    try:
+        folder = Path(snapshot_download(hub_id, repo_type=kind, local_files_only=True))
+    except HFValidationError:
+        return "missing"
+    except LocalEntryNotFoundError:
+        if constants.is_offline_mode():
+            return "missing from the hub's cache, and offline mode downloads nothing"
+        return "not in the hub's cache, would be downloaded"
+    return f"cached, {fingerprint(folder.rglob('*'), folder)}"
+
+
+def _model_folder(name: str) -> str | None:
+    """The folder of a model, in the hub's cache if its name is a hub id; None if a start would still fetch files."""
+    folder = resolve_model(name)
+    if Path(folder).is_dir():
+        return folder
+    try:
+        folder = snapshot_download(name, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+    files = {file.name for file in Path(folder).iterdir()}
+    whole = {"config.json", "tokenizer_config.json"} <= files and weight_files(folder, f"model.name {name}")
+    return folder if whole else None
+
+
+def fingerprint(files: Iterable[Path], root: Path) -> str:
+    """Number, size and checksum of files, or why one cannot be read."""
+    digest, count, total = hashlib.sha256(), 0, 0
+    try:
+        for file in sorted(file for file in files if file.is_file()):
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(root)} {size} ".encode())
+            with file.open("rb") as opened:
+                digest.update(opened.read(ENDS))
+                opened.seek(max(0, size - ENDS))
+                digest.update(opened.read(ENDS))
+            count, total = count + 1, total + size
+    except OSError as error:
+        return f"unreadable ({error.filename}: {error.strerror})"
+    return f"{count} file(s), {total:,} bytes, {digest.hexdigest()[:8]}" if count else "missing (an empty folder)"
+
+
+# What a collective costs
+
+
+def time_collectives() -> str:
+    """Collective. One line: medians of the slowest rank, after a warm-up that connects the ranks."""
+    world = ranks.world_size()
+    if world == 1:
+        return "one rank: no collective to time"
+    device = ranks.device()
+    size = 2**24 if device.type == "cpu" else 2**28
+    small, large = torch.zeros(1, device=device), torch.zeros(size // 4, device=device)
+    latency = _median(lambda: dist.all_reduce(small), LATENCY_REPEATS)
+    seconds = _median(lambda: dist.all_reduce(large), BANDWIDTH_REPEATS)
+    barrier = _median(dist.barrier, LATENCY_REPEATS)
+    bus = 2 * (world - 1) / world * size / seconds / 1e9  # as nccl-tests counts it: comparable at any world size
+    return (
+        f"all-reduce over {world} ranks, {dist.get_backend()}: {latency * 1e6:,.0f} us of 4 bytes, "
+        f"{seconds * 1e3:,.2f} ms of {size >> 20} MiB ({bus:.2f} GB/s on the bus); barrier {barrier * 1e6:,.0f} us"
+    )
+
+
+def _median(collective: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats + 2):
+        ranks.synchronize()
+        began = time.perf_counter()
+        collective()
+        ranks.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return max(ranks.gather(statistics.median(seconds[2:])))
+
+
+# Comparing
+
+
+def summary(hosts: Sequence[str], reports: Sequence[Report]) -> str:
+    """What the largest group of equal ranks sees, a line a subject; `disagreements` names what others see."""
+    common, _ = Counter(tuple(report.items()) for report in reports).most_common(1)[0]
+    group = [rank for rank, report in enumerate(reports) if tuple(report.items()) == common]
+    width = max(len(subject) for subject, _ in common)
+    return "\n".join([f"{_ranks(group, hosts)}:", *(f"  {subject:{width}}  {value}" for subject, value in common)])
+
+
+def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
+    """Each subject that ranks see differently, or that is wrong, with the ranks that see each value."""
+    faults = []
+    for subject in dict.fromkeys(subject for report in reports for subject in report):
+        values: dict[str, list[int]] = {}
+        for rank, report in enumerate(reports):
+            values.setdefault(report.get(subject, "missing"), []).append(rank)
+        if len(values) > 1 or next(iter(values)).startswith(FAULTS):
+            shown = sorted(values.items(), key=lambda item: -len(item[1]))[:SHOWN]
+            more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+            faults.append(f"{subject}: {', '.join(f'{v} on {_ranks(group, hosts)}' for v, group in shown)}{more}")
+    return faults
+
+
+def _ranks(group: Sequence[int], hosts: Sequence[str]) -> str:
+    names = list(dict.fromkeys(hosts[rank] for rank in group))
+    shown = ", ".join(names[:SHOWN]) + (f", ... {len(names)} hosts" if len(names) > SHOWN else "")
+    numbers = ranks_of(group)
+    if len(numbers) > MAX_LIST_CHARACTERS:
+        numbers = f"{numbers[:MAX_LIST_CHARACTERS].rpartition(',')[0]}, ... {len(group)} in all"
+    return f"{numbers} ({shown})"

@@ -1,0 +1,386 @@
+"""The recipe: every setting of a run, its type, default and meaning, and the rules between them.
+
+The resolved recipe is the only source of settings: everything downstream gets plain arguments from it. Defaults are
+the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's settings are beside the method
+(`swep_ds/methods/`). `swep_ds/common/settings/` reads YAML, `extends` and `--set`.
+"""
+
+import logging
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from swep_ds import methods
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import path_text
+from swep_ds.common.settings import (
+    FieldFault,
+    Section,
+    join,
+    lay_sections,
+    load,
+    read_whole,
+    shown,
+    suggest,
+    validate,
+    without_paths,
+)
+from swep_ds.common.settings.plugins import load_entry_points
+from swep_ds.evaluation.mlqa import LANGUAGES, Language
+from swep_ds.ranks.launch import is_first_on_node
+from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, TrackingSection, TrainSection
+
+log = logging.getLogger(__name__)
+RECIPES = Path(__file__).parents[1] / "recipes"
+HOLDOUT = "held_out"
+# settings that change neither the trained model nor its scores
+NEUTRAL = ("tracking", "train.log_every", "train.stall_seconds")
+NEUTRAL += ("train.keep_checkpoints", "train.on_checkpoint_failure")
+MAX_NAME_BYTES = 200  # bytes of a data set's name, which becomes predictions/NAME.json
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class ModelSection(Section):
+    name: str  # hub id, local folder, or "quickstart:encoder", the encoder that comes with this package
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: the best that transformers has
+    attention_dropout: float | None = Field(None, ge=0, lt=1)  # dropout of attention weights; null = the model's
+
+
+class DataSection(Section):
+    train: str  # a source: hub id ("owner/name[:config][@split]"), local file or folder, "quickstart_v2:<domain>"
+    eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
+    holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
+    train_fraction: float = Field(1.0, gt=0, le=1)  # nested, seeded subset: the 10 % are inside the 30 %
+    max_train_examples: Many | None = None  # the most training questions to use; null = all
+    augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
+    max_eval_examples: Many | None = None  # the most questions of each test set to use; null = all
+    max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
+    doc_stride: Count = 128  # tokens from a window's start to the next one's, at most max_length: not the overlap
+    max_query_length: Count = 64  # longer questions are cut, and counted
+    max_target_length: int = Field(30, ge=2, le=1_000_000)  # generative: longer answers are cut, and counted
+    windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out
+    # Questions without an answer, as in SQuAD v2.0. train: towards [CLS] or an empty answer; the model may then decline
+    # a question, and does so where its null score is above a threshold.
+    unanswerable: Literal["error", "drop", "train"] = "error"
+    # Training questions whose answer has no offset and occurs several times in its context: first = its first place
+    repeated_answers: Literal["error", "first", "drop"] = "error"
+
+    @field_validator("eval")
+    @classmethod
+    def _file_names(cls, value: dict[str, str]) -> dict[str, str]:
+        check_data_set_names(list(value))
+        if HOLDOUT in map(_on_disk, value):
+            raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
+        return value
+
+
+class PretrainSection(Section):
+    """A first stage of training on other data, usually generated questions. All else is as in the recipe."""
+
+    train: str  # a source like data.train, used whole
+    max_train_examples: Many | None = None  # the most of its questions to use; null = all
+    epochs: Epochs = 2  # passes over that data
+    max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
+    micro_batch_size: Count = 32  # windows per rank and forward pass
+    max_tokens: Many | None = None  # replaces micro_batch_size: padded positions per rank and pass
+    gradient_accumulation_steps: Count = 1  # micro-batches per update and rank
+    learning_rate: float = Field(2e-5, gt=0, le=1000)  # at its peak
+
+
+class EvalSection(Section):
+    # A name in data.eval, or "held_out". Half of that set scores every checkpoint. The best by F1 (then EM, then the
+    # earlier one) is exported, and reported on the other half of the set and on all other sets.
+    select_on: str | None = None
+    batch_size: Count = 32  # windows per rank
+    # extractive: how many of the best starts and ends per window are paired; a calibrator sees the five best answers
+    n_best: int = Field(20, ge=5, le=10_000)
+    max_answer_tokens: Count = 30  # longest answer; if generated, with its end-of-sequence token
+    beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
+    scorer: Literal["squad", "mlqa"] = "squad"  # scoring rules: SQuAD's, for English, or MLQA's, for `language`
+    language: Language | dict[str, Language] = "en"  # mlqa: language of the answers; or by data set, else en
+
+    @field_validator("language", mode="wrap")
+    @classmethod
+    def _either_form(cls, value: Any, check: Callable[[Any], Any]) -> Any:
+        try:
+            return check(value)
+        except ValidationError:  # it lists what is wrong with `value` in each of the two forms
+            raise ValueError(
+                f"{shown(value)}: give one of {', '.join(LANGUAGES)}, or one of them by data set"
+            ) from None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "EvalSection":
+        if self.scorer == "squad" and self.language != "en":
+            raise FieldFault(
+                "language: scorer squad has rules for English alone: set eval.scorer to mlqa, or language to en"
+            )
+        return self
+
+    def answer_language(self, data_set: str) -> Language | None:
+        """The language whose rules score a data set; None = SQuAD's rules."""
+        if self.scorer == "squad":
+            return None
+        return self.language.get(data_set, "en") if isinstance(self.language, dict) else self.language
+
+
+class Recipe(Section):
+    """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
+
+    task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
+    seed: Seed = 0  # decides new layers, the order of the data, dropout and noise
+    model: ModelSection  # the pretrained model
+    # how it is fine-tuned: name, with the settings of that method
+    method: methods.settings_union() = Field(discriminator="name")
+    data: DataSection  # what it is trained and tested on
+    pretrain: PretrainSection | None = None  # a first stage of training, on other data
+    train: TrainSection = TrainSection()  # how it is trained
+    eval: EvalSection = EvalSection()  # how it is tested
+    tracking: TrackingSection = TrackingSection()  # where metrics go besides the run's folder
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Recipe":
+        model, method, data, train = self.model, self.method, self.data, self.train
+        select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
+        generative = self.task == "generative"
+        tests = self.test_sets
+        rules = (  # (whether it is broken, the field, why and the fix)
+            (
+                not tests and "eval" not in data.model_fields_set,
+                "data.eval names nothing to evaluate on, and data.holdout_fraction is 0: set one, or set data.eval={}",
+            ),
+            (
+                select_on == HOLDOUT and not data.holdout_fraction,
+                f"eval.select_on: {HOLDOUT} means the articles that data.holdout_fraction keeps out, and that is 0: "
+                "set it to 0.1, for example",
+            ),
+            (
+                select_on not in (None, *tests),
+                f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(str(select_on), tests)}",
+            ),
+            *(
+                (name not in tests, f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}")
+                for name in (self.eval.language if isinstance(self.eval.language, dict) else ())
+            ),
+            (
+                train.execution == "joint" and method.needs == "gradient",
+                f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
+                "pass for the next: set it to split",
+            ),
+            (
+                train.execution == "stacked" and method.needs is not None,
+                f"train.execution: stacked runs all passes as one batch, and {method.name} needs the {method.needs} of "
+                "one pass for the next: set it to split",
+            ),
+            (
+                method.uses_model and train.activation_checkpointing,
+                f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
+                "keeps all activations: it would save nothing; set it to false",
+            ),
+            (generative and train.packing, "train.packing: is for extractive models: set it to false"),
+            (generative and train.compile, "train.compile: is for extractive models: set it to false"),
+            (
+                model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"),
+                "model.attention: flash_attention_2 needs half precision: set train.precision to bf16",
+            ),
+            (
+                generative and data.max_target_length > longest,
+                f"data.max_target_length: the model would learn answers of {data.max_target_length} tokens, and with "
+                f"eval.max_answer_tokens {longest} never generate them: lower it to {longest}, or raise the other",
+            ),
+            (
+                method.name == "ssmba" and data.augmented is None,
+                "data.augmented: ssmba trains on samples of data.train: make them with `swep-ds augment "
+                f"--data {data.train} --model MASKED_LANGUAGE_MODEL --output FILE.json` and set this to FILE.json",
+            ),
+            (
+                train.average == "last_k" and select_on is not None,
+                "train.average: last_k is a mean over the end of the run, and eval.select_on may choose an earlier "
+                "checkpoint: set train.average to ema, or eval.select_on to null",
+            ),
+        )
+        if faults := [fault for broken, fault in rules if broken]:
+            raise ValueError(join(faults))
+        return self
+
+    @staticmethod
+    def load(
+        name_or_path: str, overrides: Sequence[str] = (), option: str = "--recipe", given_by: str = "--set"
+    ) -> "Recipe":
+        """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
+
+        A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
+        The resolved copy extends nothing.
+
+        Setting `method.name` to another method, in either way, drops the settings of the former method, so that
+        `--set method.name=mle` compares methods under one recipe.
+
+        Args:
+            option: what the user named the recipe with.
+            given_by: what gave the overrides, for messages.
+
+        Raises:
+            InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
+                that do not say which of them is the source domain (`_check_source_domain`).
+        """
+        return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain, given_by)
+
+    @staticmethod
+    def make(base: "str | Path | Recipe", **sections: Any) -> "Recipe":
+        """A recipe with other sections, as in `Recipe.make("bert_base_squad", seed=1, train={"epochs": 3})`.
+
+        Args:
+            base: name of a shipped recipe, path of a YAML file, or a recipe.
+            sections: a `Section`, such as the settings of a method, replaces the whole section; of a dict each field
+                replaces that field, and another `method.name` drops the settings of the former method.
+
+        Raises:
+            InputError: as `load`.
+        """
+        sections = without_paths(sections)
+        if isinstance(base, Recipe):
+            path, tree = Path("recipe"), base.model_dump(mode="json")
+        else:
+            path, tree = read_whole(path_text(base, "recipe"), RECIPES, "recipe", Recipe, _check_source_domain)
+        given = {
+            name: section.model_dump(mode="json") if isinstance(section, Section) else section
+            for name, section in sections.items()
+        }
+        merged = lay_sections(Recipe, tree, sections)
+        _check_source_domain(tree, given, merged, in_python=True)
+        return validate(Recipe, merged, path, sections)
+
+    def first_stage(self) -> "Recipe":
+        """The run on `pretrain.train` that comes first.
+
+        It tests nothing and averages no weights: the second stage chooses and reports.
+        """
+        settings = self.pretrain.model_dump()
+        data = {"train": settings.pop("train"), "max_train_examples": settings.pop("max_train_examples")}
+        tree = self.model_dump(mode="json") | {"pretrain": None}
+        tree["data"] |= data | {"train_fraction": 1.0, "augmented": None, "holdout_fraction": 0.0, "eval": {}}
+        if self.method.name == "ssmba":
+            tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
+        tree["train"] |= settings
+        tree["eval"] |= {"select_on": None, "scorer": "squad", "language": "en"}
+        return Recipe.model_validate(tree).unaveraged()
+
+    @property
+    def title(self) -> str:
+        """Method, model and seed, for headings."""
+        return f"{self.method.name}, {self.model.name}, seed {self.seed}"
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Names of the data sets that the run is tested on, the source domain first."""
+        return [HOLDOUT] * bool(self.data.holdout_fraction) + list(self.data.eval)
+
+    @property
+    def validation_set(self) -> str | None:
+        """The test set that is split: one half chooses a checkpoint or when to decline a question, the other half is
+        reported: `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
+        declines = self.data.unanswerable == "train" and self.data.holdout_fraction > 0
+        return self.eval.select_on or (HOLDOUT if declines else None)
+
+    def unaveraged(self) -> "Recipe":
+        """The same training, of which the last weights are tested and exported instead of a mean."""
+        plain = {name: TrainSection.model_fields[name].default for name in ("average", *AVERAGED_BY)}
+        return self.model_copy(update={"train": self.train.model_copy(update=plain)})
+
+    def dump(self) -> str:
+        """The resolved recipe as YAML; loading it gives this recipe again."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _check_source_domain(
+    base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any], *, in_python: bool = False
+) -> None:
+    """Checks that the source domain, which is the first test set, still fits where a `layer` (a file, --set or a call)
+    replaces data.train or holds articles out.
+
+    Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
+    layer adds others, or if a test set of the training domain stays behind held-out articles: the only domain that was
+    trained on could count as out of domain.
+    """
+    data = [tree.get("data") for tree in (base, layer, merged)]
+    if not all(isinstance(section, dict) for section in data):
+        return
+    before, given, after = data
+    sources, given_sources = after.get("eval"), given.get("eval") or {}
+    if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)):
+        return
+    fraction = after.get("holdout_fraction")
+    if not isinstance(fraction, bool) and isinstance(fraction, int | float) and fraction:
+        _check_beside_held_out(before, given, after)
+        return
+    name, source = next(iter(sources.items()))
+    train = given.get("train")
+    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_sources:
+        return
+    kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
+    if given_sources:
+        added = [str(other) for other in given_sources]
+        raise InputError(
+            f"{kept}, and {shown(', '.join(added), str)} would count as out of domain: name all test sets, the one of "
+            f"data.train's domain first, as in --set 'data.eval={{{shown(added[0], str)}: FILE}}'; or repeat --set "
+            f"data.eval.{name}={shown(source, str)} if it is of that domain"
+        )
+    if is_first_on_node():
+        fix = 'data={"eval": {NAME: FILE}}' if in_python else "--set 'data.eval={NAME: FILE}'"
+        _warn_once(f"{kept}: if it is of another domain, replace it: {fix}")
+
+
+def _check_beside_held_out(before: dict[str, Any], given: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises InputError if a layer leaves a test set of the training domain beside held-out articles of it."""
+    if not given.keys() & {"train", "eval", "holdout_fraction"}:
+        return
+    same = [name for name, source in after["eval"].items() if source == after.get("train")]
+    former = list(before["eval"].items())[:1] if isinstance(before.get("eval"), dict) else []
+    if not before.get("holdout_fraction") and before.get("train") == after.get("train"):
+        same += [name for name, source in former if after["eval"].get(name) == source]
+    if same:
+        raise InputError(
+            f"data.holdout_fraction {shown(after['holdout_fraction'])}: held-out articles are the source domain, and "
+            f"data.eval.{same[0]} ({shown(after['eval'][same[0]])}), which is of that domain too, would count as out "
+            "of domain: name the other test sets alone, as in --set 'data.eval={NAME: FILE}'"
+        )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """A sweep loads a recipe for each run."""
+    log.warning(text)
+
+
+def check_data_set_names(names: Sequence[str]) -> None:
+    """Raises ValueError for names that cannot become files `predictions/NAME.json` beside each other."""
+    taken: dict[str, str] = {}
+    for name in names:
+        if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
+            raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"the name {shown(name)} becomes a file name: shorten it to {MAX_NAME_BYTES} bytes")
+        other = taken.setdefault(_on_disk(name), name)
+        if other != name:
+            raise ValueError(f"{other!r} and {name!r} would share a file where case does not count: rename one")
+
+
+def _on_disk(name: str) -> str:
+    """The name as a file system compares it that ignores case and how an accent is encoded."""
+    return unicodedata.normalize("NFC", name.casefold())
+
+
+def _take_in_methods() -> None:
+    """Lets recipes name the methods that are registered by now."""
+    Recipe.model_fields["method"].annotation = methods.settings_union()
+    Recipe.model_rebuild(force=True)
+
+
+methods.on_registered.append(_take_in_methods)
+load_entry_points(methods.GROUP)  # now: such a module may import this one

@@ -1,0 +1,85 @@
+"""The settings of training and tracking: the recipe's sections `train` and `tracking`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from swep_ds.common.settings import FieldFault, Section
+
+AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k"}  # field of `train` -> the kind of average it sets
+
+# Bounds that no run reaches; above them numbers overflow or a run never ends
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Many = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Epochs = Annotated[float, Field(gt=0, le=10_000)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainSection(Section):
+    epochs: Epochs = 2  # passes over the training data
+    max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
+    micro_batch_size: Count = 8  # windows per rank and forward pass
+    max_tokens: Many | None = None  # replaces micro_batch_size: padded positions per rank and pass
+    group_by_length: bool = True  # windows of similar length share an update; false = random ones, with more padding
+    gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
+    learning_rate: float = Field(3e-5, gt=0, le=1000)  # at its peak, after the warm-up
+    warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
+    schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
+    weight_decay: float = Field(0.0, ge=0)  # for all parameters, decoupled from the gradient
+    optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32, tf32 or autocast
+    adam_betas: tuple[Beta, ...] = Field(
+        (0.9, 0.999), min_length=2, max_length=2
+    )  # adamw: decay rates of the gradient's and its square's mean
+    adam_epsilon: float = Field(1e-8, gt=0)  # adamw: added to the root in its denominator
+    max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
+    # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
+    precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
+    # a backward per pass (memory of MLE), one backward for all, or all passes as one batch with one forward
+    execution: Literal["split", "joint", "stacked"] = "split"
+    # at ZeRO-2 and 3: reduce gradients once an update and not in each micro-step; until then each rank holds whole ones
+    coalesce_grad_reduction: bool = False
+    activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time
+    packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
+    compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
+    deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
+    log_every: Many = 10  # updates between two logged lines
+    checkpoint_every: Many = 1000  # updates between two checkpoints
+    keep_checkpoints: Count = 2  # how many of the newest are kept
+    stall_seconds: float = Field(600, gt=0, le=1_000_000)  # without progress, until rank 0 names the ranks behind
+    on_checkpoint_failure: Literal["stop", "continue"] = "stop"  # when one cannot be written; earlier ones stay
+    average: Literal["none", "ema", "last_k"] = "none"  # which mean of the weights is tested and exported
+    average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
+    average_last: float = Field(0.25, gt=0, le=1)  # last_k: k as a share of all updates
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "TrainSection":
+        faults = []
+        if self.packing and self.compile:
+            faults.append(
+                "compile: with train.packing every batch has other lengths and would be compiled anew: set one of them "
+                "to false"
+            )
+        for name, kind in AVERAGED_BY.items():
+            default = type(self).model_fields[name].default
+            if self.average != kind and getattr(self, name) != default:
+                faults.append(
+                    f"{name}: is a setting of average {kind}, and train.average is {self.average}: set that to {kind}, "
+                    f"or leave {name} at {default}"
+                )
+        if faults:
+            raise FieldFault(*faults)
+        return self
+
+
+class TrackingSection(Section):
+    # where metrics and scores go besides the run's folder: wandb (offline: without a network; tables and the report,
+    # too), or tensorboard (files in the run's folder)
+    to: Literal["off", "wandb", "wandb_offline", "tensorboard"] = "off"
+    project: str = "swep-ds"  # the project in that service
+    group: str | None = None  # the group of runs in wandb; a sweep sets its own name
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _bare_off(cls, value: Any) -> Any:
+        """YAML 1.1 reads a bare off as false."""
+        return "off" if value is False else value

@@ -1,0 +1,289 @@
+"""QuestionAnswerer against every span of every window, scored one by one with transformers' model alone."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering
+
+from swep_ds.api.answerer import QuestionAnswerer, Reply, answerer
+from swep_ds.commands.answer import answer as answer_command
+from swep_ds.common.errors import InputError
+from swep_ds.data.windows import WindowCutter, WindowSettings
+from tests.support import tiny, tiny_models
+from tests.support.bad_input import refused
+from tests.support.finished import write_reading
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import prepare
+
+LONG = " ".join(tiny.SENTENCES)
+ASKED = [
+    ("Who founded it?", "It was founded in 1204 by an abbot."),
+    ("When was it opened?", LONG),
+    ("Who?", "An abbot."),
+]
+SIZES = WindowSettings(24, 5, 8)
+
+
+def write_sizes(model: Path, null_threshold: float | None = None) -> None:
+    data = {"max_length": 24, "doc_stride": 5, "max_query_length": 8}
+    settings = {"data": data, "eval": {"max_answer_tokens": 4, "n_best": 5}, "null_threshold": null_threshold}
+    (model / "reading.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("answerer")
+    prepare(folder)
+    write_sizes(folder / "model")
+    return str(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def generative(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("generative")
+    prepare(folder, architecture="t5")
+    write_reading(folder / "model")
+    return str(folder / "model")
+
+
+@torch.no_grad()
+def by_hand(model: str, question: str, context: str) -> tuple[list[Reply], float]:
+    """All allowed spans, best first, as (score, start, end, text), and the null score."""
+    qa = AutoModelForQuestionAnswering.from_pretrained(model).eval()
+    asked = tiny.example(question, context, context)
+    cutter = WindowCutter(tiny.wordpiece(), SIZES, asked)
+    tokens, text = cutter.encode(question).ids[:8], cutter.encode(context)
+    spans, nulls = [], []
+    for begin, end, own_begin, own_end in cutter.windows(len(tokens), len(text.ids)):
+        ids = [token for piece in cutter.template.pieces(tokens, text.ids[begin:end]) for token in piece.tolist()]
+        types = cutter.template.type_ids([len(tokens)], [end - begin]).tolist()
+        output = qa(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
+        first = cutter.template.context_begin(len(tokens)) - begin
+        nulls.append(starts[0] + ends[0])
+        for a in range(own_begin, own_end):
+            for b in range(a, min(a + 4, end)):
+                start, stop = int(text.starts[a]), int(text.ends[b])
+                spans.append((starts[first + a] + ends[first + b], start, stop, context[start:stop]))
+    return sorted(spans, key=lambda span: -span[0]), min(nulls)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_n_best_are_exact_over_all_windows(model, asked):
+    spans, _ = by_hand(model, *asked)
+    n = min(len(spans), 40)
+    replies = QuestionAnswerer(model, batch_size=2)(*asked, n_best=n)
+    assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in spans[:n]], abs=1e-5)
+    total = sum(math.exp(score) for score, *_ in spans)
+    for reply in replies:
+        assert reply.text == asked[1][reply.start : reply.end]
+        assert reply.probability == pytest.approx(math.exp(reply.score) / total, rel=1e-4)
+    assert (replies[0].start, replies[0].end) == spans[0][1:3]
+
+
+def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monkeypatch):
+    single = QuestionAnswerer(Path(model))
+    expected = [single(*asked, n_best=5) for asked in ASKED]
+    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
+    together = QuestionAnswerer(model, batch_size=7)
+    for n in (1, 5):
+        replies = list(together.answer(iter(ASKED * 2), n_best=n))
+        assert len(replies) == 6
+        for reply, other in zip(replies, expected * 2, strict=True):
+            assert [r.text for r in reply] == [r.text for r in other[:n]]
+            assert [r.probability for r in reply] == pytest.approx([r.probability for r in other[:n]], rel=1e-4)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_question_is_declined_where_the_null_score_is_above_the_best_by_more_than_the_threshold(model, asked):
+    spans, null = by_hand(model, *asked)
+    odds = null - spans[0][0]
+    total = math.exp(null) + sum(math.exp(score) for score, *_ in spans)
+    for threshold, declined in ((odds - 0.01, True), (odds + 0.01, False)):
+        replies = QuestionAnswerer(model, null_threshold=threshold)(*asked, n_best=1 + len(spans))
+        [place] = [i for i, reply in enumerate(replies) if not reply.text]
+        probability = pytest.approx(math.exp(null) / total, rel=1e-4)
+        confidence = probability if declined else None
+        assert replies[place] == Reply("", probability, pytest.approx(null, abs=1e-5), confidence=confidence)
+        assert place == (0 if declined else max(1, sum(score >= null for score, *_ in spans)))
+        assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
+        [best] = QuestionAnswerer(model, null_threshold=threshold)(*asked)
+        assert (best.text == "") == declined
+
+
+def test_the_threshold_is_the_models_own(model, tmp_path):
+    write_sizes(Path(model), null_threshold=-1e6)
+    try:
+        assert QuestionAnswerer(model)(*ASKED[0])[0].text == ""
+        assert QuestionAnswerer(model, null_threshold=1e6)(*ASKED[0])[0].text
+    finally:
+        write_sizes(Path(model))
+    assert QuestionAnswerer(model)(*ASKED[0])[0].text
+
+
+def test_a_model_that_may_decline_withholds_what_it_is_not_sure_of(model):
+    plain = QuestionAnswerer(model, null_threshold=1e6)(*ASKED[0], n_best=100)
+    [null] = [reply for reply in plain if not reply.text]
+    declined, *others = QuestionAnswerer(model, null_threshold=1e6, min_confidence=1.0)(*ASKED[0], n_best=100)
+    assert declined == replace(null, confidence=plain[0].confidence)
+    assert [reply.text for reply in others] == [reply.text for reply in plain if reply.text]
+
+
+def test_logits_that_are_not_numbers_give_no_answer(model):
+    asks = QuestionAnswerer(model)
+    predict = asks._saved.qa.predict
+    asks._saved.qa.predict = lambda batch: tuple(values * math.nan for values in predict(batch))
+    assert list(asks.answer(ASKED)) == [[Reply("", 0.0, None, confidence=0.0)]] * len(ASKED)
+
+
+def test_a_generative_model_gives_one_answer(generative):
+    asks = QuestionAnswerer(generative)
+    [[reply], [other], _] = asks.answer(ASKED)
+    assert (reply.start, other.end) == (None, None)
+    assert reply.probability == pytest.approx(math.exp(reply.score))
+    [alone] = asks(*ASKED[0])
+    assert alone.text == reply.text
+    assert alone.score == pytest.approx(reply.score, rel=1e-6)  # other batch sizes round otherwise
+    assert refused(asks, *ASKED[0], 3).startswith(f"n_best 3: {generative} generates one answer: set it to 1")
+    assert QuestionAnswerer(generative, null_threshold=-1e6)(*ASKED[0])[0].text == ""
+    assert QuestionAnswerer(generative, null_threshold=1e6)(*ASKED[0])[0].start is None
+
+
+def test_what_cannot_be_asked(model):
+    asks = QuestionAnswerer(model)
+    assert "question 1: the question is empty" in refused(asks, " ", "text")
+    assert "question 1: the text is empty" in refused(asks, "Who?", "\n")
+    assert "question 1: question holds half of a surrogate pair" in refused(asks, "Who\ud800?", "text")
+    for n_best in (0, "2", 1.5, None, True):
+        assert f"n_best {n_best!r}: give a whole number, at least 1" in refused(asks, "Who?", "text", n_best)
+    for wrong in ({"batch_size": 0}, {"min_confidence": 1.1}, {"min_confidence": None}, {"null_threshold": "high"}):
+        assert f"QuestionAnswerer: {next(iter(wrong))}: " in refused(
+            lambda wrong=wrong: QuestionAnswerer(model, **wrong)
+        )
+    with pytest.raises(InputError, match="question 2: the text is empty"):
+        list(asks.answer([ASKED[0], ("Who?", "")]))
+    assert "question 1: the text is a NoneType" in refused(asks, "Who?", None)
+    with pytest.raises(InputError, match=r"question 1: .*Who.* is not a pair: give \(question, text\)"):
+        list(asks.answer(["Who?"]))
+
+
+def test_the_tokenizer_is_judged_by_the_first_texts_alone(model, monkeypatch):
+    foreign = [("\u8c01?", "\u4e0a\u6d77\u5e02\u5728\u4e2d\u56fd\u3002")] * 4
+    asks = QuestionAnswerer(model)
+    assert "its tokenizer knows" in refused(lambda: list(asks.answer(foreign)))
+    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
+    assert len(list(asks.answer([ASKED[0], ASKED[0], *foreign]))) == 6
+    later = QuestionAnswerer(model)
+    assert len([later(*asked) for asked in ASKED * 4]) == 12
+    assert len(later(*foreign[0])) == 1
+
+
+def test_a_question_does_not_cost_a_copy_of_the_tokenizer_nor_a_file(model, monkeypatch):
+    asks = QuestionAnswerer(model)
+    [expected] = asks(*ASKED[0])
+    refuse = mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr("swep_ds.data.windows.plain_backend", refuse)
+    monkeypatch.setattr("swep_ds.data.cache.save", refuse)
+    assert asks(*ASKED[0]) == [expected]
+    assert len(list(asks.answer(ASKED))) == len(ASKED)
+
+
+def test_a_model_of_few_positions_cuts_questions_shorter(tmp_path):
+    folder = tmp_path / "small"
+    tiny_models.model(vocab_size=200, max_position_embeddings=48).save_pretrained(folder)
+    tiny.wordpiece().save_pretrained(folder)
+    [reply] = QuestionAnswerer(folder)("Who founded it " + "and who built it " * 20 + "?", LONG)
+    assert reply.text == LONG[reply.start : reply.end] != ""
+
+
+def test_a_question_that_is_cut_is_reported(model, caplog):
+    long, short = "Who founded the old abbey on the hill above the town?", "Who?"
+    list(QuestionAnswerer(model).answer([(long, LONG), (short, LONG)]))
+    assert caplog.messages == ["1 of 2 questions are longer than 8 tokens, and what follows is not read"]
+
+
+def test_a_runs_folder_is_not_a_model_and_its_model_is_named(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)
+
+
+# The command
+
+
+def test_a_file_of_questions_becomes_lines_of_answers(model, tmp_path):
+    rows = [{"id": f"q{i}", "question": question, "context": context} for i, (question, context) in enumerate(ASKED)]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    script, output = ROOT / "scripts" / "answer.py", tmp_path / "answers.jsonl"
+    command = [script, model, "--questions", str(tmp_path / "asked.jsonl"), "--output", str(output), "--n_best", "2"]
+    ended = run_script(*command)
+    assert re.search(rf"^3 answers in {re.escape(str(output))}: [\d,]+ questions a minute\n\Z", ended.stdout, re.M)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    for line, row, replies in zip(lines, rows, QuestionAnswerer(model).answer(ASKED, 2), strict=True):
+        assert (line["id"], line["question"], line["answer"]) == (row["id"], row["question"], replies[0].text)
+        assert row["context"][line["start"] : line["end"]] == line["answer"] == line["answers"][0]["text"]
+        assert [a["text"] for a in line["answers"]] == [r.text for r in replies]
+    again = run_script(*command, check=False)
+    said = f"error: --output {output}: exists already: name another file, or delete it\n"
+    assert (again.returncode, again.stderr) == (2, said)
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"id": "blank", "question": "Who?", "context": "\u200b"}))
+    refused_ = run_script(*command[:-3], str(tmp_path / "other.jsonl"), check=False)
+    assert "question 'blank': context is empty" in refused_.stderr
+
+
+def test_answers_to_a_file_that_were_stopped_are_resumed(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
+    rows = [{"id": f"q{i}", "question": q, "context": c} for i, (q, c) in enumerate([*ASKED, *ASKED])]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "answers.jsonl"
+
+    def answer(file: Path, *options: str) -> None:
+        command = ["answer.py", model, "--questions", str(tmp_path / "asked.jsonl"), "--output", str(file), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        answer_command()
+
+    answer(whole)
+    together, asked = QuestionAnswerer.answer_together, []
+
+    def stopped(self, examples, n_best):
+        asked.append([example.id for example in examples])
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        yield from together(self, examples, n_best)
+
+    monkeypatch.setattr(QuestionAnswerer, "answer_together", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        answer(output)
+    assert not output.exists()
+    with pytest.raises(InputError, match=r"other settings \(min_confidence 0\.0 there, 0\.5 here\)"):
+        answer(output, "--min_confidence", "0.5")
+    answer(output)
+    assert asked == [["q0", "q1"], ["q2", "q3"], ["q2", "q3"], ["q4", "q5"]]
+    assert "resuming: 2 of 6 questions are answered" in capsys.readouterr().out
+    assert output.read_bytes() == whole.read_bytes()
+    assert not list(tmp_path.glob("*.chunks"))
+    # a chunk that somebody changed is not taken for answers
+    (tmp_path / "new.jsonl.chunks").mkdir()
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        answer(tmp_path / "new.jsonl")
+    (tmp_path / "new.jsonl.chunks" / "000000.json").write_text("[]")
+    with pytest.raises(InputError, match=r"000000\.json is damaged .*other questions"):
+        answer(tmp_path / "new.jsonl")
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_question_from_python_prints_nothing(model):
+    code = f"import swep_ds as sd; sd.QuestionAnswerer({model!r})('Who?', 'An abbot.')"
+    env = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}  # DeepSpeed looks for a GPU
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")

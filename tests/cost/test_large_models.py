@@ -1,0 +1,59 @@
+"""Every model of docs/large_models.md is reached by a command whose recipe and ds_config go together."""
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from swep_ds.pipeline.recipe import RECIPES, Recipe
+from swep_ds.training.ds_config import resolve_ds_config
+from tests.support.tiny_run import ROOT
+
+BLOCK, *_ = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "large_models.md").read_text(), re.DOTALL)
+COMMANDS = [dict(zip(words[2::2], words[3::2], strict=True)) for words in map(shlex.split, BLOCK.splitlines())]
+MODELS = {command["--set"].removeprefix("model.name=").split("/")[1]: command for command in COMMANDS}
+
+
+def resolve(recipe: Recipe, ds_config: Path | str) -> dict:
+    return resolve_ds_config(str(ds_config), recipe, world_size=2, micro_steps=2, hidden_size=64, on_cpu=False)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_recipe_and_ds_config_go_together(model):
+    command = MODELS[model]
+    recipe = Recipe.load(command["--recipe"], [command["--set"]])
+    assert recipe.model.name.endswith(model)
+    assert (recipe.task == "generative") == ("t5" in model)
+    assert resolve(recipe, ROOT / command["--ds_config"])["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
+
+
+def test_every_model_is_there():
+    names = "bert-large roberta-large electra-large deberta-v3-large deberta-v2-xxlarge xlm-roberta-xl ModernBERT-large"
+    names += " t5-base t5-large t5-3b t5-11b flan-t5-xl flan-t5-xxl"
+    assert all(any(model.startswith(name) for model in MODELS) for name in names.split())
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_loads_with_the_ds_config_in_its_head(path):
+    head = path.read_text().replace("\\\n#", "").splitlines()[0]
+    words = shlex.split(head.lstrip("# "))
+    overrides = [b for a, b in pairwise(words) if a == "--set"]
+    recipe = Recipe.load(path.stem, overrides)
+    resolve(recipe, dict(pairwise(words)).get("--ds_config", "zero2"))
+
+
+def test_the_papers_generative_set_up():
+    recipe = Recipe.load("t5_small_squad")
+    train = recipe.train
+    assert (train.optimizer, train.schedule, train.learning_rate, train.epochs) == ("adafactor", "constant", 1e-4, 4)
+    assert train.micro_batch_size * train.gradient_accumulation_steps == 64
+    assert recipe.eval.beams == 4
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_adafactor_alone_goes_without_clipping(path):
+    """transformers: gradients should not be clipped for it."""
+    train = Recipe.load(path.stem, ["model.name=m", "data.train=t", "data.eval={squad: d}", "pretrain.train=p"]).train
+    assert (train.max_grad_norm == 0) == (train.optimizer == "adafactor")

@@ -1,0 +1,310 @@
+"""--plan: what it prints about data, memory and the ds_configs that fit, and about what cannot be known."""
+
+import json
+import math
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from swep_ds.common.errors import InputError
+from swep_ds.cost.memory import States
+from swep_ds.cost.plan import GIB, Devices, plan
+from swep_ds.models.hub import load_tokenizer
+from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.prepare import training_batches, training_features
+from swep_ds.pipeline.recipe import Recipe
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import prepare
+
+TRAIN = ROOT / "scripts" / "train.py"
+T5_11B = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]["t5-11b"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plan")
+    prepare(path)
+    return path
+
+
+def printed(capsys, folder: Path, devices: Devices, *overrides: str, ds_config: str | None = None) -> str:
+    recipe = Recipe.load(str(folder / "recipe.yaml"), list(overrides))
+    plan(recipe, devices, ds_config, ["--recipe", "tiny"])
+    return capsys.readouterr().out
+
+
+def gpus(count: int, mib: float) -> Devices:
+    return Devices(count, int(mib * 2**20), True, None)
+
+
+@pytest.mark.parametrize("grouped", ["true", "false"])
+def test_parameters_updates_and_tokens(capsys, folder, grouped):
+    overrides = ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
+    overrides.append(f"train.group_by_length={grouped}")
+    text = printed(capsys, folder, gpus(2, 1000), *overrides)
+    recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
+    d = 16
+    assert f"{3 * d * d + 3 * d:,} of the method" in text  # two layers with bias, d -> d -> 2d
+    tokenizer = load_tokenizer(recipe.model.name)
+    features = training_features(recipe, tokenizer, load_examples(recipe)[0])
+    ranks = [training_batches(recipe, tokenizer, features, rank, 2) for rank in (0, 1)]
+    epoch = [
+        rank[u].attention_mask for rank in ranks for u in range(rank.updates_per_epoch) if rank[u].weight.sum() > 0
+    ]
+    tokens, positions = sum(int(mask.sum()) for mask in epoch), sum(mask.numel() for mask in epoch)
+    assert f"{ranks[0].updates} updates of 8 windows, {tokens / ranks[0].updates_per_epoch:,.0f} tokens each" in text
+    assert f"padding {1 - tokens / positions:.1%}" in text
+    assert f"4 x {max(mask.shape[1] for mask in epoch)} tokens" in text
+
+
+def test_grouping_by_length_saves_padding(folder):
+    """And a recipe can do without, as the published code does."""
+    shares = []
+    for grouped in ("true", "false"):
+        overrides = ["train.micro_batch_size=4", "train.max_updates=null", f"train.group_by_length={grouped}"]
+        recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
+        tokenizer = load_tokenizer(recipe.model.name)
+        batches = training_batches(
+            recipe, tokenizer, training_features(recipe, tokenizer, load_examples(recipe)[0]), 0, 1
+        )
+        masks = [batches[update].attention_mask for update in range(batches.updates_per_epoch)]
+        shares.append(1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks))
+    assert shares[0] < shares[1] - 0.05
+
+
+def test_a_config_alone_will_do(capsys, folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
+    text = printed(capsys, folder, gpus(1, 1000), f"model.name={tmp_path}")
+    assert "updates and tokens: not known, because" in text
+    assert "no tokenizer files" in text
+    assert "8 x 48 tokens" in text  # data.max_length
+    assert "use zero0, the simplest that fits" in text
+
+
+def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder):
+    text = printed(capsys, folder, gpus(2, 1000), "train.max_tokens=200", "train.max_updates=null")
+    longest = int(re.search(r"micro-batch, \d+ x (\d+) tokens", text)[1])
+    assert "global batch: 200 positions x 1 accumulated x 2 device(s) = 400" in text
+    assert "updates of at most 2 x 200 positions" in text
+    windows = math.ceil(200 / longest)
+    assert f"widest micro-batch, {windows} x {longest} tokens" in text
+    fixed = printed(capsys, folder, gpus(2, 1000), f"train.micro_batch_size={windows}")
+    assert peaks(text) == peaks(fixed)
+    assert "none fits: lower train.max_tokens" in printed(capsys, folder, gpus(1, 0.01), "train.max_tokens=200")
+
+
+def test_in_bf16_zero_1_comes_before_zero_0(capsys, folder):
+    """The engine of such a run says: use zero1."""
+    text = printed(capsys, folder, gpus(1, 1000), "train.precision=bf16")
+    assert "use zero1, the simplest that fits" in text
+
+
+def test_data_out_of_reach_is_said(capsys, folder):
+    text = printed(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
+    assert re.search(r"updates and tokens: not known, because .*nowhere", text)
+    assert "use zero0" in text
+
+
+@pytest.mark.parametrize("field", ["data.train", "data.augmented", "pretrain.train"])
+def test_data_that_is_here_and_malformed_is_refused(capsys, folder, tmp_path, field):
+    (tmp_path / "bad.json").write_text("{")
+    sets = [f"{field}={tmp_path / 'bad.json'}", "method.name=ssmba"]
+    if field != "data.augmented":
+        sets.append(f"data.augmented={folder / 'train.json'}")
+    with pytest.raises(InputError, match=rf"^{field}: {tmp_path}/bad\.json: not JSON"):
+        printed(capsys, folder, gpus(1, 1000), *sets)
+
+
+def peaks(text: str) -> dict[str, float]:
+    rows = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith("│")]
+    return {row[0]: float(row[9].replace(",", "")) for row in rows}
+
+
+def test_the_simplest_that_fits_is_taken_with_its_command(capsys, folder):
+    config = {"zero_optimization": {"stage": 3}}
+    (folder / "custom.json").write_text(json.dumps(config))
+    wide = printed(capsys, folder, gpus(2, 1e6))
+    assert "swep-ds train --ranks 2 --ds_config zero0 --recipe tiny\n" in wide
+    assert list(peaks(wide)) == ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
+    custom = printed(capsys, folder, gpus(2, 1e6), ds_config=f"{folder}/../{folder.name}/custom.json")
+    assert list(peaks(custom)) == ["custom"]
+    assert f" --ds_config {folder}/../{folder.name}/custom.json --recipe tiny\n" in custom  # as it was given
+
+
+def test_what_does_not_fit_is_marked_and_what_would_help_is_named(capsys, folder):
+    text = printed(capsys, folder, gpus(1, 0.01))
+    assert "none fits: lower train.micro_batch_size" in text
+    assert "too much" in text
+    assert " fits" not in text.replace("What fits", "").replace("none fits", "")
+    assert "set train.activation_checkpointing=true" in text
+    refused = printed(capsys, folder, gpus(1, 0.01), "method={name: adv_aug}", "train.execution=split")
+    assert "train.activation_checkpointing" not in refused
+
+
+def test_what_fits_is_marked(capsys, folder):
+    text = printed(capsys, folder, gpus(2, 5))  # the buckets of the other ds_configs are larger
+    marks = {line.split()[1]: line.split("│")[-2].strip() for line in text.splitlines() if line.startswith("│")}
+    assert marks == {name: "fits" if peak < 0.9 * 5 else "too much" for name, peak in peaks(text).items()}
+    assert set(marks.values()) == {"fits", "too much"}
+    assert "use zero0, the simplest that fits" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "planned"),
+    [
+        ("train.optimizer=adafactor", ["zero0"]),
+        ("train.precision=fp16", ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]),
+        ("train.compile=true", ["zero0", "zero1", "zero2", "zero2_offload"]),
+    ],
+)
+def test_only_ds_configs_that_the_recipe_allows_are_planned(capsys, folder, setting, planned):
+    text = printed(capsys, folder, gpus(2, 1e6), setting)
+    assert list(peaks(text)) == planned
+    assert text.count("\nleft out: ") == 6 - len(planned)
+
+
+def test_a_recipe_that_no_ds_config_allows_is_refused(capsys, folder):
+    with pytest.raises(InputError, match=r"train\.optimizer: adafactor factors whole weight matrices"):
+        printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor", "train.precision=bf16")
+
+
+def test_a_mean_over_too_few_updates_is_refused_as_in_training(capsys, folder):
+    settings = ["train.average=last_k", "train.average_last=0.01", "train.max_updates=3"]
+    with pytest.raises(InputError, match=r"^train\.average_last 0\.01: that is 0 of 3 update\(s\), and a mean needs 2"):
+        printed(capsys, folder, gpus(1, 1e6), *settings)
+
+
+def test_both_stages_are_planned_with_one_command(capsys, folder):
+    stages = f"pretrain={{train: {folder / 'train.json'}, micro_batch_size: 16}}"
+    text = printed(capsys, folder, gpus(1, 1e6), stages)
+    order = [text.index(part) for part in ("first stage", "of 16 windows", "second stage", "of 8 windows", "use zero0")]
+    assert order == sorted(order)
+    assert text.count("swep-ds train") == 1
+    first, second = (peaks(part)["zero0"] for part in text.split("second stage"))
+    narrow = printed(capsys, folder, gpus(1, (first + second) / 2 / 0.9), stages)  # enough for the second stage alone
+    first, second = narrow.split("second stage")
+    assert re.search(r"zero0 .* too much", first)
+    assert re.search(r"zero0 .* fits", second)
+    assert "use zero0" not in narrow
+
+
+def test_evaluation_is_planned_where_answers_are_generated(capsys, tmp_path):
+    prepare(tmp_path, architecture="t5")
+    wide = printed(capsys, tmp_path, gpus(1, 1000), "eval.batch_size=64")
+    # layers x (keys and values) x width x (window + answer) x beams x windows x 4 bytes
+    kept = 2 * 2 * 16 * (48 + 30) * 4 * 64 * 4
+    assert f"evaluation: 64 windows x 4 beams keep {kept / GIB:.2f} GiB" in wide
+    few = printed(capsys, tmp_path, gpus(1, 1000), "eval.batch_size=8")
+    assert peaks(few)["zero0"] < peaks(wide)["zero0"]  # evaluation decides
+    assert "evaluation:" not in printed(capsys, tmp_path, gpus(1, 1000), "data.eval={}")
+
+
+def test_a_head_of_its_own_is_counted(capsys, tmp_path):
+    prepare(tmp_path, architecture="t5-v1.1")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    counts = []
+    for tied in (True, False):  # what transformers writes, and what is published
+        file.write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+        text = printed(capsys, tmp_path, gpus(1, 1000))
+        counts.append(int(re.search(r"parameters: ([\d,]+) of the model", text)[1].replace(",", "")))
+    assert counts[1] - counts[0] == config["vocab_size"] * config["d_model"]
+
+
+def test_flash_attention_is_refused_as_in_training(capsys, tmp_path):
+    prepare(tmp_path, architecture="t5")
+    with pytest.raises(InputError, match=r"model.attention flash_attention_2: transformers has none for t5"):
+        printed(capsys, tmp_path, gpus(1, 1000), "model.attention=flash_attention_2", "train.precision=bf16")
+
+
+def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
+    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, host=40, host_step=8)
+    assert states.peak(50) == 90
+    assert Devices(1, 100, True, None).hold(states, 50)
+    assert Devices(2, 100, True, 107).hold(states, 50)  # 96 of two ranks
+    assert not Devices(2, 100, True, 106).hold(states, 50)
+    assert not Devices(1, 153, False, 153).hold(states, 50)
+    assert Devices(1, 154, False, 154).hold(states, 50)
+
+
+def test_below_zero_3_every_rank_passes_its_weights_through_cpu_memory():
+    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, loading=40)
+    assert Devices(2, 100, True, 89).hold(states, 0)
+    assert not Devices(2, 100, True, 88).hold(states, 0)
+    assert Devices(1, 100, False, 100).hold(states, 0)  # where they stay
+
+
+def test_devices():
+    assert Devices.parse("8x80") == Devices(8, 80 * GIB, True, None)
+    assert Devices.parse("1x22.5").memory == int(22.5 * GIB)
+    assert Devices.parse("").memory > GIB
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "8x",
+        "x80",
+        "80",
+        "0x80",
+        "8x0",
+        "8x80GB",
+        "-1x80",
+        "8x-1",
+        "1e9x80",
+        "9" * 5000 + "x80",
+        "9999999x80",
+        "8x" + "9" * 5000,
+        "8x0.0001",
+        "8xNaN",
+        "\u0663x80",
+        "8x80\n",
+        "1_0x80",
+    ],
+    ids=lambda text: text[:10],
+)
+def test_devices_that_are_none(text):
+    with pytest.raises(InputError, match=r"--plan .*: write it as NUMBERxGIB"):
+        Devices.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plan", "8x"], "error: --plan 8x: write it as NUMBERxGIB"),
+        (["--plan", "8x80", "--set", "model.name=no/such"], "error: model.name no/such: not a folder, and not in the"),
+        (["--plan", "8x80", "--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    ended = run_script(TRAIN, *arguments, check=False)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "usage" not in ended.stderr
+
+
+# scripts/train.py, with one more line: the process's peak memory in KiB.
+WITH_ITS_PEAK = f"""
+import atexit, resource, runpy, sys
+atexit.register(lambda: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+sys.argv[0] = {str(TRAIN)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_large_model_takes_little_memory_to_plan(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(T5_11B))
+    sets = [f"model.name={tmp_path}", "task=generative", "train.precision=bf16", "data.max_length=384"]
+    sets += ["train.micro_batch_size=4", "train.activation_checkpointing=true", "eval.batch_size=4"]
+    options = ["--plan", "8x80", "--output_dir", "runs/large", "--resume", "never"]
+    (tmp_path / "measured.py").write_text(WITH_ITS_PEAK)
+    out = run_script(tmp_path / "measured.py", *options, *(word for s in sets for word in ("--set", s))).stdout
+    assert "parameters: 11,307,321,344 of the model" in out
+    assert "activations of the widest micro-batch, 4 x 384 tokens" in out
+    assert "swep-ds train --ranks 8 --ds_config zero" in out
+    assert " --output_dir runs/large --resume never" in out
+    assert int(out.splitlines()[-1]) * 1024 < 2 * GIB

@@ -1,0 +1,58 @@
+"""A plan of a model on the hub takes its config alone, and a hub that cannot be reached is an error at once."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import constants
+
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import check_hub
+from tests.support.fork_server import ROOT
+from tests.support.hub import MODEL, stand_in
+from tests.support.ports import free_port
+
+
+@pytest.mark.slow
+def test_a_plan_needs_the_config_alone(tmp_path):
+    with stand_in() as address:
+        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        # before Hugging Face's libraries are imported
+        env |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "swep_ds", "plan", "--recipe", "large_t5", "8x80"]
+        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert f"swep on {MODEL}: autocast" in ended.stdout
+    assert "parameters: 222,903,552 of the model" in ended.stdout  # as the published weights have
+    assert "updates and tokens: not known, because model.name google-t5/t5-base: no tokenizer" in ended.stdout
+    assert "swep-ds train --ranks 8 --ds_config zero0 --recipe large_t5" in ended.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.fixture
+def online(monkeypatch):
+    def at(address: str) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        path = "{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{path}")
+
+    return at
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error(online):
+    online(address := f"http://127.0.0.1:{free_port()}")
+    said = (
+        rf"^model\.name {MODEL}: no such file or folder, and the hub {address} cannot be reached \(.*\): name one that"
+    )
+    with pytest.raises(InputError, match=said):
+        check_hub(MODEL, "none.json", f"model.name {MODEL}")
+
+
+def test_a_hub_that_answers_and_what_is_not_a_hub_id_pass(online):
+    with stand_in() as address:
+        online(address)
+        for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):
+            check_hub(repository, file, "model.name")
+    check_hub("a/path/to/nothing", "config.json", "model.name")

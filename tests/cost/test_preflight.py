@@ -1,0 +1,259 @@
+"""The preflight: fingerprints of files, comparing a thousand ranks, and two real ranks that disagree."""
+
+import re
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from swep_ds.common.errors import InputError
+from swep_ds.cost import preflight
+from swep_ds.data import reader_registry
+from swep_ds.pipeline.folder import GlobalBatch, RunFolder
+from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks.group import process_group
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import ds_config, prepare
+
+TRAIN = ROOT / "scripts" / "train.py"
+
+
+# Files
+
+
+def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
+    big = bytes(3 * preflight.ENDS)
+
+    def fingerprint(**files: bytes) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name, content in files.items():
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+        return preflight.fingerprint(folder.rglob("*"), folder)
+
+    same = fingerprint(a=big, b=b"x")
+    assert same.startswith(f"2 file(s), {len(big) + 1:,} bytes, ")
+    assert fingerprint(b=b"x", a=big) == same
+    others = [fingerprint(a=big, c=b"x"), fingerprint(a=b"?" + big[1:], b=b"x"), fingerprint(a=big[:-1] + b"?", b=b"x")]
+    assert len({same, *others, fingerprint(a=big[:-1], b=b"x")}) == 5
+
+
+def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    assert preflight._data("train.json").startswith("1 file(s), 2 bytes, ")
+    assert preflight._data("dev.json.gz") == "missing"
+    assert preflight._data("no such thing") == "missing"
+    assert preflight._data("empty").startswith("missing")
+    assert preflight._data("quickstart:news") == "in this package"
+    monkeypatch.setitem(reader_registry._readers, "faq", iter)
+    assert preflight._data("faq:questions.csv") == "read by a registered reader"
+    assert preflight._local(tmp_path / "none") is None
+    assert preflight._local(tmp_path / ("n" * 300)).startswith("unreadable (")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
+    assert preflight._data("owner/squad:plain@train") == "not in the hub's cache, would be downloaded"
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: True)
+    assert preflight._data("owner/squad:plain@train").startswith("missing from the hub's cache, and offline mode")
+    kept = tmp_path / "hub" / "datasets--owner--squad"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    (kept / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (kept / "snapshots" / ("0" * 40) / "data.parquet").write_bytes(b"PAR1")
+    assert preflight._data("owner/squad:plain@train").startswith("cached, 1 file(s), 4 bytes, ")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def refuse(self, *_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    (tmp_path / "train.json").write_text("{}")
+    monkeypatch.setattr(Path, "open", refuse)
+    assert preflight._data(str(tmp_path / "train.json")) == f"unreadable ({tmp_path}/train.json: Permission denied)"
+
+
+# Comparing ranks
+
+
+def fleet(**changes: dict[int, str]) -> tuple[list[str], list[preflight.Report]]:
+    """1,024 ranks on 128 nodes; `changes` are subject -> (rank -> what it sees)."""
+    hosts = [f"node{rank // 8:03}" for rank in range(1024)]
+    reports = [{"device": "H200, 140 GiB", "torch": "2.13.0", "data": "1 file(s)"} for _ in hosts]
+    for subject, values in changes.items():
+        for rank, value in values.items():
+            reports[rank][subject] = value
+    return hosts, reports
+
+
+def test_a_thousand_equal_ranks_are_four_lines():
+    assert preflight.disagreements(*fleet()) == []
+    assert preflight.summary(*fleet()).splitlines() == [
+        "ranks 0-1023 (node000, node001, node002, node003, ... 128 hosts):",
+        "  device  H200, 140 GiB",
+        "  torch   2.13.0",
+        "  data    1 file(s)",
+    ]
+
+
+def test_who_sees_something_else_is_named_with_it():
+    node = dict.fromkeys(range(56, 64), "2.12.0")
+    hosts, reports = fleet(torch=node, data={3: "missing", 9: "2 file(s)"})
+    assert preflight.disagreements(hosts, reports) == [
+        "torch: 2.13.0 on ranks 0-55, 64-1023 (node000, node001, node002, node003, ... 127 hosts), "
+        "2.12.0 on ranks 56-63 (node007)",
+        "data: 1 file(s) on ranks 0-2, 4-8, 10-1023 (node000, node001, node002, node003, ... 128 hosts), "
+        "missing on rank 3 (node000), 2 file(s) on rank 9 (node001)",
+    ]
+    first, *seen = preflight.summary(hosts, reports).splitlines()
+    assert first.startswith("ranks 0-2, 4-8, 10-55, 64-1023 (node000, ")
+    assert seen[1] == "  torch   2.13.0"
+
+
+def test_a_thousand_ranks_that_all_differ_are_still_few_lines():
+    hosts, reports = fleet(data={rank: f"{rank} file(s)" for rank in range(1024)})
+    (line,) = preflight.disagreements(hosts, reports)
+    assert line.endswith("3 file(s) on rank 3 (node000) and 1020 more")
+    every_second = [rank for rank in range(1024) if rank % 2]
+    hosts, reports = fleet(data=dict.fromkeys(every_second, "none"))
+    assert (
+        "none on ranks 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, ... 512 in all (node000"
+        in preflight.disagreements(hosts, reports)[0]
+    )
+
+
+@pytest.mark.parametrize("value", ["missing", "unreadable (x: y)", "not shared (z)", "not writable (Read-only)"])
+def test_what_is_wrong_everywhere_is_not_an_agreement(value):
+    hosts, reports = fleet(data=dict.fromkeys(range(1024), value))
+    (line,) = preflight.disagreements(hosts, reports)
+    assert line.startswith(f"data: {value} on ranks 0-1023 (")
+
+
+# Real ranks
+
+# scripts/train.py, each rank in a folder of its own; a file takes what it prints.
+ELSEWHERE = f"""
+import os, runpy, sys
+rank = os.environ["RANK"]
+os.dup2(os.open(f"output{{rank}}", os.O_CREAT | os.O_WRONLY), 1)
+os.chdir(f"place{{rank}}")
+sys.argv[0] = {str(TRAIN)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(tmp_path):
+    recipe, output = str(prepare(tmp_path)), tmp_path / "runs" / "new"
+    settings = ["--recipe", recipe, "--ds_config", str(ds_config(tmp_path, 2)), "--output_dir", str(output)]
+    ended = run_script(TRAIN, "--preflight", *settings)
+    assert ended.stdout.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
+    assert re.search(rf"data\.train {tmp_path}/train\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n", ended.stdout)
+    assert re.search(rf"output_dir {output} +writable, shared\n", ended.stdout)
+    assert ended.stdout.count("rank 0 (") == 1
+    assert not output.parent.exists()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    prepare(folder)
+    return folder
+
+
+def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
+    recipe = Recipe.load(str(place / "recipe.yaml"))
+    broken, contradictory, config = tmp_path / "broken.json", tmp_path / "other.json", str(ds_config(tmp_path, 2))
+    broken.write_text("{")
+    contradictory.write_text('{"gradient_clipping": 7}')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    shutil.copytree(place / "model", tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    prepare(tmp_path, architecture="t5")
+    cases = [
+        (recipe, str(broken), "new", r"--ds_config .*broken\.json: .*JSON"),
+        (
+            Recipe.make(recipe, model={"name": "owner/absent-model"}),
+            str(contradictory),
+            "new",
+            r"gradient_clipping = 7, but the",
+        ),
+        (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
+        (recipe, config, "other", r"--output_dir .*other: holds files that belong to no run \(notes\.txt\)"),
+        (
+            Recipe.make(recipe, model={"name": str(tmp_path / "cut")}),
+            config,
+            "new",
+            r"its model\.safetensors is damaged",
+        ),
+        (
+            Recipe.make(recipe, model={"name": str(tmp_path / "model")}),
+            config,
+            "new",
+            "task extractive: .* is a sequence",
+        ),
+    ]
+    for changed, given, folder, said in cases:
+        with process_group(), pytest.raises(InputError, match=said):
+            preflight.preflight(changed, given, tmp_path / folder)
+    assert "all ranks see the same" not in capfd.readouterr().out
+
+
+def test_a_run_keeps_the_global_batch_that_it_began_with(place, tmp_path, capfd):
+    recipe = Recipe.load(
+        str(place / "recipe.yaml"), ["train.micro_batch_size=4", "train.gradient_accumulation_steps=1"]
+    )
+    recipe = Recipe.make(recipe, pretrain={"train": recipe.data.train, "micro_batch_size": 4})
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    with (
+        process_group(),
+        pytest.raises(InputError, match=r"stage \(pretrain\): .*train_batch_size = 8, but .* gives 4"),
+    ):
+        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
+    RunFolder(tmp_path / "run" / "pretrain").path.mkdir(parents=True)
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.dump())
+    for folder in (tmp_path / "run", tmp_path / "run" / "pretrain"):
+        RunFolder(folder).write_batch(GlobalBatch(8, 4, 1))  # on two ranks
+    with process_group():
+        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
+    assert capfd.readouterr().out.endswith("all ranks see the same\n")
+
+
+@pytest.mark.slow
+def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
+    """Two ranks in different folders, as on nodes without a common file system."""
+    prepare(tmp_path)
+    for rank in range(2):
+        place = tmp_path / f"place{rank}"
+        place.mkdir()
+        (place / "train.json").write_text((tmp_path / "train.json").read_text() + " " * rank)
+        if rank == 0:
+            (place / "test.json").write_text((tmp_path / "test.json").read_text())
+    settings = ["--recipe", str(tmp_path / "recipe.yaml"), "--ds_config", str(ds_config(tmp_path, 2))]
+    settings += ["--set", "data.train=train.json", "--set", "data.eval.test=test.json", "--output_dir", "run"]
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    ended = run_script(tmp_path / "elsewhere.py", "--preflight", *settings, ranks=2, check=False, cwd=tmp_path)
+    assert ended.returncode == 2
+    output = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
+    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s .*; barrier [\d,]+ us", output[0])
+    assert output[1] == ""
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    size = (tmp_path / "train.json").stat().st_size
+    for part in (
+        rf"data\.train train\.json: 1 file\(s\), {size:,} bytes, \w+ on rank 0 \(.*\), 1 file\(s\), {size + 1:,} bytes",
+        r"data\.eval\.test test\.json: 1 file.* on rank 0 \(.*\), missing on rank 1 \(",
+        r"output_dir run: writable, shared on rank 0 .*, not shared \(a file that rank 0 wrote .*\) on rank 1",
+    ):
+        assert re.search(part, line), line
+    assert "torch" not in line
+    assert not [file.name for file in tmp_path.glob("place*/*") if not file.name.endswith(".json")]
+
+
+@pytest.mark.parametrize("source", ["~nobody-of-this-name/x.json", "x" * 300])
+def test_a_source_that_cannot_be_looked_up_is_bad_input(source):
+    with pytest.raises(InputError, match="cannot be looked up"):
+        preflight._data(source)

@@ -1,0 +1,188 @@
+"""scripts/augment.py: one file whatever the ranks and the stops, whole chunks, refusals in one line."""
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from swep_ds.commands import augment as command
+from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError
+from swep_ds.data.chunks import Chunks
+from swep_ds.data.readers import read_examples
+from swep_ds.methods.ssmba_samples.augment import _merge, _read, augment
+from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
+from swep_ds.ranks.group import process_group
+from tests.support import bad_input, tiny, tiny_masked_lm
+from tests.support.bad_input import error_line
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import squad
+
+AUGMENT = ROOT / "scripts" / "augment.py"
+QUESTIONS = 200  # 7 chunks
+
+
+def arguments(folder: Path, output: str, *more: str) -> list[str]:
+    data, model = str(folder / "train.json"), str(folder / "model")
+    return ["--data", data, "--model", model, "--output", str(folder / output), *more]
+
+
+# Chunks
+
+SETUP = {"model": "m", "samples": 8, "seed": 0}
+ARTICLE = {"title": "Zürich", "paragraphs": []}
+
+
+def test_chunks_become_the_output_in_their_order(tmp_path):
+    output = tmp_path / "new" / "out.json"
+    chunks = Chunks(output, 3)
+    assert chunks.take(SETUP) == [0, 1, 2]
+    chunks.begin(SETUP)
+    for number in (2, 0, 1):
+        articles = [{"title": str(number), "paragraphs": []}, ARTICLE]
+        chunks.write(number, {"articles": articles, "counts": {"kept": number}})
+        assert not output.exists()
+    assert _merge(chunks, SETUP) == Counter(kept=3)
+    assert [file.name for file in output.parent.iterdir()] == ["out.json"]
+    document = json.loads(output.read_text(encoding="utf-8"))
+    assert [article["title"] for article in document["data"]] == ["0", "Zürich", "1", "Zürich", "2", "Zürich"]
+    assert document["ssmba"] == SETUP | {"kept": 3}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": {}, "articles": 5}', '{"counts": 5, "articles": []}'])
+def test_a_damaged_chunk_leaves_the_others(tmp_path, content):
+    chunks = Chunks(tmp_path / "out.json", 2)
+    chunks.take(SETUP)
+    chunks.begin(SETUP)
+    for number in range(2):
+        chunks.write(number, {"articles": [ARTICLE], "counts": {}})
+    (chunks.folder / "000001.json").write_text(content)
+    with pytest.raises(InputError, match=r"000001\.json"):
+        _merge(chunks, SETUP)
+    assert not chunks.output.exists()
+    assert len(list(chunks.folder.glob("0*.json"))) == 2
+
+
+# Settings and data
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("samples", "0", "--samples: 0 must be at least 1"),
+        ("batch_size", "many", "--batch_size: 'many' is not a whole number"),
+        ("max_examples", "0", "--max_examples: 0 must be at least 1"),
+        *(("share", share, f"--share {float(share)}: must be above 0") for share in ("0", "1.01", "nan")),
+    ],
+)
+def test_settings_out_of_range(monkeypatch, option, value, said):
+    given = ["--data", "d", "--model", "m", "--output", "o.json", f"--{option}", value]
+    monkeypatch.setattr(sys, "argv", ["augment.py", *given])
+    assert said in bad_input.refused(command.augment)
+
+
+def test_data_are_limited_and_named_by_their_option(tmp_path):
+    read = partial(_read, settings=AugmentSettings(), console=Console())
+    with pytest.raises(InputError, match=r"^--data: .*nowhere\.json.*no such file"):
+        read("nowhere.json", None)
+    (tmp_path / "train.json").write_text(json.dumps(squad(5)))
+    examples = read(str(tmp_path / "train.json"), None)
+    assert [e.id for e in read(str(tmp_path / "train.json"), 2)] == [e.id for e in examples[:2]]
+
+
+@pytest.mark.parametrize(("choice", "spans"), [("first", [(0, 3), (4, 7)]), ("drop", [(4, 7)])])
+def test_repeated_answers_are_settled_and_counted(tmp_path, capsys, choice, spans):
+    rows = [{"question": "Who?", "context": "Ann Bob Ann", "answer": answer} for answer in ("Ann", "Bob")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    examples = _read(str(tmp_path / "rows.json"), None, AugmentSettings(repeated_answers=choice), Console())
+    assert [example.span for example in examples] == spans
+    said = f"1 questions have an answer that occurs several times in its context (--repeated_answers {choice})"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_output_is_looked_at_before_the_model_and_a_bad_model_leaves_it_free(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(squad(5)))
+    data, output = str(tmp_path / "train.json"), tmp_path / "out.json"
+    with process_group():
+        for model in ("nowhere", "./nowhere"):
+            with pytest.raises(InputError, match=f"--model {model}: "):
+                augment(data, model, output, AugmentSettings(), None)
+        assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
+        output.write_text("")
+        with pytest.raises(InputError, match=r"--output .*out\.json: exists already"):
+            augment(data, "nowhere", output, AugmentSettings(), None)
+    assert "RANK" not in os.environ  # nor does what is started next take itself for this rank
+
+
+# The script
+
+# Runs scripts/augment.py and kills it when it has written two chunks.
+KILLED = f"""
+import os, runpy, signal, sys
+from swep_ds.common.console import Console
+from swep_ds.data.chunks import Chunks
+write, written = Chunks.write, []
+def write_and_die(*arguments):
+    write(*arguments)
+    written.append(arguments)
+    if len(written) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+Chunks.write = write_and_die
+runpy.run_path({str(AUGMENT)!r}, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds two.json of two ranks, one.json of a run that was killed once, and messages in one.txt and refused.txt."""
+    path = tmp_path_factory.mktemp("augment")
+    tiny_masked_lm.save(path / "model", tiny.wordpiece())
+    (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
+    run_script(AUGMENT, *arguments(path, "two.json"), ranks=2)
+    (path / "killed.py").write_text(KILLED)
+    killed = run_script(path / "killed.py", *arguments(path, "one.json"), check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept = {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")}
+    assert len(kept) == 2
+    assert not (path / "one.json").exists()
+    ended = run_script(AUGMENT, *arguments(path, "one.json"), "--seed", "1", "--unprotect_answer", check=False)
+    (path / "refused.txt").write_text(f"{ended.returncode}\n{error_line(ended.stderr)}")
+    assert {part.name: part.stat().st_mtime_ns for part in (path / "one.json.chunks").glob("0*.json")} == kept
+    (path / "one.txt").write_text(run_script(AUGMENT, *arguments(path, "one.json")).stdout)
+    return path
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_file_of_two_ranks(folder):
+    one, two = ((folder / name).read_bytes() for name in ("one.json", "two.json"))
+    assert one == two
+    assert not list(folder.glob("*.chunks"))
+    assert "2 of 7 chunks are done" in (folder / "one.txt").read_text()
+
+
+@pytest.mark.slow
+def test_other_settings_do_not_resume(folder):
+    code, said = (folder / "refused.txt").read_text().splitlines()
+    assert code == "2"
+    assert "seed 0 there, 1 here" in said
+    assert "protect_answer True there, False here" in said
+
+
+@pytest.mark.slow
+def test_the_output_is_training_data_and_the_summary_is_true(folder):
+    samples = read_examples(str(folder / "two.json"), training=True)
+    ids = {sample.id.rpartition("-ssmba")[0] for sample in samples}
+    originals = read_examples(str(folder / "train.json"), training=True)
+    assert ids == {example.id for example in originals}
+    document = json.loads((folder / "two.json").read_text(encoding="utf-8"))["ssmba"]
+    assert document["kept"] == len(samples)
+    assert document["protect_answer"]
+    dropped = document.get("unchanged", 0) + document.get("repeated", 0)
+    assert len(samples) + dropped == 8 * QUESTIONS
+    said = (folder / "one.txt").read_text()
+    assert f"kept {len(samples)} of {8 * QUESTIONS} samples of {QUESTIONS} questions, dropped {dropped}: " in said

@@ -1,0 +1,309 @@
+"""Corruption and splicing: what was not corrupted keeps every byte, and the answer is where it is said to be."""
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from swep_ds.data.windows import plain_backend
+from swep_ds.methods.ssmba_samples.corruption import Vocabulary, corrupt, splice, tokenise
+from tests.support import tiny
+from tests.support.marks import with_marks
+
+WORDS = sorted({word for sentence in tiny.SENTENCES for word in sentence.split()})
+WORDS += ["(in", "well-known", "½", "…", "😀", "naïve", "[SEP]", "<mask>", "\u200b", "x\u0301", "北京"]
+TEXTS = st.lists(
+    st.tuples(st.sampled_from(["", " ", " ", " ", "  ", "\n", "\u00a0", "\t "]), st.sampled_from(WORDS)), min_size=1
+).map(lambda parts: "".join(space + word for space, word in parts))
+KINDS = st.sampled_from(sorted(tiny.TOKENIZERS))
+SPECIAL = {"unk_token": "[UNK]", "pad_token": "[PAD]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+
+
+@functools.cache
+def wordpiece() -> PreTrainedTokenizerFast:
+    """Its vocabulary is known to the word, where training breaks ties at random. Likewise the next two."""
+    words = "( ) , . - the it was not founded in 1204 by abbot old nice and too opened again north cafe w e l t"
+    pieces = [*SPECIAL.values(), *words.split(), "##s", "##e", "##l", "##t", "[unused7]"]
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+
+
+@functools.cache
+def byte_bpe() -> PreTrainedTokenizerFast:
+    """Has all possible merges: every word is a token, with the space before it and without."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        special_tokens=list(SPECIAL.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words = ("It", "was", "the", "not", "all", "monastery", "ø", "It's")
+    tokenizer.train_from_iterator([*words, *(f" {word}" for word in words)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+
+
+@functools.cache
+def unigram() -> PreTrainedTokenizerFast:
+    words = ["▁", "▁the", "▁monastery", "▁all", "the", "all", "ri", ";"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in [*SPECIAL.values(), *words]], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+
+
+EXACT = {"exact wordpiece": wordpiece, "exact byte_bpe": byte_bpe, "exact unigram": unigram}
+VOCABULARIES = {kind: Vocabulary.of(make()) for kind, make in (tiny.TOKENIZERS | EXACT).items()}
+
+
+def tokenised(kind: str, text: str, kept: tuple[int, int] | None = None):
+    return tokenise(plain_backend((tiny.TOKENIZERS | EXACT)[kind]()), VOCABULARIES[kind], [text], [kept])[0]
+
+
+def shown(tokens) -> list[str]:
+    return [tokens.text[s:e] for s, e in zip(tokens.starts, tokens.ends, strict=True)]
+
+
+def bare(text: str) -> str:
+    return "".join(text.split())
+
+
+# Vocabularies
+
+
+def test_a_word_piece_reads_as_its_letters():
+    vocabulary, ids = VOCABULARIES["wordpiece"], tiny.wordpiece().get_vocab()
+    for token, number in ids.items():
+        if token not in tiny.wordpiece().all_special_tokens:
+            assert vocabulary.texts[number] == token.removeprefix("##")
+            # the decoder puts these after a word without a space
+            assert vocabulary.spaced[number] == (not token.startswith("##") and token not in "!,.?")
+    assert len(vocabulary.candidates) == len(ids) - 5
+
+
+def test_a_byte_level_token_reads_as_its_bytes():
+    vocabulary, ids = VOCABULARIES["exact byte_bpe"], byte_bpe().get_vocab()
+    candidates = set(vocabulary.candidates.tolist())
+    for token in ("Ġmonastery", "monastery", "'s", "Ã¸"):
+        assert ids[token] in candidates
+        assert vocabulary.spaced[ids[token]] == token.startswith("Ġ")
+    assert vocabulary.texts[ids["Ã¸"]] == "ø"
+    assert vocabulary.texts[ids["Ġmonastery"]] == "monastery"
+    for token in ("Ã", "Ġ", "Ċ", "Ā", "[MASK]", "[UNK]"):  # part of a character, white space, NUL, special
+        assert ids[token] not in candidates
+
+
+def test_a_sentence_piece_reads_without_its_mark():
+    vocabulary, ids = VOCABULARIES["unigram"], tiny.unigram().get_vocab()
+    for token, number in ids.items():
+        if number in vocabulary.candidates:
+            assert vocabulary.texts[number] == token.removeprefix("▁")
+            assert vocabulary.spaced[number] == token.startswith("▁")
+    assert ids["▁"] not in vocabulary.candidates
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_no_special_or_added_or_unused_token_may_be_written(kind):
+    tokenizer = tiny.TOKENIZERS[kind].__wrapped__()  # a new one, to add a token to
+    assert tokenizer.add_tokens(["zzz"]) == 1
+    candidates = Vocabulary.of(tokenizer).candidates.tolist()
+    assert not {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids("zzz")} & set(candidates)
+    assert candidates == VOCABULARIES[kind].candidates.tolist()
+    unused = wordpiece().convert_tokens_to_ids("[unused7]")
+    assert unused != wordpiece().unk_token_id
+    assert unused not in VOCABULARIES["exact wordpiece"].candidates
+
+
+# Which tokens may be corrupted
+
+
+def test_tokens_over_the_answer_are_not_eligible():
+    text = "it was founded in 1204 by abbot"
+    for span in ((18, 22), (19, 20)):  # the token 1204, and a character in it
+        tokens = tokenised("exact wordpiece", text, span)
+        assert shown(tokens) == text.split()
+        assert tokens.eligible.tolist() == [word != "1204" for word in text.split()]
+
+
+def test_bytes_of_one_character_and_white_space_are_not_eligible_and_a_special_token_that_is_spelled_out_is_text():
+    tokens = tokenised("exact byte_bpe", "a “b”  \n c [SEP] d")
+    assert set(np.array(shown(tokens))[tokens.eligible]) == {*"abcd[SEP]"}
+    assert set(np.array(shown(tokens))[~tokens.eligible]) == {"“", "”", ""}
+
+
+# Corruption
+
+
+def test_shares_of_corrupted_masked_replaced_and_kept_tokens():
+    vocabulary, ids = VOCABULARIES["wordpiece"], np.arange(60, 160)
+    eligible = np.arange(100) % 4 != 0
+    rng = np.random.default_rng(0)
+    draws = [corrupt(ids, eligible, 0.25, vocabulary, rng) for _ in range(400)]
+    for corruption in draws:
+        assert eligible[corruption.selected].all()
+        assert (np.diff(corruption.selected) > 0).all()
+        assert np.delete(corruption.ids - ids, corruption.selected).any() == 0
+        assert ((corruption.uniforms >= 0) & (corruption.uniforms < 1)).all()
+        assert set(corruption.ids) <= {*ids, *vocabulary.candidates, vocabulary.mask_id}
+    assert {len(corruption.selected) for corruption in draws} == {18, 19}  # 18.75 on average
+    assert np.mean([len(corruption.selected) for corruption in draws]) == pytest.approx(0.25 * 75, abs=0.1)
+    after = np.concatenate([corruption.ids[corruption.selected] for corruption in draws])
+    before = np.concatenate([ids[corruption.selected] for corruption in draws])
+    masked, same = after == vocabulary.mask_id, after == before
+    # 7,500 tokens: standard deviations of 0.005 and 0.003
+    assert masked.mean() == pytest.approx(0.8, abs=0.02)
+    assert same.mean() == pytest.approx(0.1, abs=0.015)
+    assert (~masked & ~same).mean() == pytest.approx(0.1, abs=0.015)
+    places = np.bincount(np.concatenate([corruption.selected for corruption in draws]), minlength=100)[eligible]
+    assert places.std() < 2 * np.sqrt(400 * 0.25 * 0.75)  # all of them alike
+
+
+def test_equal_rngs_corrupt_alike():
+    vocabulary, ids = VOCABULARIES["unigram"], np.arange(5, 90)
+    first, second, other = (
+        corrupt(ids, np.ones(85, bool), 0.25, vocabulary, np.random.default_rng(seed)) for seed in (7, 7, 8)
+    )
+    assert (first.ids == second.ids).all()
+    assert (first.uniforms == second.uniforms).all()
+    assert not np.array_equal(first.ids, other.ids)
+
+
+def test_nothing_to_corrupt():
+    corruption = corrupt(np.arange(3), np.zeros(3, bool), 1.0, VOCABULARIES["wordpiece"], np.random.default_rng(0))
+    assert len(corruption.selected) == 0
+    assert corruption.ids.tolist() == [0, 1, 2]
+
+
+# Splicing
+
+
+def in_a_word(text: str, at: int) -> bool:
+    return text[max(at - 1, 0) : at].isalnum() and text[at : at + 1].isalnum()
+
+
+@given(kind=KINDS, text=TEXTS.filter(lambda text: not text.isspace()), data=st.data())
+def test_only_what_is_exchanged_changes_and_the_answer_is_found(kind, text, data):
+    words = [i for i, character in enumerate(text) if not character.isspace()]
+    begin = data.draw(st.sampled_from(words))
+    end = data.draw(st.integers(begin + 1, min(len(text), begin + 12)))
+    tokens, vocabulary = tokenised(kind, text, (begin, end)), VOCABULARIES[kind]
+    eligible = np.flatnonzero(tokens.eligible).tolist()
+    chosen = sorted(data.draw(st.sets(st.sampled_from(eligible)))) if eligible else []
+    new = [data.draw(st.sampled_from(vocabulary.candidates.tolist())) for _ in chosen]
+    result, start = splice(tokens, np.array(chosen, np.int64), np.array(new, np.int64), vocabulary)
+
+    assert result[start : start + end - begin] == text[begin:end]
+    length = end - begin
+    sides = ((text, begin, result, start), (text, end, result, start + length))
+    for old, old_at, now, now_at in sides:  # the answer does not become a part of another word
+        assert in_a_word(old, old_at) or not in_a_word(now, now_at)
+    # against the tokenizer's own offsets: all characters, apart from white space, token by token
+    options = {"add_special_tokens": False, "return_offsets_mapping": True, "split_special_tokens": True}
+    encoded = tiny.TOKENIZERS[kind]()(text, **options)
+    ids, offsets = encoded["input_ids"], with_marks(text, encoded["offset_mapping"])
+    changed = {p: vocabulary.texts[t] for p, t in zip(chosen, new, strict=True) if t != ids[p]}
+    expected, at, runs = "", 0, []
+    for position, (left, right) in enumerate(offsets):
+        if position in changed:
+            expected += bare(text[at:left]) + bare(changed[position])
+            runs.append(text[at:left].strip())
+            at = right
+    runs.append(text[at:].strip())
+    assert bare(result) == expected + bare(text[at:])
+    # the text between two exchanged tokens is unchanged, its white space included
+    at = 0
+    for run in runs:
+        assert run in result[at:]
+        at = result.index(run, at) + len(run)
+    if not changed:
+        assert (result, start) == (text, begin)
+
+
+def spliced(kind: str, text: str, *exchanges: tuple[str, str], kept: str | None = None) -> str:
+    """The text with tokens exchanged, named by their characters and by their place in the vocabulary."""
+    span = (text.index(kept), text.index(kept) + len(kept)) if kept else None
+    tokens, ids = tokenised(kind, text, span), EXACT[kind]().get_vocab()
+    pairs = sorted((shown(tokens).index(old), ids[new]) for old, new in exchanges)
+    assert all(tokens.eligible[position] for position, _ in pairs)
+    positions, predicted = np.array(pairs, np.int64).T
+    result, start = splice(tokens, positions, predicted, VOCABULARIES[kind])
+    if kept:
+        assert result[start : start + len(kept)] == kept
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "exchanges", "expected"),
+    [
+        ("It WAS  founded", [("WAS", "not")], "It not  founded"),  # a word for a word: its spaces stay
+        ("It WAS  founded", [("WAS", "was")], "It WAS  founded"),  # came back: as it was written
+        ("Was founded", [("founded", "##s")], "Wass"),  # goes on with the word before
+        ("Was\n\nfounded", [("Was", "##s")], "s\n\nfounded"),
+        ("opened, again", [(",", "too")], "opened too again"),  # a word in place of a mark that touched the word
+        ("opened again", [("again", ".")], "opened."),
+        ("north-nice", [("-", "and")], "north and nice"),  # else one word
+        ("north-nice", [("-", "(")], "north(nice"),
+        ("(in 1204)", [("in", "was")], "(was 1204)"),
+        ("(in 1204)", [("(", "the")], "the in 1204)"),
+        ("north-nice", [("-", "and"), ("nice", "old")], "north and old"),
+        ("north-nice", [("-", "and"), ("nice", "##s")], "north ands"),
+        ("Café, nice", [("nice", "old")], "Café, old"),
+        ("the nice\u0301 welt", [("nice\u0301", "old")], "the old welt"),  # the accent is the word's
+        ("The welt", [("e", "old")], "The w oldlt"),  # a word within a word
+        ("The welt", [("e", "##s")], "The wslt"),
+    ],
+)
+def test_word_pieces(text, exchanges, expected):
+    assert spliced("exact wordpiece", text, *exchanges) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "exchanges", "expected"),
+    [
+        ("wordpiece", "in 1204 by abbot", [("by", "##s")], "in 1204 s abbot"),
+        ("wordpiece", "in 1204 by abbot", [("by", ".")], "in 1204 . abbot"),
+        ("wordpiece", "in 1204 by abbot", [("in", "the"), ("by", "too")], "the 1204 too abbot"),
+        ("wordpiece", "in 1204 by abbot", [("in", "##s"), ("by", "too")], "s 1204 too abbot"),
+        ("wordpiece", "in 1204, by", [(",", "##s")], "in 1204 s by"),
+        ("wordpiece", "(1204)", [("(", "the"), (")", "##s")], "the 1204 s"),
+        ("byte_bpe", "(1204)", [("(", "\u0120the"), (")", "s")], "the 1204 s"),
+    ],
+)
+def test_the_answer_stays_a_word_of_its_own(kind, text, exchanges, expected):
+    assert spliced(f"exact {kind}", text, *exchanges, kept="1204") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "exchanges", "expected"),
+    [
+        ("It was the", [("was", "Ġnot")], "It not the"),
+        ("It was the", [("was", "'s")], "It's the"),
+        ("It's the", [("'s", "Ġwas")], "It was the"),
+        ("It was the", [("It", "Ġmonastery")], "monastery was the"),  # no space at the beginning
+        ("It\n was the", [("was", "all")], "It\nall the"),  # a line break is a token of its own
+    ],
+)
+def test_byte_level_tokens(text, exchanges, expected):
+    assert spliced("exact byte_bpe", text, *exchanges) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "exchanges", "expected"),
+    [
+        ("all monastery", [("monastery", "ri")], "allri"),
+        ("monastery all", [("monastery", "the")], "the all"),
+        ("monastery; all", [(";", "▁monastery")], "monastery monastery all"),
+        ("all the", [("the", "▁monastery")], "all monastery"),
+    ],
+)
+def test_sentence_pieces(text, exchanges, expected):
+    assert spliced("exact unigram", text, *exchanges) == expected

@@ -1,0 +1,207 @@
+"""Samples of questions: windows, seeds, counts, and paragraphs that the readers take.
+
+The masked language model is a table of logits by input token: its predictions do not depend on the rounding of a batch.
+"""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swep_ds.data.readers import Example, read_examples
+from swep_ds.methods.ssmba_samples import corruption
+from swep_ds.methods.ssmba_samples.corruption import splice, tokenise
+from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor, cover
+from tests.support import tiny, tiny_masked_lm, tiny_run
+
+TEXT = " ".join(tiny.SENTENCES[:3])
+LONG = " ".join([TEXT] * 6)
+EXAMPLES = [
+    tiny.example(tiny.SENTENCES[1], TEXT, "northern valley", "a", "first"),
+    tiny.example("Who  founded it?", TEXT, "abbot", "b", "first"),  # the same paragraph
+    tiny.example("Big or small?", LONG, "not too big", "c", "second"),  # longer than the model takes
+    Example("d", LONG, LONG, ("small",), (LONG.rindex("small"), LONG.rindex("small") + 5), "second"),
+    tiny.example("Was it?", "It was.", "It", "e", "third"),
+]
+
+
+class Table(torch.nn.Module):
+    """Logits [N, T, V]: the rows of a table that the input ids name."""
+
+    def __init__(self, table: torch.Tensor):
+        super().__init__()
+        self.table = torch.nn.Embedding.from_pretrained(table)
+
+    def get_output_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids, **inputs):
+        assert input_ids.shape[1] <= 64  # what the tiny BERT takes
+        return SimpleNamespace(logits=self.table(input_ids))
+
+
+def random_table(size: int) -> torch.Tensor:
+    return 2 * torch.randn(size, size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    return {kind: tiny_masked_lm.save(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
+
+
+def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Reconstructor:
+    reconstruct = Reconstructor(models[kind], EXAMPLES[0], AugmentSettings(**settings), torch.device("cpu"))
+    reconstruct.model = Table(random_table(len(tiny.TOKENIZERS[kind]())) if table is None else table)
+    return reconstruct
+
+
+def read(articles: list[dict], tmp_path) -> list[Example]:
+    (tmp_path / "samples.json").write_text(json.dumps({"data": articles}))
+    return read_examples(str(tmp_path / "samples.json"), training=True)  # which checks every offset
+
+
+@given(question=st.integers(0, 90), context=st.integers(0, 300), room=st.integers(8, 70))
+def test_windows_fit_and_hold_every_token(question, context, room):
+    windows, owner = cover(question, context, room)
+    assert len(owner) == question + context
+    for number, (asked, context_part) in enumerate(windows):
+        assert 0 < asked[1] - asked[0] + context_part[1] - context_part[0] <= room or question + context == 0
+        assert (asked[1] <= question) & (context_part[1] <= context)
+        owned = np.flatnonzero(owner == number)
+        in_question, in_context = owned[owned < question], owned[owned >= question] - question
+        assert ((in_question >= asked[0]) & (in_question < asked[1])).all()
+        assert ((in_context >= context_part[0]) & (in_context < context_part[1])).all()
+    assert set(owner) <= set(range(len(windows)))
+    if question + context <= room and question <= room // 2:
+        assert windows == [((0, question), (0, context))]
+    if question <= room // 2:
+        assert all(asked == (0, question) for asked, _ in windows)  # the whole question beside every part
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_samples_of_all_kinds_of_tokenizers(models, kind, tmp_path):
+    reconstruct = reconstructor(models, kind)
+    articles, counts = reconstruct(EXAMPLES)
+    assert [article["title"] for article in articles] == ["first", "second", "third"]
+    samples = read(articles, tmp_path)
+    originals = {example.id: example for example in EXAMPLES}
+    for sample in samples:
+        original = originals[sample.id.partition("-")[0]]
+        begin, end = original.span
+        assert sample.answers == (original.context[begin:end],)
+        assert sample.article == original.article
+        assert (sample.question, sample.context) != (original.question, original.context)
+    everything = [f"{example.id}-ssmba{number}" for example in EXAMPLES for number in range(8)]
+    ids = [sample.id for sample in samples]
+    assert ids == [name for name in everything if name in set(ids)]  # in their order
+    assert len(ids) == counts["kept"] == 40 - counts["unchanged"] - counts["repeated"]
+    assert {sample.id.partition("-")[0] for sample in samples} >= {"a", "b", "c", "d"}
+    assert len({(s.id.partition("-")[0], s.question, s.context) for s in samples}) == len(samples)
+
+    # a quarter of what may be corrupted, to rounding: 40 samples, each off by 0.5 tokens at most on average
+    texts = [(e.question, None) for e in EXAMPLES] + [(e.context, e.span) for e in EXAMPLES]
+    tokens = tokenise(reconstruct.backend, reconstruct.vocabulary, *map(list, zip(*texts, strict=True)))
+    eligible = 8 * sum(int(text.eligible.sum()) for text in tokens)
+    assert counts["tokens"] == 8 * sum(len(text.ids) for text in tokens)
+    assert counts["corrupted"] == pytest.approx(0.25 * eligible, abs=20)
+    assert 0.5 * counts["corrupted"] < counts["changed"] <= counts["corrupted"]
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_unprotected_answers_are_corrupted_and_samples_that_lose_them_dropped(models, kind, tmp_path):
+    reconstruct = reconstructor(models, kind, protect_answer=False)
+    articles, counts = reconstruct(EXAMPLES)
+    samples = read(articles, tmp_path)  # an answer that were not at its offset would be refused
+    originals = {example.id: example for example in EXAMPLES}
+    for sample in samples:
+        original = originals[sample.id.partition("-")[0]]
+        assert sample.answers == (original.context[slice(*original.span)],)
+    assert len(samples) == counts["kept"] == 40 - counts["lost"] - counts["unchanged"] - counts["repeated"]
+    lost, corrupted, eligible = 0, 0, 0
+    for pair in reconstruct._pairs(EXAMPLES):
+        (begin, end), asked = pair.example.span, len(pair.question.ids)
+        in_answer = np.append(np.zeros(asked, bool), (pair.context.starts < end) & (pair.context.ends > begin))
+        assert pair.context.eligible[in_answer[asked:]].any()
+        eligible += int(pair.question.eligible.sum() + pair.context.eligible.sum())
+        for number in range(8):
+            sample = reconstruct._corrupt(pair, number)
+            reconstruct._predict([sample])
+            selected = sample.corruption.selected
+            corrupted += len(selected)
+            lost += bool((in_answer[selected] & (sample.predicted != pair.ids[selected])).any())
+    assert counts["corrupted"] == corrupted == pytest.approx(0.25 * 8 * eligible, abs=20)
+    assert counts["lost"] == lost > 0
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_every_token_is_predicted_at_its_own_place(models, kind, monkeypatch, tmp_path):
+    """A model that answers every token with another one shows which token was asked about."""
+    monkeypatch.setattr(corruption, "MASKED", 0.0)
+    monkeypatch.setattr(corruption, "RANDOM", 0.0)  # all tokens are given as they are
+    reconstruct = reconstructor(models, kind, share=1.0, samples=1)
+    candidates = reconstruct.vocabulary.candidates
+    after = np.arange(len(reconstruct.vocabulary.texts))
+    after[candidates] = np.roll(candidates, 1)
+    reconstruct.model = Table(1e4 * torch.eye(len(after))[torch.from_numpy(after)])
+    articles, counts = reconstruct(EXAMPLES)
+    samples = {sample.id: sample for sample in read(articles, tmp_path)}
+    assert counts["kept"] == len(EXAMPLES)
+    for example in EXAMPLES:
+        texts = [example.question, example.context]
+        pair = tokenise(reconstruct.backend, reconstruct.vocabulary, texts, [None, example.span])
+        places = [np.flatnonzero(text.eligible) for text in pair]
+        question, context = (
+            splice(text, at, after[text.ids[at]], reconstruct.vocabulary)[0]
+            for text, at in zip(pair, places, strict=True)
+        )
+        sample = samples[f"{example.id}-ssmba0"]
+        assert (sample.question, sample.context) == (question, context)
+
+
+def test_dropped_samples_are_counted_by_reason(models, monkeypatch):
+    monkeypatch.setattr(corruption, "MASKED", 0.0)
+    monkeypatch.setattr(corruption, "RANDOM", 0.0)
+    size = len(tiny.wordpiece())
+    echo = reconstructor(models, table=1e4 * torch.eye(size), share=1.0)
+    assert echo(EXAMPLES[:2])[1] | {"tokens": 0, "corrupted": 0} == {
+        "unchanged": 16, "changed": 0, "tokens": 0, "corrupted": 0
+    }  # fmt: skip
+    always = torch.zeros(size, size)
+    always[:, echo.candidates[3]] = 1e4
+    articles, counts = reconstructor(models, table=always, share=1.0)(EXAMPLES[:2])
+    assert (counts["kept"], counts["repeated"], counts["unchanged"]) == (2, 14, 0)
+    [paragraphs] = [article["paragraphs"] for article in articles]
+    assert [qa["id"] for paragraph in paragraphs for qa in paragraph["qas"]] == ["a-ssmba0", "b-ssmba0"]
+
+
+def test_a_sample_depends_on_seed_question_and_number_alone(models):
+    def texts(examples, **settings) -> dict[str, tuple[str, str]]:
+        articles, _ = reconstructor(models, **settings)(examples)
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        return {p["qas"][0]["id"]: (p["qas"][0]["question"], p["context"]) for p in paragraphs}
+
+    whole = texts(EXAMPLES)
+    assert texts(EXAMPLES) == whole
+    assert texts(EXAMPLES[::-1]) == whole
+    assert texts(EXAMPLES, batch_size=3) == whole
+    few = texts(EXAMPLES[1:3], samples=2)
+    assert few == {name: whole[name] for name in few}
+    assert len(few) == 4
+    twin = texts([replace(EXAMPLES[0], id="twin")])
+    assert twin["twin-ssmba0"] not in [whole[name] for name in whole if name[0] == "a"]
+    other = texts(EXAMPLES, seed=1)
+    assert not any(other[name] == whole[name] for name in set(other) & set(whole) if name[0] in "abcd")
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_many_short_questions(models, kind, tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(tiny_run.squad(60)))
+    examples = read_examples(str(tmp_path / "train.json"), training=True)
+    articles, counts = reconstructor(models, kind, samples=4)(examples)
+    assert len(read(articles, tmp_path)) == counts["kept"] > 200

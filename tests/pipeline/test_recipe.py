@@ -1,0 +1,484 @@
+"""Recipes: names and paths, overrides and their types, what errors say, the resolved copy."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import ds_config_path
+from swep_ds.methods import METHODS
+from swep_ds.pipeline.recipe import RECIPES, Recipe
+from tests.support.bad_input import refused
+
+MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
+SHIPPED = sorted(RECIPES.glob("*.yaml"))
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write(tmp_path / "mine.yaml", MINIMAL)
+
+
+def write(path: Path, tree: object) -> Path:
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def message(path: Path, *overrides: str) -> str:
+    return refused(Recipe.load, str(path), overrides)
+
+
+def test_defaults_are_the_papers_extractive_setup(path):
+    recipe = Recipe.load(str(path))
+    assert (recipe.train.epochs, recipe.train.micro_batch_size, recipe.train.learning_rate) == (2, 8, 3e-5)
+    assert (recipe.method.prior_variance, recipe.method.mle_weight, recipe.method.beta) == (0.1, 0.5, 1.0)
+    assert (recipe.data.max_length, recipe.data.doc_stride, recipe.data.max_query_length) == (384, 128, 64)
+    assert (recipe.eval.n_best, recipe.eval.max_answer_tokens) == (20, 30)
+    assert recipe.train.max_grad_norm == 1.0
+    assert recipe.train.weight_decay == 0.0
+
+
+# Shipped recipes
+
+
+def head(shipped: Path) -> str:
+    """The comment that a recipe begins with, on one line."""
+    lines = shipped.read_text().splitlines()
+    return " ".join(
+        line.lstrip("# ").rstrip("\\") for line in lines[: next(i for i, x in enumerate(lines) if x[:1] != "#")]
+    )
+
+
+def load(shipped: Path, *more: str) -> Recipe:
+    """The recipe with what its launch line sets, to which a recipe may leave required values."""
+    return Recipe.load(shipped.stem, [*re.findall(r"--set (\S+)", head(shipped)), *more])
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_recipe_loads_by_name(shipped):
+    recipe = load(shipped)
+    assert Recipe.load(str(shipped), re.findall(r"--set (\S+)", head(shipped))) == recipe
+    assert recipe.method.name in METHODS
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_recipe_names_its_launch_line_at_its_head(shipped):
+    line = head(shipped)
+    assert line.startswith("swep-ds train")
+    if named := re.search(r"--ds_config (\S+)", line):
+        assert ds_config_path(named[1]).is_file()
+    named = re.search(r"--recipe (\S+)", line)
+    assert (named[1] if named else "quickstart") == shipped.stem  # the script's default
+
+
+def test_no_such_recipe_lists_those_that_exist(tmp_path):
+    said = message("zzz")
+    assert all(shipped.stem in said for shipped in SHIPPED)
+    assert "no such recipe" in message(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("additive", {"noise": "additive"}),
+        ("fixed_mu", {"noise": "fixed_mu"}),
+        ("fixed_sigma", {"noise": "fixed_sigma"}),
+        ("no_eps", {"noise": "no_eps"}),
+        ("no_kl", {"beta": 0.0}),
+        ("no_mle", {"mle_weight": 0.0}),
+    ],
+)
+def test_an_ablation_changes_one_setting_of_the_papers_setup(name, settings):
+    whole, ablated = Recipe.load("electra_small_squad").model_dump(), Recipe.load(f"ablation_{name}").model_dump()
+    assert ablated == whole | {"method": whole["method"] | settings}
+
+
+def test_synthetic_asks_for_its_data():
+    with pytest.raises(InputError, match=r"^--recipe synthetic: pretrain\.train is required: give --set pretrain\."):
+        Recipe.load("synthetic")
+
+
+# One recipe on top of another
+
+
+def test_a_recipe_that_extends_another_holds_what_it_changes(path, tmp_path):
+    changes = {"extends": "mine.yaml", "seed": 7, "data": {"eval": {"more": "z"}, "max_length": 100}}
+    mine = write(tmp_path / "changed.yaml", changes | {"method": {"beta": 0.5}})
+    expected = Recipe.load(str(path), ["seed=7", "data.eval.more=z", "data.max_length=100", "method.beta=0.5"])
+    assert Recipe.load(str(mine)) == expected
+    assert list(Recipe.load(str(mine)).data.eval) == ["x", "more"]
+    assert "extends" not in expected.dump()
+    above = write(tmp_path / "again.yaml", {"extends": str(mine), "seed": 8, "train": {"epochs": 1}})
+    assert Recipe.load(str(above), ["train.epochs=3"]) == Recipe.load(str(mine), ["seed=8", "train.epochs=3"])
+
+
+def test_extending_with_another_method_drops_the_former_ones_settings(tmp_path):
+    write(tmp_path / "base.yaml", MINIMAL | {"method": {"name": "swep", "beta": 0.01, "prior_variance": 0.2}})
+    mine = write(tmp_path / "mine.yaml", {"extends": "base.yaml", "method": {"name": "prior_aug"}})
+    assert Recipe.load(str(mine)).method.prior_variance == 0.1
+    same = write(tmp_path / "same.yaml", {"extends": "base.yaml", "method": {"name": "swep", "beta": 1}})
+    assert Recipe.load(str(same)).method.prior_variance == 0.2
+
+
+def test_extending_a_shipped_recipe_by_name(tmp_path):
+    mine = write(tmp_path / "mine.yaml", {"extends": "quickstart", "train": {"epochs": 3}})
+    assert Recipe.load(str(mine)) == Recipe.load("quickstart", ["train.epochs=3"])
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("quickstrat", "mine.yaml: extends quickstrat: no such recipe; did you mean 'quickstart'?"),
+        ("none.yaml", "none.yaml: no such recipe"),
+        ("mine.yaml", "which extends this one: recipes cannot go round in a circle"),
+        ("between.yaml", "which extends this one: recipes cannot go round in a circle"),
+        (["a"], "mine.yaml: extends ['a']: name a shipped recipe or a YAML file"),
+        (None, "mine.yaml: extends None: name a shipped recipe or a YAML file"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path, named, said):
+    write(tmp_path / "between.yaml", {"extends": "mine.yaml"})
+    assert said in message(write(tmp_path / "mine.yaml", {"extends": named}))
+
+
+# Two stages and the choice of a checkpoint
+
+
+def test_the_first_stage_is_the_recipe_on_other_data(path):
+    settings = ["pretrain.train=pairs", "pretrain.epochs=3", "pretrain.max_train_examples=50", "eval.select_on=x"]
+    others = [
+        "data.holdout_fraction=0.2",
+        "data.eval={x: dev}",
+        "data.train_fraction=0.5",
+        "train.precision=bf16",
+        "train.max_updates=7",
+        "train.max_tokens=4096",
+    ]
+    first = Recipe.load(str(path), settings + others).first_stage()
+    expected = ["data.train=pairs", "data.max_train_examples=50", "data.eval={}", "train.epochs=3"]
+    expected += ["train.precision=bf16", "train.micro_batch_size=32", "train.learning_rate=2e-5"]
+    assert first == Recipe.load(str(path), expected)
+    path.write_text(first.dump())
+    assert Recipe.load(str(path)) == first
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.learning_rate=3e-5", 3e-5),  # YAML 1.1 reads this one as a string
+        ("seed=010", 10),  # and this one as octal
+        ("data.train='a #2.json'", "a #2.json"),
+        ('data.train="12e4"', "12e4"),
+        ("train.learning_rate=2E-4", 2e-4),
+        ("train.learning_rate=1.5e-4", 1.5e-4),
+        ("train.adam_betas=[0.8, 0.98]", (0.8, 0.98)),
+        ("train.max_updates=7", 7),
+        ("train.max_updates=null", None),
+        ("train.activation_checkpointing=true", True),
+        ("train.execution=joint", "joint"),
+        ("tracking.to=off", "off"),  # YAML 1.1 reads this one as false
+        ("tracking.to=wandb_offline", "wandb_offline"),
+        ("data.train=owner/name:config@train[:10%]", "owner/name:config@train[:10%]"),
+        ("data.train=a=b.json", "a=b.json"),
+        ("seed=17", 17),
+    ],
+)
+def test_an_override_has_its_fields_type(path, override, expected):
+    node = Recipe.load(str(path), [override])
+    for key in override.partition("=")[0].split("."):
+        node = getattr(node, key)
+    assert node == expected
+    assert type(node) is type(expected)
+
+
+def test_a_bare_off_in_a_file_is_off(tmp_path):
+    text = yaml.safe_dump(MINIMAL) + "tracking:\n  to: off\n"
+    (tmp_path / "r.yaml").write_text(text)
+    assert Recipe.load(str(tmp_path / "r.yaml")).tracking.to == "off"
+
+
+def test_overrides_reach_into_the_eval_mapping_and_keep_its_order(path):
+    recipe = Recipe.load(str(path), ["data.eval.amazon=a.json", "data.eval.nyt=n.json", "data.eval.x=z"])
+    assert list(recipe.data.eval.items()) == [("x", "z"), ("amazon", "a.json"), ("nyt", "n.json")]
+
+
+def test_overrides_apply_in_order_and_make_missing_sections(path):
+    recipe = Recipe.load(str(path), ["eval.n_best=6", "eval.n_best=5", "tracking.project=p"])
+    assert (recipe.eval.n_best, recipe.tracking.project) == (5, "p")
+
+
+def test_overrides_can_supply_required_fields(tmp_path):
+    bare = write(tmp_path / "bare.yaml", {"train": {"epochs": 1}})
+    overrides = ["model.name=m", "method.name=mle", "data.train=t", "data.holdout_fraction=0.1"]
+    assert Recipe.load(str(bare), overrides).method.name == "mle"
+
+
+def test_setting_another_method_drops_the_former_ones_settings(tmp_path):
+    path = write(tmp_path / "r.yaml", MINIMAL | {"method": {"name": "swep", "beta": 0.01, "prior_variance": 0.2}})
+    assert Recipe.load(str(path), ["method.name=mle"]).method.model_dump() == {"name": "mle"}
+    assert Recipe.load(str(path), ["method.name=prior_aug"]).method.prior_variance == 0.1  # its own default
+    assert Recipe.load(str(path), ["method.name=swep"]).method.beta == 0.01
+    later = Recipe.load(str(path), ["method.name=prior_aug", "method.mle_weight=0.3"]).method
+    assert (later.name, later.mle_weight) == ("prior_aug", 0.3)
+
+
+def test_a_methods_settings_may_stand_before_its_name(path):
+    for name in ("method.name=adv_aug", "method={name: adv_aug}"):
+        assert Recipe.load(str(path), ["method.ascent_steps=7", name]).method.ascent_steps == 7
+    last = Recipe.load(str(path), ["method={name: swep}", "method.name=mle"])
+    assert last.method.name == "mle"
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", "train..epochs=3", ".epochs=3", "train.=3"])
+def test_an_override_is_section_field_value(path, override):
+    assert "section.field=value" in message(path, override)
+
+
+@pytest.mark.parametrize("value", ["[", "@x", "{a", "2019-13-45"])
+def test_an_override_that_is_not_yaml(path, value):
+    assert f"--set data.train={value}: not YAML" in message(path, f"data.train={value}")
+
+
+def test_a_comment_in_an_override_is_refused(path):
+    assert "what follows ' #' would be left out as a comment: quote" in message(path, "data.train=a #2.json")
+
+
+def test_an_override_below_a_value(path):
+    assert "train is a value, not a section" in message(path, "data.train.x=1")
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        # unknown names
+        ("modle.name=m", "modle is not a field; did you mean 'model'?"),
+        ("sed=1", "sed is not a field; did you mean 'seed'?"),
+        ("beta=1", "beta is not a field; did you mean 'method.beta'?"),
+        ("train.max_length=64", "train.max_length is not a field; did you mean 'data.max_length'?"),
+        ("data.max_lenght=1", "data.max_lenght is not a field; did you mean 'data.max_length'?"),
+        ("train.learnin_rate=1", "train.learnin_rate is not a field; did you mean 'train.learning_rate'?"),
+        ("model.nam=1", "model.nam is not a field; did you mean 'model.name'?"),
+        ("eval.nbest=1", "eval.nbest is not a field; did you mean 'eval.n_best'?"),
+        ("tracking.projects=1", "tracking.projects is not a field; did you mean 'tracking.project'?"),
+        ("pretrain.epocs=1", "pretrain.epocs is not a field; did you mean 'pretrain.epochs'?"),
+        ("zzzz.a=1", "; known are data, eval, method, model, pretrain, seed, task, tracking, train"),
+        ("method.name=sweb", "method.name: 'sweb' is not a method; did you mean 'swep'?"),
+        ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (swep has); it takes none"),
+        ("method.prior_varience=1", "swep has no setting 'prior_varience'; did you mean 'prior_variance'?"),
+        ("eval.select_on=y", "eval.select_on: 'y' is not a data set of data.eval; known are x"),
+        ("data.holdout_fraction=0.1 data.eval.x=dev eval.select_on=heldout", "did you mean 'held_out'?"),
+        ("eval.select_on=held_out", "keeps out, and that is 0: set it to 0.1, for example"),
+        ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
+        ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
+        ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
+        ("train.epochs=1:30", "train.epochs: '1:30' is not a number"),
+        # sections
+        (
+            "method=mle",
+            "'mle' is not a section: write it as a section: method: {name: mle}, or --set method.name=mle",
+        ),
+        (
+            "train=5",
+            "train: 5 is not a section: write it as a section: train: {epochs: ...}, or --set train.epochs=...",
+        ),
+        (
+            "pretrain=a.json",
+            "'a.json' is not a section: write it as a section: pretrain: {train: ...}, or --set",
+        ),
+        ("data=", "data: is empty: write it as a section: data: {train: ...}, or --set data.train=..."),
+        ("method={name:mle,name:swep}".replace(":", ": "), "line 1 gives name a second time"),
+        # what does not fit together
+        ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
+        ("train.execution=stacked", "swep needs the h of one pass for the next: set it to split"),
+        ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
+        ("method.divergence_weight=1 method.mle_weight=0", "which does not train where mle_weight is 0: set"),
+        ("train.packing=true train.compile=true", "train.compile: with train.packing every batch has other lengths"),
+        (
+            "method.name=swep method.kl_target=20 method.beta=0",
+            "method.beta: with kl_target beta starts from",
+        ),
+        (
+            "method.name=swep method.kl_target=20 method.beta_schedule=linear_to_zero",
+            "method.beta_schedule: kl_target decides beta: set it to constant",
+        ),
+        ("method.name=swep method.kl_target=20 method.noise=fixed_sigma", "cannot fall below a constant"),
+        ("task=generative train.packing=true", "train.packing: is for extractive models: set it to false"),
+        ("task=generative train.compile=true", "train.compile: is for extractive models: set it to false"),
+        ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),
+        ("model.attention=flash_attention_2", "model.attention: flash_attention_2 needs half precision"),
+        ("method.name=ssmba", "`swep-ds augment --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_field_and_the_fix(path, overrides, said):
+    overrides = [overrides] if "{" in overrides else overrides.split()
+    assert said in (line := message(path, *overrides))
+    assert str(path) in line or "--set" in line
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=-1",
+        *(f"train.learning_rate={value}" for value in ("0", ".inf", "nan")),
+        *(f"train.adam_betas={value}" for value in ("[0.9]", "[0.9, 1.0]")),
+        *("method.beta=.inf", "method.mle_weight=1", "train.max_updates=1.5", "train.precision=fp64"),
+        *("data.train_fraction=1.1", "data.eval=null", "data.eval.a/b=x", "data.eval.held_out=x"),
+    ],
+)
+def test_a_wrong_value_names_its_field(path, override):
+    field = override.partition("=")[0]
+    field = "data.eval" if field.startswith("data.eval") else field
+    assert message(path, override).startswith(f"--set {field}")
+
+
+def test_a_list_with_a_wrong_value_is_not_called_too_short(path):
+    assert "too few" not in message(path, "train.adam_betas=[0.9, 1.0]")
+    assert "too few" in message(path, "train.adam_betas=[0.9]")
+
+
+def test_what_does_not_fit_together_is_fine_alone(path):
+    for override in ("method.name=freelb", "train.packing=true", "train.compile=true", "eval.max_answer_tokens=12"):
+        Recipe.load(str(path), [override])
+    for name in ("x", "held_out"):
+        recipe = Recipe.load(str(path), ["data.holdout_fraction=0.1", "data.eval={x: dev}", f"eval.select_on={name}"])
+        assert recipe.eval.select_on == name
+    for name in ("ssmba", "swep"):
+        assert Recipe.load(str(path), [f"method.name={name}", "data.augmented=a.json"]).data.augmented == "a.json"
+
+
+def test_a_setting_of_several_other_methods_names_them(path):
+    said = message(path, "method.name=mle", "method.prior_variance=1")
+    assert re.search(r"mle has no setting 'prior_variance' \(prior_aug, .*swep.* have\); it takes none$", said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(
+            ({field.partition(".")[0]: ...}, f"{field} is required: give --set {field}=..., or set it in your recipe")
+            for field in ("model.name", "method.name", "data.train")
+        ),
+        ({"method": {"beta": 1}}, "method.name is required: one of mle, prior_aug, swep"),
+        ({"method": "swep"}, "write it as a section: method: {name: swep}"),
+        ({"data": None}, "data: is empty: write it as a section: data: {train: ...}"),
+        ({"data": {"train": "t"}}, "data.eval names nothing"),
+        (
+            {"data": {"eval": {"x": "y"}}},
+            "data.train is required: give --set data.train=..., or set it in your recipe",
+        ),
+    ],
+)
+def test_what_a_file_lacks(tmp_path, changes, said):
+    tree = {name: value for name, value in (MINIMAL | changes).items() if value is not ...}
+    assert said in message(write(tmp_path / "r.yaml", tree))
+
+
+def test_languages_are_those_of_mlqa_and_of_test_sets(path):
+    assert Recipe.load(str(path)).eval.answer_language("any") is None
+    mlqa = ["eval.scorer=mlqa", "data.eval.zh=zh.json"]
+    testing = Recipe.load(str(path), [*mlqa, "eval.language={zh: zh}"]).eval
+    assert (testing.answer_language("zh"), testing.answer_language("other")) == ("zh", "en")
+    assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.answer_language("zh") == "de"
+    assert "eval.language: scorer squad has rules for English alone" in message(path, "eval.language=de")
+    assert "eval.language: 'hz' is not a data set" in message(path, *mlqa, "eval.language={hz: zh}")
+    languages = "give one of ar, de, en, es, hi, vi, zh, or one of them by data set"
+    assert message(path, *mlqa, "eval.language=fr").endswith(f"eval.language: 'fr': {languages}")
+    assert message(path, *mlqa, "eval.language={zh: fr}").endswith(f"eval.language: {{'zh': 'fr'}}: {languages}")
+
+
+def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path):
+    empty = write(tmp_path / "r.yaml", MINIMAL | {"data": None, "pretrain": None})
+    recipe = Recipe.load(str(empty), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])
+    assert (recipe.data.train, recipe.pretrain.train) == ("t", "p")
+    assert Recipe.load(str(path), ["data.eval={}"]).data.eval == {}  # said, not forgotten
+    assert Recipe.load(str(path), ["data.eval={}", "data.holdout_fraction=0.2"]).data.eval == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("train:\n  epochs: 1\nseed: 3\ntrain:\n  epochs: 2\n", "line 4 gives train a second time: keep one"),
+        ("train: {epochs: 1, epochs: 2}\n", "line 1 gives epochs a second time"),
+        *((content, "not YAML") for content in ("a: [1", "a: 2019-13-45", "\tx: 1")),
+        *((content, "a recipe is a mapping with the sections task, seed") for content in ("", "- a\n", "text\n")),
+    ],
+)
+def test_what_is_not_a_recipe(tmp_path, content, said):
+    (tmp_path / "r.yaml").write_text(content)
+    assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
+
+
+def test_a_key_may_override_one_of_a_merge(tmp_path):
+    text = yaml.safe_dump(MINIMAL) + "pretrain: &a {train: p, epochs: 1}\ntrain: {<<: {epochs: 3}, epochs: 4}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    assert Recipe.load(str(tmp_path / "r.yaml")).train.epochs == 4
+
+
+def test_what_is_tested_without_the_average_is_the_same_training(path):
+    averaged = ["train.average=ema", "train.average_decay=0.9"]
+    assert Recipe.load(str(path), averaged).unaveraged() == Recipe.load(str(path))
+    assert Recipe.load(str(path), [*averaged, "pretrain.train=pairs"]).first_stage().train.average == "none"
+
+
+def test_samples_are_of_the_second_stage(path):
+    recipe = Recipe.load(str(path), ["method.name=ssmba", "data.augmented=a.json", "pretrain.train=p.json"])
+    first = recipe.first_stage()
+    assert (first.method.name, first.data.augmented, first.data.train) == ("mle", None, "p.json")
+
+
+def test_all_faults_in_one_message(path):
+    said = message(path, "train.epochs=0", "data.doc_stride=zero", "method.beta=-1", "sed=1")
+    for part in ("train.epochs: 0", "data.doc_stride: 'zero'", "method.beta: -1", "sed is not a field"):
+        assert part in said
+
+
+# The resolved copy
+
+RATES = st.floats(1e-12, 1e3)
+METHOD = st.one_of(
+    st.just({"name": "mle"}),
+    st.fixed_dictionaries({"name": st.just("prior_aug"), "prior_variance": RATES}),
+    st.fixed_dictionaries({"name": st.just("swep"), "beta": RATES, "kl_reduction": st.sampled_from(["sum", "mean"])}),
+)
+TEXT = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1)
+
+
+@given(
+    method=METHOD,
+    rate=RATES,
+    betas=st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
+    updates=st.none() | st.integers(1, 10**9),
+    names=TEXT,
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, rate, betas, updates, names, seed):
+    tree = {
+        "seed": seed,
+        "model": {"name": names},
+        "method": method,
+        "data": {"train": names, "eval": {"source": names, "b": "null", "a": "off"}},
+        "train": {"learning_rate": rate, "adam_betas": list(betas), "max_updates": updates},
+    }
+    path = tmp_path_factory.getbasetemp() / "resolved.yaml"
+    recipe = Recipe.model_validate(tree)
+    path.write_text(recipe.dump())
+    again = Recipe.load(str(path))
+    assert again == recipe
+    assert list(again.data.eval) == ["source", "b", "a"]
+    assert again.dump() == recipe.dump()
+    assert set(yaml.safe_load(recipe.dump())["train"]) == set(type(recipe.train).model_fields)  # every setting
+
+
+def test_a_path_names_a_recipe_as_its_text_does(tmp_path):
+    (tmp_path / "mine.yaml").write_text("extends: quickstart\nseed: 7\n")
+    assert Recipe.make(tmp_path / "mine.yaml") == Recipe.make(str(tmp_path / "mine.yaml"))
