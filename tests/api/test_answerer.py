@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering
 
-from swep_ds.api.answerer import QuestionAnswerer, Reply, answerer
+from swep_ds.api import answerer
+from swep_ds.api.answerer import QuestionAnswerer, Reply
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.common.errors import InputError
 from swep_ds.data.windows import WindowCutter, WindowSettings
