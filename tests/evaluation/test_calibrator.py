@@ -8,7 +8,7 @@ import pytest
 from swep_ds.common.errors import InputError
 from swep_ds.data.readers import Example
 from swep_ds.evaluation.calibration import calibration
-from swep_ds.evaluation.calibrator import FEATURES, Calibrator, TooFew, _folds, features, fit
+from swep_ds.evaluation.calibrator import FEATURES, Calibrator, _folds, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.spans import Answer, Null
 
@@ -124,11 +124,11 @@ def test_too_few_answers_or_texts_give_no_calibrator():
     rows, right, clusters = sample(0)
     rare = np.zeros_like(right)
     rare[:19] = 1
-    assert fit(rows, rare, clusters) == TooFew(19, 581, 150)
-    assert fit(rows, 1 - rare, clusters) == TooFew(581, 19, 150)
-    few = fit(rows, right, clusters % 4)
-    assert few.texts == 4
-    assert "texts are too few to calibrate them, which takes 20 of each and 5 texts" in str(few)
+    assert "19 right and 581 wrong answers about 150 texts are too few" in fit(rows, rare, clusters)
+    assert "581 right and 19 wrong answers about 150 texts are too few" in fit(rows, 1 - rare, clusters)
+    assert "about 4 texts are too few to calibrate them, which takes 20 of each and 5 texts" in fit(
+        rows, right, clusters % 4
+    )
 
 
 def test_it_is_the_same_again_and_after_json():

@@ -13,8 +13,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from transformers import BertForQuestionAnswering, FNetConfig, FNetForQuestionAnswering, T5ForConditionalGeneration
 
 from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import EvalSection
-from swep_ds.pipeline.saved import READING, WINDOWS, _reading_file, load_saved
+from swep_ds.pipeline.saved_model import WINDOWS, _reading_file, load_saved
 from swep_ds.ranks import accelerator
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, error_line, refused
@@ -78,7 +79,7 @@ def test_a_hub_that_fails_is_not_taken_for_a_model_without_a_reading(monkeypatch
     def fetch(*_):
         raise LocalEntryNotFoundError("503") if down else RemoteEntryNotFoundError("404", response=mock.MagicMock())
 
-    monkeypatch.setattr("swep_ds.pipeline.saved.hf_hub_download", fetch)
+    monkeypatch.setattr("swep_ds.pipeline.saved_model.hf_hub_download", fetch)
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
     if down:
         said = refused(_reading_file, "me/model")
