@@ -87,8 +87,6 @@ def _tests(
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
-        if warn:
-            _warn_of_another_share(len(tests[HOLDOUT]), len(training), data.holdout_fraction)
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, training=False, warn=warn)
@@ -149,28 +147,10 @@ def warn_of_known(training: list[Example], tests: Mapping[str, list[Example]], t
             )
 
 
-def warn_of_unequal_halves(name: str, choosing: int, reported: int) -> None:
-    """Warns if one of the `halves` of a data set has less than a third of its questions."""
-    if 3 * min(choosing, reported) < choosing + reported:
-        _warn(
-            f"{name}: {choosing} questions choose, and {reported} are reported: its articles are too large for equal "
-            "halves"
-        )
-
-
 def warn_without_overlap(settings: WindowSettings) -> None:
     """Warns of windows that begin where the one before ends, or later."""
     if settings.doc_stride >= settings.max_length:
         _warn(
             f"doc_stride {settings.doc_stride}: windows of {settings.max_length} tokens then do not overlap, and an "
             "answer at the end of one is cut: lower it"
-        )
-
-
-def _warn_of_another_share(held: int, kept: int, fraction: float) -> None:
-    share = held / (held + kept)
-    if not fraction / 2 <= share <= 2 * fraction:
-        _warn(
-            f"data.holdout_fraction {fraction:g}: {held} of {held + kept} questions are held out, which is "
-            f"{100 * share:.2g} %: the articles are too large for a closer split"
         )

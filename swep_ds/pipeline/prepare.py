@@ -31,7 +31,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.weights import check_files
-from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_of_unequal_halves, warn_without_overlap
+from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_without_overlap
 from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
@@ -114,7 +114,6 @@ def prepare(
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])
-        warn_of_unequal_halves(name, len(validation[name]), len(tests[name]))
         others = {other: examples for other, examples in tests.items() if other != name}
         warn_of_known(validation[name], others, f"the half of {name} that chooses")
     inputs = ranks.from_rank0(lambda: input_checksums(recipe))

@@ -334,49 +334,39 @@ def _check_source_domain(
     replaces data.train or holds articles out.
 
     Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
-    layer adds others, or if a test set of the training domain stays behind held-out articles: the only domain that was
+    layer adds others, or if the former source domain stays behind held-out articles of it: the only domain that was
     trained on could count as out of domain.
     """
     before, given, after = (tree.get("data") for tree in (base, layer, merged))
     if not (isinstance(before, dict) and isinstance(given, dict) and isinstance(after, dict)):
         return  # validation says what is wrong
-    sources, given_sources = after.get("eval"), given.get("eval") or {}
-    if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)):
+    tests, given_tests, train = after.get("eval"), given.get("eval") or {}, given.get("train")
+    if not (isinstance(tests, dict) and tests and isinstance(given_tests, dict)):
         return
     if after.get("holdout_fraction"):
-        if given.keys() & {"train", "eval", "holdout_fraction"}:
-            _check_beside_held_out(before, after)
+        former = next(iter((before.get("eval") or {}).items()), None)
+        same = former in tests.items() and before.get("train") == after.get("train")
+        if same and not before.get("holdout_fraction"):
+            raise InputError(
+                f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
+                f"data.eval.{former[0]} ({former[1]}), which is of that domain too, would count as out of domain: name "
+                "only the other test sets, as in --set 'data.eval={NAME: FILE}'"
+            )
         return
-    name, source = next(iter(sources.items()))
-    train = given.get("train")
-    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_sources:
+    name, source = next(iter(tests.items()))
+    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_tests:
         return
     kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
-    if given_sources:
-        added = [str(other) for other in given_sources]
+    if given_tests:
+        added = ", ".join(map(str, given_tests))
         raise InputError(
-            f"{kept}, and {shown(', '.join(added), str)} would count as out of domain: name all test sets, the one of "
-            f"data.train's domain first, as in --set 'data.eval={{{shown(added[0], str)}: FILE}}'; or repeat --set "
-            f"data.eval.{name}={shown(source, str)} if it is of that domain"
+            f"{kept}, and {added} would count as out of domain: name all test sets, the one of data.train's domain "
+            f"first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'; or repeat --set "
+            f"data.eval.{name}={source} if it is of that domain"
         )
     if is_first_on_node():
         fix = 'data={"eval": {NAME: FILE}}' if in_python else "--set 'data.eval={NAME: FILE}'"
         _warn_once(f"{kept}: if it is of another domain, replace it: {fix}")
-
-
-def _check_beside_held_out(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raises InputError if a test set of the training domain is left beside held-out articles of it."""
-    same = [name for name, source in after["eval"].items() if source == after.get("train")]
-    if not before.get("holdout_fraction") and before.get("train") == after.get("train"):
-        for name, source in list((before.get("eval") or {}).items())[:1]:  # the source domain until now
-            if after["eval"].get(name) == source:
-                same.append(name)
-    if same:
-        raise InputError(
-            f"data.holdout_fraction {shown(after['holdout_fraction'])}: held-out articles are the source domain, and "
-            f"data.eval.{same[0]} ({shown(after['eval'][same[0]])}), which is of that domain too, would count as out "
-            "of domain: name only the other test sets, as in --set 'data.eval={NAME: FILE}'"
-        )
 
 
 @cache

@@ -1,7 +1,7 @@
 """Saved models: loads them, and evaluates them on data sets."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -218,8 +218,9 @@ def evaluate_saved(
     else:
         decoding = f"answers of up to {saved.spans.max_answer_tokens} tokens, {saved.spans.n_best} starts and ends each"
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
-    if windows != saved.windows:
-        _say_what_was_fitted(saved, null_threshold is None, say)
+    if windows != saved.windows and (saved.calibrator or saved.null_threshold is not None):
+        was = f"windows of {saved.windows.max_length} tokens, {saved.windows.doc_stride} apart"
+        say(f"note: the model's threshold and calibrator stay as fitted with {was}")
     evaluation = Evaluation(
         saved.tokenizer,
         windows,
@@ -243,18 +244,6 @@ def evaluate_saved(
     if ranks.is_main():
         print_scores(scores, model_name)
     say(f"results in {output_dir / RESULTS}")
-
-
-def _say_what_was_fitted(saved: SavedModel, own_threshold: bool, say: Callable[[str], None]) -> None:
-    """`own_threshold`: whether the threshold, if there is one, is the model's."""
-    fitted = []
-    if own_threshold and saved.null_threshold is not None:
-        fitted.append("threshold")
-    if saved.calibrator is not None:
-        fitted.append("calibrator")
-    if fitted:
-        was = f"windows of {saved.windows.max_length} tokens, {saved.windows.doc_stride} apart"
-        say(f"note: the model's {' and '.join(fitted)} {'stays' if len(fitted) == 1 else 'stay'} as fitted with {was}")
 
 
 def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:

@@ -152,14 +152,10 @@ def test_mlqa_normalisation(text, language):
     [
         ("zh", "上海。", "上 海"),
         ("zh", "在2008年、the", "在 2008 年 the"),
-        ("zh", "a㐀b", "a㐀b"),  # an ideograph outside of U+4E00 to U+9FA5 is a letter
         ("de", "Die Straße, des  Königs", "straße königs"),
-        ("de", "the", "the"),
         ("es", "¿La «casa»?", "casa"),
         ("en", "The “cat”", "cat"),  # SQuAD's rules keep these marks
         ("hi", "हिन्दी।", "हिन्दी"),
-        ("vi", "của Việt Nam", "việt nam"),
-        ("ar", "الكتاب", "كتاب"),
         ("ar", "كتالب", "كت ب"),  # the article's letters inside a word go, too
     ],
 )

@@ -205,27 +205,6 @@ def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
     assert (best_texts(everything), best_probabilities(everything)) == ({"id0": ""}, {"id0": 0.0})
 
 
-def test_answers_have_at_most_max_answer_tokens_and_start_in_the_window_that_owns_the_start():
-    assert best_texts(decode(window(), sizes=SpanSettings(20, 1))) == {"id0": "cd"}
-    left, right = window(own_end=2), window(own_begin=4)
-    assert [a.text for a in decode(left, right).n_best()["id0"]] == ["ab cd ef", "ab", "ab cd"]
-
-
-def test_best_starts_after_all_best_ends_leave_no_answer():
-    crossed = {"start_logits": [0.0, 0.0, 0.0, 9.0, 0.0], "end_logits": [0.0, 9.0, 0.0, 0.0, 0.0]}
-    decoder = decode(window(**crossed), window(**crossed, example=1), window(example=1), sizes=SpanSettings(1, 30))
-    assert best_texts(decoder) == {"id0": "", "id1": "cd ef"}  # another window may still have one
-    assert decoder.n_best()["id0"] == []
-
-
-def test_ties_go_to_the_earlier_and_shorter_answer_whatever_the_order_of_windows():
-    flat = {"start_logits": [0.0] * 5, "end_logits": [0.0] * 5}
-    whole, left, right = window(**flat), window(**flat, own_end=2), window(**flat, own_begin=2)
-    for windows in ((whole,), (left, right), (right, left)):
-        texts = [answer.text for answer in decode(*windows).n_best()["id0"]]
-        assert texts == ["ab", "ab cd", "ab cd ef", "cd", "cd ef", "ef"]
-
-
 def test_half_precision_logits_are_added_in_float32():
     # 256 + 1 is 256 in bfloat16: the sums would tie and the earlier "ab" would win
     logits = {"start_logits": [0.0, 256.0, 256.0, 0.0, 0.0], "end_logits": [0.0, 0.0, 1.0, 0.0, 0.0]}
