@@ -6,6 +6,7 @@ the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's setting
 """
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -324,7 +325,16 @@ class Recipe(Section):
 
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes also such text as 12e4, which is a number in YAML 1.2 only."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9.][0-9_.]*[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
 
 
 def _check_source_domain(
