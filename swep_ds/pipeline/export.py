@@ -159,18 +159,8 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
         tested=tested,
         scores=tested.scores,
         mean=out_of_domain_mean(tested.scores),
-        **usage(recipe, tested.null_threshold),
+        null_threshold=tested.null_threshold,
     )
-
-
-def usage(recipe: Recipe, null_threshold: float | None) -> dict[str, Any]:
-    """What usage.md.jinja, which shows how to ask the model, takes."""
-    return {
-        "data": recipe.data,
-        "max_answer_tokens": recipe.eval.max_answer_tokens,
-        "generative": recipe.task == "generative",
-        "null_threshold": null_threshold,
-    }
 
 
 def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:

@@ -24,7 +24,7 @@ from swep_ds.common.settings import differences, flatten
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import load_config, weight_files
 from swep_ds.pipeline.examples import validation_examples
-from swep_ds.pipeline.export import card, card_head, usage
+from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.recipe import Recipe
@@ -142,8 +142,13 @@ def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str],
         say(f"questions are declined at null odds above {threshold:.2f}: {why}")
         reading = reading.model_copy(update={"null_threshold": threshold})
     (folder / READING).write_text(reading.text(), encoding="utf-8")
-    head, settings = card_head(first.recipe, "model-soup"), usage(first.recipe, reading.null_threshold)
-    text = card(head, "soup_card.md.jinja", ingredients=ingredients, recipe=first.recipe, **settings)
+    text = card(
+        card_head(first.recipe, "model-soup"),
+        "soup_card.md.jinja",
+        ingredients=ingredients,
+        recipe=first.recipe,
+        null_threshold=reading.null_threshold,
+    )
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
