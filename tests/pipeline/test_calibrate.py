@@ -166,5 +166,5 @@ def test_evaluating_with_other_windows_says_what_was_fitted_to_the_model_s(runs,
     out = run_script(ROOT / "scripts" / "evaluate.py", str(model), *options)
     windows = read(model / "reading.json")["data"]
     was = f"windows of {windows['max_length']} tokens, {windows['doc_stride']} apart"
-    assert f"model's calibrator stays as fitted with {was}" in " ".join(out.stdout.split())
+    assert f"the model's threshold and calibrator stay as fitted with {was}" in " ".join(out.stdout.split())
     assert read(tmp_path / "results.json")["calibrator"] == read(model / "reading.json")["calibrator"]
