@@ -84,33 +84,12 @@ def prepare(
         InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
-    windows = window_settings(recipe)
-
     # the cheapest come first: a missing file ends the run before gigabytes of weights are read
-    def read_text() -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
-        read_ds_config(ds_config)
-        set_deterministic(recipe.train.deterministic)
-        tokenizer = run_tokenizer(recipe)
-        warn_without_overlap(windows)
-        training, tests = load_examples(recipe, training_source)
-        warn_of_known(training, tested_later or {}, training_source)
-        named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
-        for source, examples in named.items():
-            texts = (example.context for example in examples)
-            check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
-        return tokenizer, training, tests
-
-    tokenizer, training, tests = ranks.on_all_ranks(read_text)
-
-    def read_weights() -> tuple[Objective, dict[str, Any]]:
-        sharded = zero_stage(read_ds_config(ds_config)) == 3
-        qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
-        objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-        config = _config_of(recipe, ds_config, objective)
-        _check_environment(recipe, qa, config)
-        return objective, config
-
-    objective, config = ranks.on_all_ranks(read_weights)
+    tokenizer, training, tests = ranks.on_all_ranks(lambda: _read_text(recipe, ds_config, training_source))
+    warn_of_known(training, tested_later or {}, training_source)
+    objective, config = ranks.on_all_ranks(
+        lambda: _read_weights(recipe, ds_config, tokenizer, start or recipe.model.name)
+    )
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])
@@ -120,7 +99,7 @@ def prepare(
     declines = recipe.data.unanswerable == "train" and not all(example.answers for example in training)
     evaluation = Evaluation(
         tokenizer,
-        windows,
+        window_settings(recipe),
         SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens),
         recipe.eval.batch_size,
         {name: Scorer(recipe.eval.answer_language(name)) for name in tests},
@@ -147,6 +126,33 @@ def prepare(
         evaluation,
         inputs,
     )
+
+
+def _read_text(
+    recipe: Recipe, ds_config: str, training_source: str
+) -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
+    """The tokenizer, training examples, and test examples by data set."""
+    read_ds_config(ds_config)
+    set_deterministic(recipe.train.deterministic)
+    tokenizer = run_tokenizer(recipe)
+    warn_without_overlap(window_settings(recipe))
+    training, tests = load_examples(recipe, training_source)
+    named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
+    for source, examples in named.items():
+        texts = (example.context for example in examples)
+        check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
+    return tokenizer, training, tests
+
+
+def _read_weights(
+    recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, start: str
+) -> tuple[Objective, dict[str, Any]]:
+    """The model with the method, and the resolved ds_config."""
+    qa = load_model(recipe, tokenizer, start, mapped=zero_stage(read_ds_config(ds_config)) == 3)
+    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+    config = _config_of(recipe, ds_config, objective)
+    _check_environment(recipe, qa, config)
+    return objective, config
 
 
 def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
