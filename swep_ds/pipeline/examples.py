@@ -86,7 +86,14 @@ def _tests(
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
-        training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
+        training, held = hold_out_articles(training, data.holdout_fraction)
+        tests[HOLDOUT] = held
+        total, asked = len(held) + len(training), data.holdout_fraction
+        if warn and not asked / 2 <= len(held) / total <= 2 * asked:
+            _warn(
+                f"data.holdout_fraction {asked:g}: {len(held)} of {total} questions are held out, which is "
+                f"{100 * len(held) / total:.2g} %: the articles are too large for a closer split"
+            )
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, training=False, warn=warn)

@@ -11,6 +11,7 @@ from swep_ds.pipeline.examples import load_examples, reported_examples, warn_wit
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from swep_ds.ranks.group import process_group
+from tests.support import qa_files
 
 GONE = "gone.json"
 HELD_OUT = ["data.holdout_fraction=0.1", "data.eval={news: 'quickstart_v2:news', forum: 'quickstart_v2:forum'}"]
@@ -22,6 +23,21 @@ def test_one_set_is_read_as_among_all_of_them():
     assert list(whole) == [HOLDOUT, *recipe.data.eval]
     assert reported_examples(recipe, HOLDOUT) == halves(whole[HOLDOUT])[1]
     assert reported_examples(recipe, "news") == whole["news"]
+
+
+def test_another_share_than_asked_for_is_said(tmp_path, caplog):
+    sizes, answer = {"large": 90, "small": 10}, {"text": "Ada", "answer_start": 0}
+    rows = []
+    for context, title in ((f"Ada of {title} {n}", title) for title, size in sizes.items() for n in range(size)):
+        rows += qa_files.rows({"id": context, "question": "Who?", "answers": [answer]}, context=context, title=title)
+    (tmp_path / "rows.jsonl").write_text(qa_files.lines(rows))
+    for fraction, said in ((0.1, ""), (0.04, "0.04: 10 of 100 questions are held out, which is 10 %")):
+        caplog.clear()
+        settings = [f"data.train={tmp_path / 'rows.jsonl'}", f"data.holdout_fraction={fraction}", "data.eval={}"]
+        _, tests = load_examples(Recipe.load("quickstart", settings))
+        assert len(tests[HOLDOUT]) == 10
+        assert said in caplog.text
+        assert bool(said) == ("data.holdout_fraction" in caplog.text)
 
 
 def test_windows_that_do_not_overlap_are_said(caplog):
