@@ -27,7 +27,7 @@ from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import load_saved
+from swep_ds.pipeline.saved_model import load_saved
 
 DRAW = 0  # with the run's seed and the question's id, the key of the first draw of noise that analyses look at
 DRAWS = 16  # over which means are taken

@@ -31,7 +31,7 @@ from swep_ds.common.files import (
     write_atomically,
 )
 from swep_ds.evaluation.results import read_results
-from swep_ds.pipeline.saved import ReadingSettings
+from swep_ds.pipeline.saved_model import ReadingSettings
 from swep_ds.ranks.group import on_all_ranks, process_group
 from swep_ds.sweeps.sweep import saved_recipe
 from swep_ds.training.checkpoint_files import read_manifest

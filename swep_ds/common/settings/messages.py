@@ -140,14 +140,13 @@ def _suggest_field(location: Sequence[str], model: type[BaseModel]) -> str:
 
 def kinds_of(model: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
     """The kinds of a section by the `name` that selects each; empty for a section of one kind."""
-    info = model.model_fields.get(section)
-    if info is None or info.discriminator is None:
-        return {}
-    return {kind.model_fields["name"].default: kind for kind in get_args(info.annotation)}
+    return model.kinds.get(section, {})
 
 
 def _sections(name: str, model: type[BaseModel]) -> list[type[BaseModel]]:
     """The types of a section, the first of several kinds first; [] for a field that is not a section."""
+    if kinds := kinds_of(model, name):
+        return list(kinds.values())
     annotation = model.model_fields[name].annotation
     return [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
 

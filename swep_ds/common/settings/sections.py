@@ -1,9 +1,9 @@
 """Sections of settings, validated: their fields are typed, and a fault is an `InputError` of one line."""
 
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -33,9 +33,13 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names, NaN, a bool in place of a number, and text of several lines are errors."""
+    """Settings by name. Unknown names, NaN, a bool in place of a number, and text of several lines are errors.
+
+    `kinds` has, by section, the classes of a section that comes in several, by the `name` that selects each.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
+    kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
 
     @model_validator(mode="before")
     @classmethod
