@@ -21,9 +21,9 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import path_text
 from swep_ds.common.settings import Section, shown
 from swep_ds.data.batches import Padding
+from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.fields import is_blank, require_text
-from swep_ds.data.readers import Example
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
 from swep_ds.evaluation.generated import GeneratedAnswers

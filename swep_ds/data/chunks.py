@@ -15,7 +15,7 @@ from typing import Any
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import open_lock, read_json, user_path, write_atomically
 from swep_ds.common.settings import differences
-from swep_ds.data.layouts import Example
+from swep_ds.data.example import Example
 
 
 class Chunks:

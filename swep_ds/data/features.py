@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError
 from swep_ds.data import cache
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.data.tokens import TextTokens, ahead
 from swep_ds.data.windows import Template, WindowCutter, WindowSettings
 

@@ -7,7 +7,7 @@ Faults of single questions are collected and reported together at the end of the
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
@@ -23,6 +23,7 @@ from swep_ds.data.answers import (
     require_answers,
     squad_span,
 )
+from swep_ds.data.example import Example
 from swep_ds.data.fields import excerpt, field, id_field, is_missing, require_text, text_field, whole_number
 
 # Several MRQA sets put [SEP] after titles.
@@ -31,25 +32,6 @@ MAX_NAMED = 100  # questions of a file that a message names
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
 COLUMNS += ("detected_answers",)  # tells MRQA's rows
 LABELS = {"answers", "answer", "is_impossible", "detected_answers"}
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One question about one context.
-
-    `answers` are the accepted texts for scoring; none = the context does not answer the question. `span` is the
-    training answer as characters [start, end) of `context`, None without an answer or when read for evaluation (and
-    until `settle_repeated` for an answer that occurs several times).
-    `article` is its title where the source has one: a split of the data must keep the questions of one article on one
-    side.
-    """
-
-    id: str
-    question: str
-    context: str
-    answers: tuple[str, ...]
-    span: tuple[int, int] | None
-    article: str
 
 
 class LabelOptions(NamedTuple):

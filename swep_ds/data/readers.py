@@ -15,13 +15,12 @@ from typing import Any
 
 from swep_ds.common.errors import InputError, as_input_error, printable
 from swep_ds.common.files import check_hub, read_json, user_path
+from swep_ds.data.example import Example
 from swep_ds.data.fields import excerpt, field
 from swep_ds.data.formats import Items, document_items, file_items, numbered
-from swep_ds.data.layouts import Example, LabelOptions, read_items
+from swep_ds.data.layouts import LabelOptions, read_items
 from swep_ds.data.reader_registry import BUILT_IN, find_reader, read_rows
 from swep_ds.data.tables import dataset_rows
-
-__all__ = ["Example", "local_files", "read_examples", "read_questions"]
 
 SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "

@@ -7,7 +7,7 @@ import numpy as np
 import scipy  # whose parts are imported when they are used: 0.5 s that a check of settings need not wait for
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 SAMPLE_SUFFIX = "-ssmba"
 MIN_ARTICLES = 20  # the fewest articles at which questions are grouped by article

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 EXAMPLES_AT_A_TIME = 1024
 CHARACTERS_AT_A_TIME = 2**20  # the tokenizer takes some 200 bytes for each

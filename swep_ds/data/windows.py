@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.data.tokens import TextTokens, require_tokens, tokenise
 
 # a tokenizer's own special tokens, without those that were added to it

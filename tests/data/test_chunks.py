@@ -5,7 +5,7 @@ import pytest
 from swep_ds.common.errors import InputError
 from swep_ds.data import chunks as chunks_module
 from swep_ds.data.chunks import Chunks, digest
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from tests.support import bad_input
 
 SETUP = {"model": "m", "samples": 8, "seed": 0}

@@ -9,7 +9,8 @@ import pytest
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.answers import find_answer
-from swep_ds.data.readers import Example, read_examples, read_questions
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples, read_questions
 from tests.support import qa_files
 from tests.support.qa_files import lines, parquet, refused
 

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.layouts import Example, settle_repeated
+from swep_ds.data.example import Example
+from swep_ds.data.layouts import settle_repeated
 from swep_ds.data.literals import nested_value
 from swep_ds.data.readers import read_examples
 from tests.support.qa_files import lines, refused

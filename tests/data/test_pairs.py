@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.common.errors import InputError
+from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
 from swep_ds.data.pairs import convert_pairs
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings
 from tests.support import tiny
 from tests.support.fork_server import ROOT, run_script

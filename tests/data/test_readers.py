@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swep_ds.data.example import Example
 from swep_ds.data.fields import is_blank
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.readers import read_examples
 from tests.support import qa_files
 from tests.support.qa_files import file, lines, parquet, refused, stream
 

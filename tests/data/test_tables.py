@@ -6,7 +6,8 @@ import datasets
 import pyarrow as pa
 import pytest
 
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples
 from tests.support.qa_files import TABLE_WRITERS as WRITERS
 from tests.support.qa_files import compressed, file, refused, rows, stream
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 from swep_ds.evaluation.calibrator import FEATURES, Calibrator, TooFew, _folds, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswer
