@@ -196,7 +196,7 @@ def _example(number: int, asked: tuple[str, str]) -> Example:
             raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")
         if is_blank(text):
             raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
-        require_text(text, name, f"question {number + 1}")
+        require_text(text, f"question {number + 1}: {name}")
     question, context = asked
     return Example(str(number + 1), question, context, (), None, context)
 

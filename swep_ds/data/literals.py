@@ -1,12 +1,11 @@
 """Lists and objects that a table holds as text: in JSON, or as Python and NumPy print them."""
 
 import ast
+import json
 import re
-from contextlib import suppress
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import parse_json
 from swep_ds.data.fields import excerpt
 
 # a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
@@ -16,15 +15,17 @@ _VALUE_AND_GAP = re.compile(
 _NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
 
 
-def nested_value(text: str, where: str) -> Any:
+def nested_value(text: str) -> Any:
     """The value of a text in JSON, or as Python and NumPy print lists, dicts, texts and numbers: what `to_csv` of
     pandas and `datasets` writes for them. Nothing is executed. Raises InputError: it is neither."""
-    with suppress(InputError):
-        return parse_json(text, where, unique_keys=False)
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
     try:
         return _value(ast.parse(_VALUE_AND_GAP.sub(_with_comma, text.strip()), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        raise InputError(f"{where}: {excerpt(text)} is neither JSON nor a list or dict as Python prints it") from None
+    except (SyntaxError, ValueError, TypeError):
+        raise InputError(f"{excerpt(text)} is neither JSON nor a list or dict as Python prints it") from None
 
 
 def _with_comma(match: re.Match[str]) -> str:
@@ -34,8 +35,6 @@ def _with_comma(match: re.Match[str]) -> str:
 
 def _value(node: ast.AST) -> Any:
     match node:
-        case ast.Constant():
-            return node.value
         case ast.List() | ast.Tuple():
             return [_value(element) for element in node.elts]
         case ast.Dict():
@@ -44,4 +43,4 @@ def _value(node: ast.AST) -> Any:
             return None
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[made_of]) if _NUMPY.fullmatch(name):
             return _value(made_of)
-    return ast.literal_eval(node)  # a negative number, or an error
+    return ast.literal_eval(node)  # a text, a number, or an error

@@ -81,7 +81,7 @@ def _lines(source: Path, file: BinaryIO) -> Iterator[str]:
 
 def _fault(pair: Pair) -> str | None:
     try:
-        return BLANK if any(is_blank(require_text(text, "", "")) for text in pair[:3]) else None
+        return BLANK if any(is_blank(require_text(text, "")) for text in pair[:3]) else None
     except InputError:
         return NO_TEXT
 

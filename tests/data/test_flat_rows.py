@@ -167,7 +167,7 @@ def test_squad_without_offsets(save):
     ],
 )
 def test_an_answer_is_found_where_it_occurs_once_as_whole_words(context, text, start):
-    assert find_answer("q", context, text) == (start, start + len(text.strip()))
+    assert find_answer(context, text) == (start, start + len(text.strip()))
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,13 @@ def test_an_answer_is_found_where_it_occurs_once_as_whole_words(context, text, s
         ("parties", "art", "the answer 'art' does not occur in its context; correct it"),
         ("Tea", "tea", "does not occur"),
         ("aa aa aa", "aa aa", "occurs 2 times"),
-        ("tea", " ", "its answer is blank"),
         ("un cafe\u0301 noir", "cafe", "does not occur"),
         ("\u0915\u0930\u093e\u091a\u0940", "\u0915\u0930", "does not occur"),  # a vowel sign of Devanagari
     ],
 )
 def test_any_other_answer_is_an_error(context, text, said):
-    with pytest.raises(InputError, match=r"^q: ") as error:
-        find_answer("q", context, text)
+    with pytest.raises(InputError) as error:
+        find_answer(context, text)
     assert said in str(error.value)
 
 
@@ -199,9 +198,9 @@ def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
     ("content", "said"),
     [
         ("question,context,answer\nWho?,A text\n", "malformed table of text from line 2 on (it has 2 cells, and"),
-        ('question,context,answer\nq,"We said.,We\nq,A,A\nq,"B",B\n', "from line 2 on (Error: ',' expected after"),
-        ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "from line 3 on (Error: unexpected end of data)"),
-        ('question,context,answer\nq,"To be" is said,be\n', "from line 2 on (Error: ',' expected after"),
+        ('question,context,answer\nq,"We said.,We\nq,A,A\nq,"B",B\n', "from line 2 on (',' expected after"),
+        ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "from line 3 on (unexpected end of data)"),
+        ('question,context,answer\nq,"To be" is said,be\n', "from line 2 on (',' expected after"),
         ("question,context\nWho?,A text\n", "has no column answer (found: ['question', 'context']): rename"),
         (
             "question,context,anwser\nWho?,A text,text\n",

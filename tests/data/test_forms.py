@@ -115,10 +115,10 @@ def test_texts_as_numpy_prints_them_are_not_joined(save):
     ],
 )
 def test_what_python_and_numpy_print_is_read_back(value):
-    assert nested_value(repr(value), "x") == nested_value(json.dumps(value), "x") == value
+    assert nested_value(repr(value)) == nested_value(json.dumps(value)) == value
     if isinstance(value, list):
-        assert nested_value(str(np.array(value, dtype=object)), "x") == value
-        assert nested_value(repr({"text": np.array(value, dtype=object)}), "x") == {"text": value}
+        assert nested_value(str(np.array(value, dtype=object))) == value
+        assert nested_value(repr({"text": np.array(value, dtype=object)})) == {"text": value}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_python_and_numpy_print_is_read_back(value):
 )
 def test_other_python_is_refused_and_not_run(text):
     with pytest.raises(InputError, match="is neither JSON nor a list or dict as Python prints it"):
-        nested_value(text, "x")
+        nested_value(text)
 
 
 # Columns with gaps
@@ -192,7 +192,7 @@ def test_a_question_marked_impossible_needs_no_answers(save, changes):
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 @pytest.mark.parametrize("header", [["Question", "Context", "Answer"], [" QUESTION ", "context ", "\ufeffAnswer"]])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, encoding):
     frame = pd.DataFrame([["Who?", CONTEXT, "Vera Lind"], [None, None, None]])
     content = frame.to_csv(sep=delimiter, header=header, index=False).encode(encoding)
@@ -233,7 +233,7 @@ def archive(name, content="{}"):
         (b"\x28\xb5\x2f\xfd\x04\x00", "is compressed by Zstandard: unpack it"),
         (
             "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252"),
-            "is not UTF-8 text (byte 35) but probably Windows-1252, as Excel's plain CSV is, in which it says ",
+            "UTF-8 text (byte 35); if ",
         ),
     ],
     ids=["xlsx", "xls", "ods", "zip", "bz2", "xz", "zst", "Windows-1252"],
