@@ -80,7 +80,6 @@ def build_features(
 
     Training windows without the whole answer learn the null position ("cls") or are left out ("drop"); where answers
     are generated they are always left out. Windows of questions without an answer are never left out.
-    Several processes may build the same features at once: a file appears in the cache complete or not at all.
     Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
 
     Raises InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
@@ -174,7 +173,7 @@ def _batches(
     training: bool,
     drop: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the windows, a bounded number at a time, and adds to `counts` on the way."""
+    """The windows, a bounded number at a time; adds to `counts` on the way."""
     rows: list[_Row] = []
     tokens = 0
     for asked in questions:

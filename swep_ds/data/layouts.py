@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.answers import (
-    answer_pairs,
-    check_possible,
-    find_answer,
-    mrqa_span,
-    occurrences,
-    squad_span,
-)
+from swep_ds.data.answers import answer_pairs, check_possible, find_answer, mrqa_span, occurrences, squad_span
 from swep_ds.data.example import Example
 from swep_ds.data.fields import at, excerpt, field, id_field, is_missing, require_text, text_field, whole_number
 
@@ -102,10 +95,18 @@ def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[_Row]:
     contexts: dict[str, str] = {}  # rows repeat their paragraph: memory holds one copy of it
     untitled: dict[str, str] = {}  # context -> its article, which takes in later ones that share a context with it
     for place, item in items:
-        _require_object(place, item)
-        if "paragraphs" in item:
-            yield from _article_rows(place, item, f"{source}: {place}", untitled)
-        elif "qas" in item:
+        if isinstance(item, dict) and "paragraphs" in item:
+            with at(place):
+                paragraphs = field(item, "paragraphs", list)
+            title = _title(item)
+            if not title:
+                contexts_of_item = [paragraph.get("context") for paragraph in paragraphs]
+                title = next((untitled[text] for text in contexts_of_item if text in untitled), f"{source}: {place}")
+                for text in contexts_of_item:
+                    untitled.setdefault(text, title)
+            for p, paragraph in enumerate(paragraphs):
+                yield from _paragraph_rows(f"{place}.paragraphs[{p}]", paragraph, title)
+        elif isinstance(item, dict) and "qas" in item:
             yield from _paragraph_rows(place, item, _title(item))
         else:
             with at(place):
@@ -116,28 +117,11 @@ def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[_Row]:
             yield _Row(place, fields)
 
 
-def _article_rows(place: str, article: dict[str, Any], name: str, untitled: dict[str, str]) -> Iterator[_Row]:
-    """`name`: that of an article without a title that shares no context with one of `untitled`."""
-    with at(place):
-        paragraphs = field(article, "paragraphs", list)
-        title = _title(article)
-    places = [f"{place}.paragraphs[{p}]" for p in range(len(paragraphs))]
-    if not title:
-        contexts = list(map(_context, places, paragraphs))
-        title = next((untitled[context] for context in contexts if context in untitled), name)
-        for context in contexts:
-            untitled.setdefault(context, title)
-    for where, paragraph in zip(places, paragraphs, strict=True):
-        yield from _paragraph_rows(where, paragraph, title)
-
-
 def _paragraph_rows(place: str, paragraph: Any, title: str) -> Iterator[_Row]:
     """The questions about one context. MRQA's have a `qid`."""
-    context = _context(place, paragraph)
     with at(place):
+        context = text_field(paragraph, "context")
         qas = field(paragraph, "qas", list)
-    for q, qa in enumerate(qas):
-        _require_object(f"{place}.qas[{q}]", qa)
     is_mrqa = any("qid" in qa or "detected_answers" in qa for qa in qas)
     if is_mrqa:
         # as many blanks as the marker has characters, so that every offset holds
@@ -146,18 +130,10 @@ def _paragraph_rows(place: str, paragraph: Any, title: str) -> Iterator[_Row]:
         yield _Row(f"{place}.qas[{q}]", {**qa, "context": context, "title": title}, is_mrqa)
 
 
-def _context(place: str, paragraph: Any) -> str:
-    with at(place):
-        return text_field(paragraph, "context")
-
-
-def _require_object(place: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: expected an object, found {excerpt(value)}")
-
-
-def _with_known_names(row: dict[str, Any]) -> dict[str, Any]:
+def _with_known_names(row: Any) -> dict[str, Any]:
     """A row whose names may be in upper case, with those of `COLUMNS`."""
+    if not isinstance(row, dict):
+        raise InputError(f"expected an object, found {excerpt(row)}")
     renamed = {column_of(name): value for name, value in row.items()}
     if len(renamed) < len(row):
         raise InputError(f"has a field twice (found: {excerpt(list(row))}); keep one")

@@ -1,9 +1,8 @@
 """Question-answering examples from the hub, from local files or from the embedded quick-start corpus.
 
-Local files are recognised by content, never by name, gzip or not (`formats`). Their items are
-  - articles of SQuAD v1.1 and v2.0, which is also the layout of SQuADShifts, XQuAD and MLQA;
-  - paragraphs with their questions: simpletransformers', and those of the MRQA 2019 shared task (offsets inclusive);
-  - rows (id, question, context, and answers in one of the forms of `answers.answer_pairs`).
+Local files are recognised by content, never by name, gzip or not (`formats`). Their items are articles of SQuAD v1.1
+and v2.0, also the layout of SQuADShifts, XQuAD and MLQA; paragraphs with their questions, as simpletransformers and the
+MRQA 2019 shared task have them; or rows (id, question, context, and answers in a form of `answers.answer_pairs`).
 Except in MRQA's layout a question without an id gets one from its place in the file, and an answer without an offset is
 looked up in its context.
 """
@@ -48,10 +47,9 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False, re
         repeated: for training, reads questions whose answer has no offset and occurs several times, too, which are an
             error otherwise; `settle_repeated` then gives each a span or leaves it out.
 
-    Raises:
-        InputError: a missing or malformed source, a missing field, a blank question or context, a question without an
-            answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the
-            faults of all questions of a file.
+    Raises InputError: a missing or malformed source, a missing field, a blank question or context, a question without
+    an answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the faults
+    of all questions of a file.
     """
     return _read(source, training, LabelOptions(training, unanswerable, repeated))
 
@@ -63,13 +61,8 @@ def read_questions(source: str) -> list[Example]:
 
 
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
-    """The files that a local file or folder is read from; none for another source.
-
-    Args:
-        training: as in `read_examples`.
-
-    Raises InputError: the path cannot be looked up, or the folder has no such split.
-    """
+    """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
+    source. Raises InputError: the path cannot be looked up, or the folder has no such split."""
     if source.startswith(QUICKSTART) or find_reader(source):
         return ()
     path = user_path(source, "data source")

@@ -31,7 +31,7 @@ def sample_id(original: str, number: int) -> str:
 
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
-    """The augmented samples of these questions only, so that a subset gets no sample of other questions.
+    """The augmented samples of these questions only.
 
     Raises InputError: there is none, or one has another answer than its question: it was made from other data, and
     may hold the text of held-out articles.
@@ -40,11 +40,11 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
     samples = []
     for sample in augmented:
         if original := by_id.get(sample.id.rpartition(SAMPLE_SUFFIX)[0]):
-            texts = [example.span and example.context[slice(*example.span)] for example in (original, sample)]
-            if texts[0] != texts[1]:
+            wanted, given = (e.span and e.context[slice(*e.span)] for e in (original, sample))
+            if wanted != given:
                 raise InputError(
-                    f"data.augmented: {sample.id!r} has the answer {texts[1]!r:.80}, and {original.id!r} of the "
-                    f"training data {texts[0]!r:.80}: make it from this data.train with `swep-ds augment`"
+                    f"data.augmented: {sample.id!r} has the answer {given!r:.80}, and {original.id!r} of the "
+                    f"training data {wanted!r:.80}: make it from this data.train with `swep-ds augment`"
                 )
             samples.append(sample)
     if not samples:
