@@ -1,15 +1,14 @@
 """Tokens of questions and contexts with their characters, tokenised a bounded number of characters at a time."""
 
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
-from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 
 EXAMPLES_AT_A_TIME = 1024
@@ -106,36 +105,7 @@ def is_mark(character: str) -> bool:
     return mark or "\u1160" <= character <= "\u11ff"
 
 
-def tokenise(
-    examples: Sequence[Example],
-    backend: Tokenizer,
-    gap: str,
-    max_query_length: int,
-    as_text: Callable[[np.ndarray], np.ndarray],
-) -> Iterator[tuple]:
-    """Yields groups of examples: the index of the first, the group, its new contexts and its questions.
-
-    Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut. `as_text` is
-    applied to all ids.
-    """
-    seen: set[str] = set()
-    for at, group in _groups(examples):
-        new = {example.context: example for example in group if example.context not in seen}
-        seen |= new.keys()
-        encodings = backend.encode_batch([gap + context for context in new], add_special_tokens=False)
-        contexts = {}
-        for context, example in new.items():
-            tokens = TextTokens.of(encodings.pop(0), context, gap)  # an encoding takes far more memory than arrays
-            require_tokens(len(tokens.ids), example)
-            contexts[context] = tokens._replace(ids=as_text(tokens.ids))
-        questions = []
-        for asked in backend.encode_batch_fast([gap + e.question for e in group], add_special_tokens=False):
-            ids = np.array(asked.ids[:max_query_length], np.int32)
-            questions.append((as_text(ids), len(asked) > max_query_length))
-        yield at, group, contexts, questions
-
-
-def _groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
+def in_groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
     """Consecutive examples to tokenise together, with the index of the first."""
     at, characters, before = 0, 0, None
     for number, example in enumerate(examples):
@@ -159,12 +129,3 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
         while (item := coming.result()) is not end:
             coming = thread.submit(next, items, end)
             yield item
-
-
-def require_tokens(count: int, example: Example) -> None:
-    """Raises InputError if the context of the example has no token."""
-    if count == 0:
-        raise InputError(
-            f"question {example.id!r}: the tokenizer finds no token in its context {example.context[:40]!r}; "
-            "leave the question out of the data set"
-        )

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
-from swep_ds.data.tokens import TextTokens, require_tokens, tokenise
+from swep_ds.data.tokens import TextTokens, in_groups
 
 # a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
@@ -151,7 +151,7 @@ class Template(NamedTuple):
         for text in (example.context[:1000], example.context):
             if count := len(backend.encode(text, add_special_tokens=False)):
                 break
-        require_tokens(count, example)
+        _require_tokens(count, example)
         pair = backend.encode(text, text)
         first, second = pair.sequence_ids.index(0), pair.sequence_ids.index(1)
         ids, types = np.array(pair.ids, np.int32), pair.type_ids
@@ -217,12 +217,32 @@ class WindowCutter:
         self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None
 
     def tokenise(self, examples: Sequence[Example]) -> Iterator[tuple]:
-        """As `swep_ds.data.tokens.tokenise`."""
-        return tokenise(examples, self.backend, self.gap, self.settings.max_query_length, self.as_text)
+        """Yields groups of examples: the index of the first, the group, its new contexts and its questions.
+
+        Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut.
+        """
+        longest = self.settings.max_query_length
+        seen: set[str] = set()
+        for at, group in in_groups(examples):
+            new = {example.context: example for example in group if example.context not in seen}
+            seen |= new.keys()
+            encodings = self.backend.encode_batch([self.gap + context for context in new], add_special_tokens=False)
+            contexts = {}
+            for context, example in new.items():
+                contexts[context] = self._tokens(encodings.pop(0), context)  # an encoding takes far more memory
+                _require_tokens(len(contexts[context].ids), example)
+            texts = [self.gap + example.question for example in group]
+            questions = []
+            for asked in self.backend.encode_batch_fast(texts, add_special_tokens=False):
+                ids = np.array(asked.ids[:longest], np.int32)
+                questions.append((self.as_text(ids), len(asked) > longest))
+            yield at, group, contexts, questions
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
-        encoding = self.backend.encode(self.gap + text, add_special_tokens=False)
+        return self._tokens(self.backend.encode(self.gap + text, add_special_tokens=False), text)
+
+    def _tokens(self, encoding: Encoding, text: str) -> TextTokens:
         tokens = TextTokens.of(encoding, text, self.gap)
         return tokens._replace(ids=self.as_text(tokens.ids))
 
@@ -258,3 +278,11 @@ def _gap(backend: Tokenizer) -> str:
     space. Others add it themselves."""
     alone, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
     return "" if alone == after else " "
+
+
+def _require_tokens(count: int, example: Example) -> None:
+    if count == 0:
+        raise InputError(
+            f"question {example.id!r}: the tokenizer finds no token in its context {example.context[:40]!r}; "
+            "leave the question out of the data set"
+        )

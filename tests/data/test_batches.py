@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.batches import MEGA_BATCH, Batch, Padding, TrainingBatches
+from swep_ds.data.batches import Batch, Padding, TrainingBatches
 from tests.support import tiny
 
 SPLITS = {"micro": st.integers(1, 4), "accumulation": st.integers(1, 3), "world": st.integers(1, 3)}
@@ -129,14 +129,6 @@ def test_an_item_does_not_depend_on_the_items_before(n, grouped, data, micro, ac
         assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
-def test_a_rank_without_windows_gets_one_of_weight_zero():
-    batches = ranks(windows(9), micro=2, world=4)  # one of the two updates has a single window
-    last = next(update(batches, u) for u in range(2) if len(batches[0].windows(u)) == 1)
-    assert [len(b.sample_id) for b in last] == [1, 1, 1, 1]
-    assert [float(b.weight) for b in last] == [4.0, 0.0, 0.0, 0.0]
-    assert [float(b.token_weight) > 0 for b in last] == [True, False, False, False]
-
-
 @pytest.mark.parametrize("grouped", [True, False])
 def test_order_differs_between_epochs_and_seeds_and_not_between_runs(grouped):
     features = windows(30)
@@ -165,13 +157,6 @@ def test_ungrouped_updates_are_as_random_as_a_shuffle():
     lengths = np.array([batches.lengths[batches.windows(update)] for update in range(batches.updates)])
     assert lengths.mean(1).var() == pytest.approx(lengths.var() / 8, rel=0.2)  # 3 deviations of 500 updates' variance
     assert batches[0].input_ids.shape == (8, lengths[0].max())
-
-
-def test_lengths_are_sorted_within_mega_batches_only():
-    """Else the epoch's windows would meet the same partners every time."""
-    (batches,) = ranks(windows(MEGA_BATCH * 2 * 3), micro=2, epochs=2)
-    partners = [{frozenset(batches.windows(e * 150 + u).tolist()) for u in range(150)} for e in range(2)]
-    assert len(partners[0] & partners[1]) < 15
 
 
 @pytest.mark.parametrize(
@@ -208,12 +193,6 @@ def test_columns_padding_and_token_types():
     assert {t.dtype for t in integers} == {torch.int64}
     assert batch.weight.dtype == batch.token_weight.dtype == torch.float32
     assert batch.lengths == tuple(features[batch.sample_id.tolist()]["length"])
-
-
-def test_without_token_types():
-    (batches,) = ranks(windows(3, types=False), micro=3)
-    assert batches[0].token_type_ids is None
-    assert batches[0].to(torch.device("cpu")).token_type_ids is None
 
 
 @pytest.mark.parametrize(("tokenizer", "token", "types"), [("wordpiece", 0, 0), ("byte_bpe", 1, None)])
@@ -255,16 +234,6 @@ def test_a_budget_bounds_every_micro_batch_and_gives_all_ranks_equal_work(n, max
         assert engine == pytest.approx(value[rows].mean(), rel=1e-6, abs=1e-7)
         seen += rows
     assert sorted(seen) == sorted([*range(n)] * 2)
-
-
-@settings(max_examples=20)
-@given(n=st.integers(1, 60), max_tokens=st.integers(12, 60), seed=st.integers(0, 3))
-def test_a_budgets_updates_depend_on_the_number_of_micro_batches_alone(n, max_tokens, seed):
-    features = windows(n)
-    splits = [ranks(features, 1, 6 // world, world, 2, seed=seed, max_tokens=max_tokens)[0] for world in (1, 2, 3, 6)]
-    for number in range(splits[0].updates):
-        assert len({tuple(rank.windows(number)) for rank in splits}) == 1
-    assert len({rank.updates for rank in splits}) == 1
 
 
 def squad_like(n: int) -> datasets.Dataset:

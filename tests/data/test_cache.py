@@ -1,7 +1,6 @@
 """The cache of windows: used if nothing changed, rebuilt if damaged, and one line if it cannot be written."""
 
 import dataclasses
-import errno
 import os
 import resource
 import time
@@ -74,11 +73,6 @@ def test_cache_notices_changes(cached, changes):
     assert not again(**changes)[1]
 
 
-def test_cache_notices_a_new_format(cached, monkeypatch):
-    monkeypatch.setattr(module, "FORMAT_VERSION", -1)
-    assert cached[1]()[1]
-
-
 def truncate(file):
     file.write_bytes(file.read_bytes()[:-50])
 
@@ -133,23 +127,6 @@ def test_what_a_killed_build_left_is_deleted_after_a_day(cached):
             os.utime(path, (time.time() - 3600 * hours,) * 2)
     assert again(training=False)[1]
     assert [path.name for path in folder.glob(f"{cache.UNFINISHED}*")] == [f"{cache.UNFINISHED}new"]
-
-
-def test_a_cache_that_may_only_be_read_is_used(cached, monkeypatch):
-    """Root may write everywhere, so the writes are patched to fail."""
-
-    def refuse(*args, **options):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    first, again, _ = cached
-    for name in ("mkdir", "write_text"):
-        monkeypatch.setattr(Path, name, refuse)
-    monkeypatch.setattr(cache.tempfile, "mkdtemp", refuse)
-    second, fresh = again()
-    assert not fresh
-    assert same(first, second)
-    with pytest.raises(InputError, match="Permission denied"):
-        again(training=False)
 
 
 def test_an_interrupted_build_leaves_nothing(cached, monkeypatch):

@@ -109,21 +109,6 @@ def test_a_texts_answer_that_looks_like_json_says_how_it_is_written(save, answer
         assert read_examples(save(table([row | given])), training=True)[0].answers == (answer,)
 
 
-def test_an_answer_beside_empty_answers_counts(save):
-    row = {"question": "What?", "context": "foo bar", "answers": None, "answer": "bar"}
-    for content in (table([row]), json.dumps(row), json.dumps(row | {"answers": []})):
-        [example] = read_examples(save(content), training=True, unanswerable=True)
-        assert (example.answers, example.span) == (("bar",), (4, 7))
-
-
-@pytest.mark.parametrize("answers", [{"answers": None}, {"answers": []}, {"answer": None}])
-def test_a_question_without_an_answer_is_read_where_the_recipe_takes_it(save, answers):
-    row = {"question": "What?", "context": "foo bar", **answers}
-    [example] = read_examples(save(json.dumps(row)), training=True, unanswerable=True)
-    assert (example.answers, example.span) == ((), None)
-    assert "has no answer; give it, or set data.unanswerable" in refused(save(json.dumps(row)))
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "answers",
@@ -144,11 +129,6 @@ def test_a_blank_answer_is_no_answer(save, training, answers):
         assert (example.answers, example.span) == ((), None)
         said = "question 'q': has no answer; give it, or set data.unanswerable to drop such questions or to train on"
         assert said in refused(save(content), training=training)
-
-
-def test_squad_without_offsets(save):
-    document = qa_files.squad({"id": "1", "question": "When?", "answers": [{"text": "1998"}]}, context=CONTEXT)
-    assert read_examples(save(document), training=True)[0].span == (30, 34)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +165,6 @@ def test_any_other_answer_is_an_error(context, text, said):
     with pytest.raises(InputError) as error:
         find_answer(context, text)
     assert said in str(error.value)
-
-
-def test_all_answers_that_cannot_be_placed_are_named_at_once(save):
-    rows = [{"question": "Who?", "context": f"{i} tea tea", "answer": "tea" if i % 2 else str(i)} for i in range(6)]
-    message = refused(save(table(rows)))
-    assert "question 'data-3': the answer 'tea' occurs 2 times" in message
-    assert message.endswith("2 more of this file's questions have faults: 'data-5', 'data-7'")
 
 
 @pytest.mark.parametrize(

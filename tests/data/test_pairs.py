@@ -121,15 +121,6 @@ def test_bad_files(tmp_path, content, message):
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
 
 
-@pytest.mark.slow
-def test_a_tokenizer_that_cannot_be_loaded_names_the_option(tmp_path):
-    (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
-    paths = [str(tmp_path / name) for name in ("pairs.txt", "pairs.jsonl", "nowhere")]
-    ended = run_script(SCRIPT, *paths[:2], "--tokenizer", paths[2], check=False)
-    assert ended.returncode == 2
-    assert f"error: --tokenizer {paths[2]}: no such folder: name the folder" in ended.stderr
-
-
 def test_ids_of_another_kind_of_tokenizer_are_refused(tmp_path):
     (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
     with pytest.raises(InputError, match="has no WordPiece vocabulary"):

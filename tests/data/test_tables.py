@@ -60,22 +60,18 @@ def test_more_rows_than_are_converted_at_a_time(save, write):
 # Wrong
 
 
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize(
     ("name", "column", "message"),
     [
-        ("question", pa.array([None, None], pa.string()), "field 'question' is None; expected a string"),
+        ("question", pa.array([None, "When?"]), "question 'q0': field 'question' is None; expected a string"),
         ("question", pa.array([b"When?"] * 2), "field 'question' is b'When?'; expected a string"),
-        ("question", pa.array([0, 1], pa.timestamp("s")), "field 'question' is datetime"),
-        ("question", pa.array([["When?"]] * 2), "field 'question' is ['When?']; expected a string"),
         ("id", pa.array([1.5, 2.5]), "field 'id' is 1.5; expected a string or number"),
-        ("answers", pa.array([[{"answer": "1998"}]] * 2), "field 'text' is missing; add it"),
         ("answers", pa.array([{"text": ["2001"]}] * 2), "the answer '2001' does not occur in its context"),
         ("answers", pa.array([{"text": ["1998"], "answer_start": [19.5]}] * 2), "answer_start is 19.5; expected"),
     ],
 )
-def test_columns_of_other_types(save, write, name, column, message):
-    assert message in refused(save(write(with_column(name, column))))
+def test_columns_of_other_types(save, name, column, message):
+    assert message in refused(save(stream(with_column(name, column))))
 
 
 @pytest.mark.parametrize("write", [stream, file, compressed], ids=["stream", "file", "compressed"])
