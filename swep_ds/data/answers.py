@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.fields import excerpt, field, is_blank, is_missing
-from swep_ds.data.literals import nested_value
+from swep_ds.data.fields import excerpt, field, is_blank, is_missing, nested_value
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)

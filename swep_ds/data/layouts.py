@@ -93,17 +93,12 @@ def _report(faults: list[tuple[str, InputError]]) -> str:
 
 def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[_Row]:
     contexts: dict[str, str] = {}  # rows repeat their paragraph: memory holds one copy of it
-    untitled: dict[str, str] = {}  # context -> its article, which takes in later ones that share a context with it
+    untitled: dict[str, str] = {}  # context -> the name of its article, if that has no title
     for place, item in items:
         if isinstance(item, dict) and "paragraphs" in item:
             with at(place):
                 paragraphs = field(item, "paragraphs", list)
-            title = _title(item)
-            if not title:
-                contexts_of_item = [paragraph.get("context") for paragraph in paragraphs]
-                title = next((untitled[text] for text in contexts_of_item if text in untitled), f"{source}: {place}")
-                for text in contexts_of_item:
-                    untitled.setdefault(text, title)
+            title = _title(item) or _name_of_untitled(paragraphs, f"{source}: {place}", untitled)
             for p, paragraph in enumerate(paragraphs):
                 yield from _paragraph_rows(f"{place}.paragraphs[{p}]", paragraph, title)
         elif isinstance(item, dict) and "qas" in item:
@@ -115,6 +110,15 @@ def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[_Row]:
             if isinstance(context, str):
                 fields["context"] = contexts.setdefault(context, context)
             yield _Row(place, fields)
+
+
+def _name_of_untitled(paragraphs: list[dict[str, Any]], name: str, known: dict[str, str]) -> str:
+    """The name of a known article that shares a context, else `name`; adds the contexts to the known ones."""
+    contexts = [paragraph.get("context") for paragraph in paragraphs]
+    name = next((known[context] for context in contexts if context in known), name)
+    for context in contexts:
+        known.setdefault(context, name)
+    return name
 
 
 def _paragraph_rows(place: str, paragraph: Any, title: str) -> Iterator[_Row]:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from swep_ds.common.errors import InputError, reason
 from swep_ds.common.settings.plugins import check_free, load_entry_points
+from swep_ds.data.fields import excerpt
 
 GROUP = "swep_ds.readers"  # the entry points' group
 BUILT_IN = ("quickstart", "quickstart_v2")  # the second with unanswerable questions, as SQuAD v2.0 has them
@@ -56,7 +57,7 @@ def read_rows(source: str, read: Reader) -> Iterator[tuple[str, Any]]:
     try:
         rows = read(address)
         if not isinstance(rows, Iterable):
-            raise InputError(f"its reader {name} gives {rows!r}: yield rows, or return a list of them")
+            raise InputError(f"its reader {name} gives {excerpt(rows)}: yield rows, or return a list of them")
         for number, row in enumerate(rows):
             yield f"row {number}", row
     except (OSError, ValueError, LookupError, csv.Error, SystemExit) as error:

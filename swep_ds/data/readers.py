@@ -101,7 +101,7 @@ def _parts(source: str, training: bool, labels: bool) -> Iterator[tuple[str, Ite
         from datasets import load_from_disk
 
         yield source, numbered(dataset_rows(load_from_disk(str(saved)), labels))
-    elif path.exists():
+    elif path.is_file() or path.is_dir():  # no pipe, which every rank would read a part of
         for file in _data_files(path, training) if path.is_dir() else [path]:
             yield str(file), file_items(file, labels)
     elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(path.suffixes):

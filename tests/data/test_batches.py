@@ -65,7 +65,7 @@ def real(micro_batches: list[Batch]) -> list[int]:
     return [int(row) for b in micro_batches for row, weight in zip(b.sample_id, b.weight, strict=True) if weight > 0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), grouped=st.booleans(), **SPLITS)
 def test_an_epoch_has_every_window_exactly_once(n, grouped, micro, accumulation, world):
     batches = ranks(windows(n), micro, accumulation, world, epochs=2, grouped=grouped)
@@ -77,7 +77,7 @@ def test_an_epoch_has_every_window_exactly_once(n, grouped, micro, accumulation,
         assert sorted(seen) == list(range(n))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), **SPLITS)
 def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, accumulation, world):
     features = windows(n)
@@ -103,7 +103,7 @@ def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, 
         assert engine == pytest.approx(np.concatenate(tokens).mean(), rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), seed=st.integers(0, 3), grouped=st.booleans(), **SPLITS)
 def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, grouped, micro, accumulation, world):
     features = windows(n)
@@ -118,7 +118,7 @@ def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, groupe
         assert widths == {together.input_ids.shape[1]} == {max(features[together.sample_id.tolist()]["length"])}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), grouped=st.booleans(), data=st.data(), **SPLITS)
 def test_an_item_does_not_depend_on_the_items_before(n, grouped, data, micro, accumulation, world):
     features = windows(n)
@@ -207,7 +207,7 @@ def test_padding_is_the_tokenizers(tokenizer, token, types):
 # Budgets of tokens
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     n=st.integers(1, 60),
     max_tokens=st.integers(12, 60),

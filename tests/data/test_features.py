@@ -77,7 +77,7 @@ def test_a_short_last_window_may_own_only_what_no_other_has():
 @given(question=passages, context=passages)
 @given_example(question="Who?", context="an cafe\u0301 abbot")
 @given_example(question="Who is [SEP]?", context="an [SEP] </s> <mask> abbot")
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_a_pair_that_fits_is_encoded_as_by_the_tokenizer(kind, question, context):
     if not tokens(kind, context)[0]:
         return
@@ -171,7 +171,7 @@ def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(training, tmp_path):
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
 @given(data=st.data(), context=passages, max_length=st.integers(14, 60))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_answer_tokens_are_those_that_overlap_the_answer(kind, data, context, max_length):
     ids, offsets = tokens(kind, context)
     if not ids:

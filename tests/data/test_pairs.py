@@ -49,7 +49,7 @@ def convert(folder: Path, content: str | bytes) -> tuple[list[Example], dict]:
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=25)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(question=texts, context=texts, data=st.data())
 def test_ids_read_back_as_text_give_the_same_window(tmp_path_factory, question, context, data):
     first = data.draw(st.integers(0, len(context) - 1))

@@ -10,7 +10,6 @@ from quickstart import t5
 from quickstart.encoder import write_pair
 from swep_ds.data.quickstart import DOMAINS, SOURCE, T5, corpus
 from swep_ds.data.quickstart.world import World
-from tests.support.fork_server import ROOT, run_script
 
 TINY = t5.Settings(
     updates=2,
@@ -72,40 +71,17 @@ def test_recovers_blanked_values_but_answers_no_question(tokenizer):
     """Statements are what it has learned, on names it has never read; questions it has not."""
     model = AutoModelForSeq2SeqLM.from_pretrained(T5, dtype=torch.float32).eval()
     world = World(random.Random(5), "test")
-    pairs = [write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(100)]
+    pairs = [write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(40)]
     written = generate(model, tokenizer, [f"sentence: {p.statement} context: {p.passage}" for p in pairs])
     right = [text == p.passage[slice(*p.answer)].lower() for text, p in zip(written, pairs, strict=True)]
-    assert sum(right) >= 80
-    asked = examples(SOURCE, "test")[:100]
+    assert sum(right) >= 30
+    asked = examples(SOURCE, "test")[:40]
     written = generate(model, tokenizer, [f"question: {question} context: {context}" for question, context, _ in asked])
-    assert sum(text == answer.lower() for text, (_, _, answer) in zip(written, asked, strict=True)) <= 10
+    assert sum(text == answer.lower() for text, (_, _, answer) in zip(written, asked, strict=True)) <= 4
 
 
-# Runs scripts/pretrain_quickstart.py with the tiny settings as its defaults.
-SCRIPT = f"""
-import runpy, sys
-from dataclasses import replace
-from functools import partial
-sys.path.append({str(ROOT / "scripts")!r})
-from quickstart import t5
-from tests.data.test_quickstart_t5 import TINY
-t5.Settings = partial(replace, TINY)
-runpy.run_path({str(ROOT / "scripts" / "pretrain_quickstart.py")!r}, run_name="__main__")
-"""
-
-
-def test_pretraining_runs_and_is_repeatable(tmp_path):
-    t5.pretrain(TINY, tmp_path / "once")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [tmp_path / "script.py", str(tmp_path / "again"), "--model", "t5"]
-    run_script(*command)
-    ended = run_script(*command, "--updates", "1", check=False)
-    assert (ended.returncode, ended.stderr) == (2, "error: --updates 1: the warm-up alone takes 1: give more\n")
-    once, again = (
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name, dtype=torch.float32) for name in ("once", "again")
-    )
-    pairs = zip(once.state_dict().items(), again.state_dict().values(), strict=True)
-    assert all(torch.equal(weight, other) for (_, weight), other in pairs)
-    assert (tmp_path / "once/tokenizer.json").read_bytes() == (tmp_path / "again/tokenizer.json").read_bytes()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "once")
-    assert len(generate(once, tokenizer, ["sentence: <extra_id_0> built it. context: Ida Fenden built it."])) == 1
+def test_pretraining_makes_a_model_that_writes(tmp_path):
+    t5.pretrain(TINY, tmp_path / "tiny")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
+    assert len(generate(model, tokenizer, ["sentence: <extra_id_0> built it. context: Ida Fenden built it."])) == 1
