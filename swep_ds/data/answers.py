@@ -28,9 +28,7 @@ _EXPECTED = (
 @lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
 def normalize_answer(text: str) -> str:
     """SQuAD's normalisation: lower case, without ASCII punctuation, the words a, an, the and extra white space.
-
-    Punctuation leaves no space, so "well-known" becomes "wellknown". Other dashes and quotation marks of Unicode stay.
-    """
+    "Well-known" becomes "wellknown". Other dashes and quotation marks of Unicode stay."""
     text = text.lower().translate(_DROP_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", text).split())
 
@@ -117,8 +115,8 @@ def _is_impossible(row: dict[str, Any]) -> bool:
 
 
 def check_possible(row: dict[str, Any], answered: bool) -> None:
-    """Raises InputError: `is_impossible` contradicts the answers: it is true although there are some, such as SQuAD
-    v2.0's plausible ones, or false without any."""
+    """Raises InputError: `is_impossible` is true although there are answers, such as SQuAD v2.0's plausible ones, or
+    false without any."""
     if answered and _is_impossible(row):
         raise InputError("is_impossible is true, but it has answers: empty its answers, or set is_impossible to false")
     if not answered and str(row.get("is_impossible")).lower() in ("false", "0", "0.0"):
@@ -128,10 +126,8 @@ def check_possible(row: dict[str, Any], answered: bool) -> None:
 
 
 def squad_span(context: str, text: str, start: int) -> tuple[int, int]:
-    """Characters [start, end) of the answer `text`, without white space at its ends.
-
-    Raises InputError: the answer is not at `start`.
-    """
+    """Characters [start, end) of the answer `text`, without white space at its ends. Raises InputError: it is not at
+    `start`."""
     end = start + len(text)
     if start < 0 or context[start:end] != text:
         actual = excerpt(context[start:end]) if 0 <= start < len(context) else "no text"
@@ -149,13 +145,8 @@ def _bare(text: str, start: int) -> tuple[int, int]:
 
 
 def find_answer(context: str, text: str, *, repeated: bool = False) -> tuple[int, int] | None:
-    """Characters [start, end) of the answer `text`, which the file gives without an offset.
-
-    Args:
-        repeated: gives None for an answer that occurs several times, which is an error otherwise.
-
-    Raises InputError: the context does not hold it exactly once as whole words.
-    """
+    """Characters [start, end) of the answer `text`, which the file gives without an offset. With `repeated`, None for
+    one that occurs several times. Raises InputError: the context does not hold it exactly once as whole words."""
     text = text.strip()
     starts = list(occurrences(context, text))
     if len(starts) == 1:
@@ -221,10 +212,8 @@ def mrqa_span(context: str, row: dict[str, Any]) -> tuple[int, int]:
 
 
 def _same_answer(text: str, other: str) -> bool:
-    """Whether the texts differ only in white space and case, or else also in punctuation and articles.
-
-    The second comparison fails for texts that normalise to nothing ("the", "?!").
-    """
+    """Whether the texts differ only in white space and case, or else also in punctuation and articles, which fails for
+    texts that normalise to nothing ("the", "?!")."""
     for form in (str.casefold, normalize_answer):
         bare, other_bare = ("".join(form(value).split()) for value in (text, other))
         if bare == other_bare != "":

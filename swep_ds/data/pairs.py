@@ -26,16 +26,13 @@ Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer
 
 
 def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTrainedTokenizerFast]) -> Counter:
-    """Writes the pairs of `source` to `output`: JSON lines with id, question, context and answers.
+    """Writes the pairs of `source` to `output`: JSON lines with id, question, context and answers. Returns counts:
+    "written", and the dropped pairs by reason.
 
     Args:
         load_tokenizer: loads the tokenizer that made the ids; called only for features.
 
-    Returns:
-        Counts: "written", and the dropped pairs by reason.
-
-    Raises:
-        InputError: `output` exists, a line is malformed (the message names it), or no pair is left.
+    Raises InputError: `output` exists, a line is malformed (the message names it), or no pair is left.
     """
     check_output("OUTPUT.jsonl", output)
     if output.exists():

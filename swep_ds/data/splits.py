@@ -120,8 +120,7 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
 
 
 def _tied(*columns: Sequence[str]) -> np.ndarray:
-    """The number of each row's group [N]: rows with the same name in a column share one, and so do all that such rows
-    link."""
+    """The number of each row's group [N]: rows with the same name in a column share one."""
     nodes, size = [], 0
     for column in columns:
         nodes.append(_numbers(column) + size)
@@ -156,9 +155,8 @@ def _numbers(names: Sequence[str]) -> np.ndarray:
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
 
-    The split is by article, or by context if there is one article, because their questions share answers
-    (`_inseparable`). Articles come in random order, each to the half that has fewer questions so far. The split does
-    not depend on the seed of a run.
+    The split is by article, or by context if there is one article (`_inseparable`). Articles come in random order, each
+    to the half that has fewer questions so far. The split does not depend on the seed of a run.
 
     Raises InputError: all questions are about one context.
     """
