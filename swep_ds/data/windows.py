@@ -106,7 +106,7 @@ def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def empty_answer(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The ids that a generative model learns to write where a context holds no answer: special tokens alone."""
+    """The ids that a generative model learns to write where a context holds no answer: only special tokens."""
     return plain_backend(tokenizer).encode("").ids
 
 
@@ -276,8 +276,8 @@ class WindowCutter:
 def _gap(backend: Tokenizer) -> str:
     """What a byte-level tokenizer needs before a piece of a sentence, so that it is not glued to the word before: a
     space. Others add it themselves."""
-    alone, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
-    return "" if alone == after else " "
+    first, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
+    return "" if first == after else " "
 
 
 def _require_tokens(count: int, example: Example) -> None:

@@ -243,9 +243,8 @@ def squad_like(n: int) -> datasets.Dataset:
 
 
 @pytest.mark.parametrize("budget", [None, 2048, 8192])
-@pytest.mark.parametrize("seed", range(3))
-def test_padding_is_below_three_percent_on_lengths_like_squads(budget, seed):
-    (batches,) = ranks(squad_like(6000), micro=8, seed=seed, accumulation=2, epochs=1.5, max_tokens=budget)
+def test_padding_is_below_three_percent_on_lengths_like_squads(budget):
+    (batches,) = ranks(squad_like(6000), micro=8, accumulation=2, epochs=1.5, max_tokens=budget)
     lengths = [batches.lengths[batches.windows(update)] for update in range(batches.updates)]
     real, padded = sum(map(sum, lengths)), sum(len(update_lengths) * max(update_lengths) for update_lengths in lengths)
     assert 1 - real / padded < 0.03

@@ -240,7 +240,6 @@ def test_folder_saved_by_datasets(tmp_path):
 def test_quickstart_defaults_to_its_training_or_test_split():
     test = read_examples("quickstart:news", training=False)
     assert test == read_examples("quickstart:news.test", training=False)
-    assert all(e.context[slice(*e.span)] in e.answers for e in read_examples("quickstart:encyclopedia", training=True))
     assert "no such domain or split" in refused("quickstart:nowhere")
     assert "no such domain or split" in refused("quickstart:news", training=True)
 
