@@ -16,8 +16,8 @@ from swep_ds.analysis.windows import AnswerWindow
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.settings import shown, suggest
 from swep_ds.data.batches import IGNORED, Batch, Padding
+from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings
-from swep_ds.data.readers import Example
 from swep_ds.methods import build
 from swep_ds.methods.base import Inputs, Method, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA

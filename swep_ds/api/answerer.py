@@ -21,9 +21,9 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import path_text
 from swep_ds.common.settings import Section, shown
 from swep_ds.data.batches import Padding
+from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.fields import is_blank, require_text
-from swep_ds.data.readers import Example
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
 from swep_ds.evaluation.generated import GeneratedAnswers
@@ -196,7 +196,7 @@ def _example(number: int, asked: tuple[str, str]) -> Example:
             raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")
         if is_blank(text):
             raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
-        require_text(text, name, f"question {number + 1}")
+        require_text(text, f"question {number + 1}: {name}")
     question, context = asked
     return Example(str(number + 1), question, context, (), None, context)
 

@@ -21,7 +21,7 @@ import scipy  # whose parts are imported when they are used, as in `data/splits.
 
 from swep_ds.common.settings import Section
 from swep_ds.data.answers import normalize_answer
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 N_BEST = 5  # answers to a question that are kept, and that features are made of
 FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, N_BEST + 1)))

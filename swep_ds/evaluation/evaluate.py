@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.data.batches import Padding
+from swep_ds.data.example import Example
 from swep_ds.data.features import Features, build_features
-from swep_ds.data.readers import Example
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import calibrated_scores, calibration

@@ -24,7 +24,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 LOW = 0xFFFFFFFF  # the low 32 bits
 NEVER = np.float32(-np.inf)

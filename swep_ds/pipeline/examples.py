@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swep_ds.common.errors import InputError
+from swep_ds.data.example import Example
 from swep_ds.data.layouts import settle_repeated
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.results import read_predictions

@@ -15,7 +15,8 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import Section, validate
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation

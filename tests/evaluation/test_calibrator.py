@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 from swep_ds.evaluation.calibrator import FEATURES, Calibrator, _folds, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswer

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
-from swep_ds.data.readers import Example
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.predict import read_columns
 from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, window_candidates

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
